@@ -167,11 +167,11 @@ def run(
     more: list[str] = []
     try:
         if resume:
-            from belljar.fleet.head import resume_fleet
+            from belljar.fleet.begin import resume_fleet
 
             outcome, more = resume_fleet(request, resume, fleet)
         elif fleet:
-            from belljar.fleet.head import run_fleet
+            from belljar.fleet.begin import run_fleet
 
             outcome, more = run_fleet(request, fleet)
         else:

@@ -7,26 +7,23 @@ import math
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, Final
 
-from belljar.errors import LedgerError, PolicyError
+from belljar.errors import LedgerError
 from belljar.events import Event, Kind
-from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
-from belljar.fleet.engine import Engine, joined
+from belljar.fleet.archive import MAX_ARCHIVE_BYTES
+from belljar.fleet.engine import Engine
 from belljar.fleet.guard import NEVER_BEGAN
-from belljar.fleet.judge import KIND, Asked, Try, counted_rows, judge_fleet, summary
-from belljar.fleet.node import clear, settings_of
-from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
-from belljar.fleet.record import UNITS, archive_of, examine, run_to_resume, unpacked
+from belljar.fleet.judge import Asked, Try, counted_rows, judge_fleet
+from belljar.fleet.node import settings_of
+from belljar.fleet.record import UNITS, archive_of, examine, unpacked
 from belljar.fleet.units import (
     Node,
     Unit,
@@ -38,36 +35,26 @@ from belljar.fleet.units import (
     next_size,
     to_try_again,
 )
-from belljar.harness.evaluate import RunOutcome, RunRequest
-from belljar.harness.evidence import check_ledger, put_on_record
-from belljar.harness.host_processes import HostActivity, proxies_here, watched_host
+from belljar.harness.evaluate import RunOutcome
+from belljar.harness.evidence import put_on_record
+from belljar.harness.host_processes import HostActivity, proxies_here
 from belljar.harness.merged_log import LogPart, merge_logs
-from belljar.harness.selected import SelectedTask, select_task
-from belljar.harness.source import RealCells, print_status, standard_output_to_error
+from belljar.harness.selected import SelectedTask
+from belljar.harness.source import print_status
 from belljar.harness.verdicts import bind_verdicts
 from belljar.ledger import RunDirectory, read_events
 from belljar.ledger.rundir import INSPECT_LOGS
-from belljar.package import __version__
 from belljar.probe.model import Verdict
 from belljar.report.left import LeftGatherer
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.verdict import LedgerState
-from belljar.store.home import belljar_home
 from belljar.units import printable
 
-# What of a request is on record, for `--resume`.
-_KEPT: Final = (
-    *("inspect_args", "policy", "override", "tier", "allow_upstreams", "require_contained"),
-)
-# What of a plan decides what a sample is: a resumed run has the same.
-_DECIDES: Final = ("task", "samples", "epochs", "code", "policies", "images", "versions")
 POLL_S: Final = 0.5
 NODE_TIMEOUT_S: Final = 12.0
 """Without an answer for so long, a node is lost."""
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
-CLEAR_S: Final = 20.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,87 +74,6 @@ class _Running:
     def has_come(self) -> bool:
         """Whether its record is here, which is then never deleted."""
         return self.end is not None and self.size > 0
-
-
-def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
-    """Run what an unfinished or interrupted fleet run lacks, in a new run that takes over the rest.
-
-    Raises as `run_fleet`, `PolicyError` when it can't be resumed.
-    """
-    old, plan, tries = run_to_resume(request.home or belljar_home(), ref)
-    os.chdir(plan["directory"])  # as paths in its options are relative to it
-    request = replace(request, **{name: plan[name] for name in _KEPT})
-    return run_fleet(request, fleet or plan["fleet"], resumed=(old, plan, tries))
-
-
-def run_fleet(
-    request: RunRequest,
-    fleet: str,
-    *,
-    resumed: tuple[Path, Mapping[str, Any], Sequence[Try]] | None = None,
-) -> tuple[RunOutcome, list[str]]:
-    """Run an evaluation on the fleet; return its outcome and lines for the report.
-
-    `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
-    node can run the task as planned.
-    """
-    with (
-        watched_host(beside="ray") as host,  # it loads the task, and computes its metrics
-        standard_output_to_error(),  # engines print what they notice
-    ):
-        task, home = select_task(request), request.home or belljar_home()
-        archive = pack_task(task.root) if task.root is not None else bytes(1024)
-        argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
-        sha256 = hashlib.sha256(archive).hexdigest()
-        workspace = f"{os.getpid()}-{time.time_ns()}"
-        with joined(fleet) as engine:
-            nodes = describe_nodes(engine, home, task.tier)
-            nodes, images = prepare_nodes(engine, nodes, workspace, archive, sha256, task)
-            settings = settings_of(os.environ)
-            # A value may be a secret: its digest says whether it is another one.
-            hashed = {
-                name: hashlib.sha256(settings[name].encode()).hexdigest() for name in settings
-            }
-            plan = {
-                "task": task.name,
-                "samples": [*task.samples],
-                "epochs": task.epochs,
-                "code": sha256,
-                "policies": [*task.policies],
-                "images": images,
-                "versions": [__version__, version("inspect-ai")],
-                "settings": hashed,
-                "fleet": fleet,
-                "directory": str(Path.cwd()),
-                **{name: getattr(request, name) for name in _KEPT},
-            }
-            if resumed is not None:
-                check_same(resumed[1], plan)
-            pin_keys(home, nodes)
-            with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
-                head = Head(task, engine, run, nodes, host)
-                head.record(Kind.FLEET_PLANNED, **plan)
-                if resumed is not None:
-                    head.take_over(resumed[0], resumed[2])
-                outcome = head.run_all(workspace, require_contained=request.require_contained)
-                engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
-        state, problem = check_ledger(run)  # now that it is sealed
-        if state is not LedgerState.VERIFIED:
-            raise LedgerError(problem or "it is not sealed", where=str(run.path))
-        return outcome, summary(head.tries)
-
-
-def check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise `PolicyError` with what differs between a plan and that of the run to be resumed."""
-    differing = [name for name in _DECIDES if old.get(name) != new[name]]
-    before, now = old.get("settings", {}), new["settings"]
-    differing += sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    if differing:
-        raise PolicyError(
-            f"it is not the evaluation of the run to be resumed: {', '.join(differing)} differ",
-            where="--resume",
-            hint="set them as they were (code: the task's files), or run it anew",
-        )
 
 
 @contextmanager

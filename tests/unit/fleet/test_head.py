@@ -17,8 +17,9 @@ from belljar.dataclass import replace
 from belljar.errors import PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet.archive import pack
+from belljar.fleet.begin import check_same
 from belljar.fleet.engine import Engine
-from belljar.fleet.head import Head, check_same
+from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
 from belljar.fleet.record import run_to_resume
 from belljar.fleet.units import Node
