@@ -37,6 +37,10 @@ POLICY: dict[str, Any] = {
     "snapshots": True,
     "resources": SMALL,
 }
+DECOYS = [
+    {"kind": "dotenv", "id": id_, "place": f"/srv/{id_}.env"}
+    for id_ in ("linked", "read", "untouched")
+]
 TOLERANCE_S = 0.05
 IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
 RANDOM = (
@@ -262,7 +266,6 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
 def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path) -> None:
     """Without the policy's word, on a network, with decoys or a secret file, and while a command
     runs: and the cell goes on. A policy may allow the secret file; each fork has it then."""
-    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
     container = {**POLICY, "tier": "container"}
     (tmp_path / "key").write_text("the key\n")
 
@@ -276,7 +279,7 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path)
 
     refused: tuple[tuple[Any, str], ...] = (
         ({**POLICY, "tier": "container", "snapshots": False}, "snapshots"),
-        ({**container, "decoys": decoys}, "decoys"),
+        ({**container, "decoys": DECOYS}, "decoys"),
         ({**container, "network": {"default": "simulate"}}, "network"),
         (with_secret("true"), "secret"),
     )
@@ -300,6 +303,54 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path)
 
     anyio.run(ask)
     assert scratch_of(vm_home) == []
+
+
+@pytest.mark.promise("3.6")
+@pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
+def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
+    """In place before a hook runs. Of the values of then it is on record which may be left in it:
+    of a machine all, of files those that were read or copied. One of them, printed in a fork, is
+    its own decoy; one of another fork is not. A cell whose decoy was changed isn't saved."""
+    policy = {**POLICY, "tier": tier, "decoys": DECOYS, "snapshots": "with_secrets"}
+    kept = ["read", "linked", "untouched"][: 3 if tier == "microvm" else 2]
+    hook = (
+        "mkdir -p /etc/resume.d; cd /etc/resume.d; printf '#!/bin/sh\\ncp /srv/*.env /tmp\\n' > 1;"
+    )
+
+    async def look() -> tuple[Path, list[str]]:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                await said(cell, hook + "chmod 755 1; ln /srv/linked.env /var/copy")
+                texts = [await said(cell, "cat /srv/read.env")]
+                snapshot = await cell.snapshot()
+                assert snapshot.kept_decoys == tuple(sorted(kept))
+                async with snapshot.fork(2) as forks:
+                    for fork in forks:
+                        texts.append(await said(fork, "cat /tmp/read.env"))
+                        assert await said(fork, "cat /srv/*.env") == await said(
+                            fork, "cat /tmp/*.env"
+                        )
+                        assert await said(fork, "ls -l /srv/*.env | wc -l") == ["3"]
+                    assert len({"".join(text) for text in texts}) == 3
+                    await forks[1].exec(["echo", *texts[0]])
+                    await forks[0].exec(["echo", *texts[2]])
+                    ids = [fork.id for fork in forks]
+                await cell.revert(to=snapshot)
+                assert await said(cell, "cat /srv/read.env") not in texts
+                await said(cell, "echo x >> /srv/linked.env")
+                with pytest.raises(PolicyError, match="linked"):
+                    await cell.snapshot()
+                assert await said(cell, "echo fine") == ["fine"]
+        return run.path, ids
+
+    path, ids = anyio.run(look)
+    lines = list(read_events(path))
+    assert {line.cell for line in lines if line.kind is Kind.DECOY_CARRIED} == {ids[0]}
+    forked = [line.data["kept_decoys"] for line in lines if line.kind is Kind.CELL_FORKED]
+    assert forked == [sorted(kept)] * 3
+    placed = [line.data["values"] for line in lines if line.kind is Kind.DECOY_PLACED]
+    digests = [digest for values in placed for digest in values.values()]
+    assert (len(placed), len(set(digests))) == (4 * len(DECOYS), len(digests))
 
 
 def test_what_comes_meanwhile_waits(vm_home: Path) -> None:

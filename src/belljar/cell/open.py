@@ -150,6 +150,8 @@ async def _machine(
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
+                if snapshot is not None:
+                    recorder.adopt(snapshot.ancestors)
                 since = FileClock.now()
                 made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
@@ -160,6 +162,11 @@ async def _machine(
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 
-                await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
+                placing = decoys_in(opened.cell, loaded, run, snapshot=snapshot)
+                await stack.enter_async_context(placing)
+            if snapshot is not None:
+                from belljar.cell.snapshot import run_hooks
+
+                await run_hooks(snapshot, opened.cell)
         yield opened
         opened.raise_if_dead()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import anyio
 import anyio.to_thread
@@ -35,6 +36,8 @@ _MAX_NAMES_BYTES: Final = 64 << 20
 _MAX_NAMES: Final = 1_000_000
 _PACKING: Final = 2  # a file of no bytes takes a kilobyte in an archive
 _CHUNK_BYTES: Final = 1 << 20
+_MAX_SOUGHT: Final = 4  # values of a decoy: a copy that was made without reading it has all of them
+_MAX_VALUE_BYTES: Final = 4096
 _STEP_NS: Final = 1_000_000
 
 
@@ -91,6 +94,8 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
         raise HostError(what, where=f"cell {cell.id}", hint="revert the cell, and save that")
     names = await _names(cell)
     changed = await _names(cell, "-newerct", f"@{since.ns // 10**9}.{since.ns % 10**9:09}") - _OWN
+    # A fork gets its own in their place
+    changed -= {b"." + file.path.encode() for decoy in cell.decoys for file in decoy.files}
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
     try:
         (directory / "names").write_bytes(b"\0".join(sorted(names)))
@@ -99,7 +104,7 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
                 cell,
                 *packing,
                 given=b"\0".join(sorted(changed)),
-                taken=file.write,
+                taken=partial(_take, cell, file, bytearray()),
                 max_bytes=_PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES,
                 allowed=(0, 1),  # 1: a file changed while it was read
             )
@@ -152,6 +157,16 @@ async def _run(
             hint="the image needs GNU find, xargs and tar; the files must fit the policy's disk",
         )
     return outcome
+
+
+def _take(cell: Cell, file: BinaryIO, last: bytearray, chunk: bytes) -> None:
+    """Keep what is packed, and see what else than the decoys' files has their values."""
+    file.write(chunk)
+    last += chunk
+    for decoy in cell.decoys:
+        if any(value.text.encode() in last for value in decoy.values[:_MAX_SOUGHT]):
+            cell.seen_decoys.add(decoy.id)
+    del last[:-_MAX_VALUE_BYTES]
 
 
 def _read(directory: Path) -> tuple[str, frozenset[bytes]]:

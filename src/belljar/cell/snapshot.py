@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import anyio.to_thread
 
 from belljar.cell.cell import Cell, Snapshot
+from belljar.cell.decoys import find_changed
 from belljar.cell.parts import MachineParts
 from belljar.cell.saved_files import SavedFiles, save_files
 from belljar.errors import CellError, HostError, PolicyError
@@ -34,10 +35,17 @@ _MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
-    """Record where a fork comes from, give it its files, and run its hooks. Raises `CellError`."""
-    cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
+    """Record where a fork comes from, and give it its files. Raises `CellError`."""
+    data: dict[str, JsonValue] = {"snapshot": snapshot.id, "from": snapshot.cell}
+    if snapshot.placed_decoys:
+        data["kept_decoys"] = [*snapshot.kept_decoys]
+    cell.note(Kind.CELL_FORKED, data)
     if isinstance(snapshot.saved, SavedFiles):
         await snapshot.saved.put_into(cell)
+
+
+async def run_hooks(snapshot: Snapshot, cell: Cell) -> None:
+    """Run the image's hooks in a fork, before anything else. Raises `CellError`."""
     give_up = time.monotonic() + _HOOKS_TIMEOUT_S
     for hook in snapshot.hooks:
         output = await cell.exec(
@@ -58,7 +66,7 @@ async def resume(snapshot: Snapshot, cell: Cell) -> None:
 async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     """See `Cell.snapshot`."""
     origin: Origin = cell.origin
-    _check(cell, origin)
+    await _check(cell, origin)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
     hooks = await _find_hooks(cell)
@@ -74,9 +82,12 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
             key=saved.key,
             cell=cell.id,
             size_bytes=saved.size_bytes,
+            kept_decoys=_kept_decoys(cell, saved),
             saved=saved,
             origin=origin,
             hooks=hooks,
+            ancestors=(*(() if cell.guard is None else cell.guard.ancestors), cell.id),
+            placed_decoys=cell.decoys,
         )
         data: dict[str, JsonValue] = {
             "snapshot": id_,
@@ -105,19 +116,26 @@ async def _save(cell: Cell, origin: Origin, directory: Path) -> SavedMachine | S
         raise
 
 
-def _check(cell: Cell, origin: Origin) -> None:
+def _kept_decoys(cell: Cell, saved: SavedMachine | SavedFiles) -> tuple[str, ...]:
+    """Of a machine all: its memory holds their files, and pages of them that are free by now."""
+    ids = {decoy.id for decoy in cell.decoys}
+    return tuple(sorted(ids if isinstance(saved, SavedMachine) else cell.seen_decoys))
+
+
+async def _check(cell: Cell, origin: Origin) -> None:
     policy, why, hint = cell.plan.policy, "", ""
+    has_secret = any(file.secret for file in policy.files)
     if not policy.snapshots:
         why = "its policy doesn't allow it"
         hint = "write `snapshots: true` into the policy, and into the operator's if there is one"
-    elif policy.snapshots != "with_secrets" and any(file.secret for file in policy.files):
-        why = "it has a file that the policy marks as `secret`"
-        hint = "write `snapshots: with_secrets`, or leave the file out of a cell that is forked"
-    elif policy.decoys:
-        why = "it holds decoys, which two cells would share"
-        hint = "leave `decoys` out of a policy whose cells are forked"
+    elif policy.snapshots != "with_secrets" and (has_secret or policy.decoys):
+        why = "it has a file that the policy marks as `secret`" if has_secret else "it holds decoys"
+        hint = "write `snapshots: with_secrets`, or leave them out of a cell that is forked"
     elif origin.parts.weights is not None:
         why = "it serves a model"
+    elif (changed := await find_changed(cell, cell.decoys)) is not None:
+        why = f"its decoy {changed.id} was changed or moved, so that no fork could get another"
+        hint = "revert the cell, and save that"
     if why:
         raise PolicyError(f"the cell can't be saved: {why}", where=f"cell {cell.id}", hint=hint)
 
