@@ -46,9 +46,9 @@ IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
 RANDOM = (
     "head -c 16 /dev/urandom | od -An -tx1; "
     'python3 -c "import os, secrets, ssl; print(os.getrandom(16).hex()); '
-    'print(secrets.token_hex()); print(ssl.RAND_bytes(16).hex())"; '
-    "until [ -s /tmp/drawn ]; do sleep 0.1; done; cat /tmp/drawn"
+    'print(secrets.token_hex()); print(ssl.RAND_bytes(16).hex())"'
 )
+DRAWN = "; until [ -s /tmp/drawn ]; do sleep 0.1; done; cat /tmp/drawn"
 # What runs while the machine is saved draws a random number as soon as the clock has jumped.
 DRAWS = (
     "import os, time\n"
@@ -114,7 +114,7 @@ def test_a_fork_goes_on_from_the_moment(vm_home: Path) -> None:
                     ]
                     assert await said(fork, "ps -e -o args= | grep -c [s]leep.98765") == ["1"]
                     seen.append(await said(fork, IDENTITY))
-                drawn = [await said(fork, RANDOM) for fork in forks]
+                drawn = [await said(fork, RANDOM + DRAWN) for fork in forks]
             assert await said(cell, "cat /tmp/note") == ["later"]
         for each in (*zip(*seen, strict=True), *zip(*drawn, strict=True)):
             assert len({*each}) == len(each), each
@@ -168,6 +168,44 @@ def test_clocks_are_right(vm_home: Path) -> None:
                     late -= set() if await is_late(cell) else {"cell"}
                     await cell.snapshot()
             assert not late
+
+    anyio.run(look)
+
+
+TICKS = (
+    "import os, time\n"
+    "last, longest, count = time.monotonic(), 0.0, 0\n"
+    "while True:\n"
+    "    time.sleep(0.1)\n"
+    "    now = time.monotonic()\n"
+    "    longest, last, count = max(longest, now - last), now, count + 1\n"
+    "    open('/tmp/ticks.new', 'w').write(f'{count} {longest}')\n"
+    "    os.rename('/tmp/ticks.new', '/tmp/ticks')\n"
+)
+
+
+async def ticks(cell: Cell, more: int = 0) -> tuple[int, float]:
+    """How often the timer has fired, once it has `more` times, and the longest that it took."""
+    wanted = more and (await ticks(cell))[0] + more
+    script = f"until read n longest < /tmp/ticks && [ $n -ge {wanted} ]; do sleep 0.1; done; "
+    count, longest = (await said(cell, f"{script} echo $n $longest"))[0].split()
+    return int(count), float(longest)
+
+
+def test_timers_do_not_fire_at_once(vm_home: Path) -> None:
+    """In a fork that is made some time after the moment, and in the cell that stood still: to a
+    process that ran, none of that time has passed, so no timer of it is due at once."""
+
+    async def look() -> None:
+        prepare = f"cat > /tmp/ticks.py <<'EOF'\n{TICKS}EOF\n"
+        prepare += "python3 /tmp/ticks.py >/dev/null 2>&1 &"
+        async with saved(vm_home, prepare) as (_, cell, snapshot):
+            began = time.monotonic()
+            await ticks(cell, more=60)
+            later_s = time.monotonic() - began
+            async with snapshot.fork() as fork:
+                assert (await ticks(fork, more=3))[1] < later_s
+            assert (await ticks(cell))[1] < later_s
 
     anyio.run(look)
 
@@ -234,7 +272,7 @@ FILES = (
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 def test_files_of_a_container(vm_home: Path, tier: str) -> None:
     """All that was made, changed and removed, with owners, modes, times and links, and no more than
-    that; the fork has names of its own. One whose disk is too small, and files that were changed on
+    that; the fork has names and random numbers of its own. One whose disk is too small, and files that were changed on
     this host, are refused; so is a hook that fails."""
     policy = {**POLICY, "tier": tier, "resources": {**SMALL, "disk": "32MiB"}}
 
@@ -251,6 +289,8 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
                     assert not set(await said(fork, IDENTITY)) & set(names)
                     async with (await fork.snapshot()).fork() as again:
                         assert await said(again, FILES) == expected
+                        drawn = [*await said(fork, RANDOM), *await said(again, RANDOM)]
+                        assert len({*drawn}) == 8
                 await cell.revert(to=snapshot, verify=True)
                 assert await said(cell, FILES) == expected
                 with (snapshot.saved.directory / "files").open("r+b") as file:

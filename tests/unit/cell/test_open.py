@@ -13,7 +13,7 @@ from tests.fakes.vm import staged
 
 from belljar.cell import open_cell, prepare
 from belljar.cell.parts import MachineParts, refused
-from belljar.cell.single import copy_in, planned
+from belljar.cell.open import copy_in, planned
 from belljar.channel.frames import OpKind
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind, MemoryRecorder
