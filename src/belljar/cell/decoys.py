@@ -22,7 +22,7 @@ from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
 from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.errors import BelljarError, PolicyError
-from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.events import Actor, Event, Kind, Trust
 from belljar.isolation.touches import Access, FileWatch
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
@@ -99,11 +99,7 @@ async def decoys_in(
     `snapshot`: those of the cell that was saved are replaced. Raises `PolicyError` for a place that
     can't be used: nothing else is replaced.
     """
-    specs = loaded.policy.decoys
-    if not specs:
-        yield ()
-        return
-    recorder = cell._recorder
+    specs, recorder = loaded.policy.decoys, cell._recorder
     services = recorder.services if isinstance(recorder, GuardedRecorder) else ()
     has_old = snapshot is not None and snapshot.state == "machine"  # else they were not packed
     replaced = snapshot.placed_decoys if has_old and snapshot is not None else ()
@@ -115,24 +111,12 @@ async def decoys_in(
 
     def on_touch(touch: Touch) -> None:
         cell.seen_decoys.add(touch.decoy)
-        data: dict[str, JsonValue] = {
-            "decoy": touch.decoy,
-            "operation": touch.operation,
-            "path": touch.path,
-            "count": touch.count,
-        }
-        if touch.process:
-            data["process"] = touch.process
-        if touch.pid is not None:
-            data["pid"] = touch.pid
-        event = Event(
-            kind=Kind.DECOY_TOUCHED,
-            cell_id=cell.id,
-            actor=Actor.GUEST,
-            trust=touch.trust,
-            data=data,
+        known = {name: value for name, value in asdict(touch).items() if value not in ("", None)}
+        trust = known.pop("trust")
+        touched = Event(
+            kind=Kind.DECOY_TOUCHED, cell_id=cell.id, actor=Actor.GUEST, trust=trust, data=known
         )
-        recorder.record(event)
+        recorder.record(touched)
 
     async with watch_files(cell, files, on_touch=on_touch):
         with _known(run, cell, own):
