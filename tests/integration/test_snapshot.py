@@ -233,10 +233,10 @@ def test_hooks_run_before_the_first_command(vm_home: Path) -> None:
 
 def test_a_tree_and_the_way_back(vm_home: Path) -> None:
     """A fork is saved and forked again; a cell goes back to each of its snapshots, with a search for
-    traces, and to the clean state; and a snapshot of another run is refused."""
+    traces, and to the clean state; a snapshot of another run or policy is refused."""
 
     async def look() -> None:
-        async with saved(vm_home, "echo 1 > /tmp/n") as (_, cell, first):
+        async with saved(vm_home, "echo 1 > /tmp/n") as (run, cell, first):
             async with first.fork() as fork:
                 await said(fork, "echo 2 > /tmp/n")
                 second = await fork.snapshot()
@@ -248,10 +248,14 @@ def test_a_tree_and_the_way_back(vm_home: Path) -> None:
                 assert await said(cell, "cat /tmp/n 2>/dev/null || true") == expected
                 ids.add(cell.id)
             assert len(ids) == 4
-            async with open_cell(POLICY, home=vm_home) as other:
-                with pytest.raises(CellError, match="another run"):
-                    await other.revert(to=first)
-                assert await said(other, "echo fine") == ["fine"]
+            for theirs, policy, why in (
+                (None, POLICY, "another run"),
+                (run, {**POLICY, "user": "nobody"}, "another policy"),
+            ):
+                async with open_cell(policy, run=theirs, home=vm_home) as other:
+                    with pytest.raises(CellError, match=why):
+                        await other.revert(to=first)
+                    assert await said(other, "echo fine") == ["fine"]
 
     anyio.run(look)
 
@@ -440,13 +444,14 @@ def test_a_snapshot_that_was_changed_is_refused(vm_home: Path, name: str) -> Non
     anyio.run(look)
 
 
-def test_a_kill_during_a_fork_ends_it(vm_home: Path) -> None:
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_a_kill_during_a_fork_ends_it(vm_home: Path, tier: str) -> None:
     """The run is killed while its fork is being made: the fork is an error, and nothing is left."""
 
     async def look() -> Path:
         with start_run("test", None, [], home=vm_home) as run:
             try:
-                async with open_cell(POLICY, run=run, home=vm_home) as cell:
+                async with open_cell({**POLICY, "tier": tier}, run=run, home=vm_home) as cell:
                     await fork_and_kill(cell, run)
             except BelljarError:
                 pass  # the end of the killed cell says so, too
@@ -491,11 +496,13 @@ def small(path: Path) -> Iterator[None]:
         subprocess.run(["umount", str(path)], check=True)
 
 
-def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path, tier: str) -> None:
     """Nothing of the snapshot is left, and the next one, with room, is whole."""
 
     async def look() -> None:
-        async with open_cell(POLICY, home=vm_home) as cell:
+        async with open_cell({**POLICY, "tier": tier}, home=vm_home) as cell:
+            await said(cell, "head -c 24M /dev/urandom > /tmp/much")
             with small(vm_home / "tmp"):
                 with pytest.raises(HostError):
                     await cell.snapshot()
