@@ -37,6 +37,7 @@ POLICY: dict[str, Any] = {
     "snapshots": True,
     "resources": SMALL,
 }
+READS = "(while cat /srv/read.env; do sleep 0.02; done) >/dev/null 2>&1 &"
 DECOYS = [
     {"kind": "dotenv", "id": id_, "place": f"/srv/{id_}.env"}
     for id_ in ("linked", "read", "untouched")
@@ -364,7 +365,7 @@ def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
     async def look() -> tuple[Path, list[str]]:
         with start_run("test", None, [], home=vm_home) as run:
             async with open_cell(policy, run=run, home=vm_home) as cell:
-                await said(cell, hook + "chmod 755 1; ln /srv/linked.env /var/copy")
+                await said(cell, f"{hook}chmod 755 1; ln /srv/linked.env /var/copy; {READS}")
                 texts = [await said(cell, "cat /srv/read.env")]
                 snapshot = await cell.snapshot()
                 assert snapshot.kept_decoys == tuple(sorted(kept))
