@@ -250,10 +250,12 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"
         raise HostError(what, where=f"cell {cell.id}", hint="revert the cell, and save that")
-    names = await _names(cell)
-    changed = await _names(cell, "-newerct", f"@{since.ns // 10**9}.{since.ns % 10**9:09}") - _OWN
-    # A fork gets its own in their place
-    changed -= {b"." + file.path.encode() for decoy in cell.decoys for file in decoy.files}
+    moment = f"@{since.ns // 10**9}.{since.ns % 10**9:09}"
+    found = await _names(cell, *f"( -newerct {moment} -printf + -o -true )".split())
+    names = frozenset(name.removeprefix(b"+") for name in found)
+    # A fork gets its own in the place of decoys
+    decoys = {b"." + file.path.encode() for decoy in cell.decoys for file in decoy.files}
+    changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN - decoys
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
     try:
         (directory / "names").write_bytes(b"\0".join(sorted(names)))
