@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 import anyio
 import anyio.to_thread
@@ -104,15 +104,19 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
         saved = await _save(cell, origin, directory)
+        state: Literal["machine", "files"] = "machine"
+        kept = {decoy.id for decoy in cell.decoys}  # in its memory, be it in pages that are free
+        if isinstance(saved, SavedFiles):
+            state, kept = "files", cell.seen_decoys
         snapshot = Snapshot(
             id=id_,
             name=name,
-            state="files" if isinstance(saved, SavedFiles) else "machine",
+            state=state,
             digest=saved.digest,
             key=saved.key,
             cell=cell.id,
             size_bytes=saved.size_bytes,
-            kept_decoys=_kept_decoys(cell, saved),
+            kept_decoys=tuple(sorted(kept)),
             saved=saved,
             origin=origin,
             hooks=hooks,
@@ -144,12 +148,6 @@ async def _save(cell: Cell, origin: Origin, directory: Path) -> SavedMachine | S
         if isinstance(error, MachineLostError) or live.client.failure is not None:
             cell._end_if_dead(error)
         raise
-
-
-def _kept_decoys(cell: Cell, saved: SavedMachine | SavedFiles) -> tuple[str, ...]:
-    """Of a machine all: its memory holds their files, and pages of them that are free by now."""
-    ids = {decoy.id for decoy in cell.decoys}
-    return tuple(sorted(ids if isinstance(saved, SavedMachine) else cell.seen_decoys))
 
 
 async def _check(cell: Cell, origin: Origin) -> None:
