@@ -143,7 +143,7 @@ class GuardedRecorder:
             self._sort_values()
 
     def _sort_values(self) -> None:
-        from belljar.signals.values import Source
+        from belljar.signals.values import KnownValue, Source
 
         own, foreign, ancestors = list[KnownValue](), list[KnownValue](), frozenset(self.ancestors)
         for value in self._values:
