@@ -180,7 +180,7 @@ TICKS = (
     "    time.sleep(0.1)\n"
     "    now = time.monotonic()\n"
     "    longest, last, count = max(longest, now - last), now, count + 1\n"
-    "    open('/tmp/ticks.new', 'w').write(f'{count} {longest}')\n"
+    "    print(count, longest, file=open('/tmp/ticks.new', 'w'), flush=True)\n"
     "    os.rename('/tmp/ticks.new', '/tmp/ticks')\n"
 )
 
