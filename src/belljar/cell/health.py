@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
@@ -22,7 +22,6 @@ from belljar.isolation.cgroup import HostUsage
 from belljar.policy import Resources
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
     from belljar.channel import ExecOutput
 
 
@@ -210,7 +209,8 @@ class HealthWatch:
     `degraded`: its first damage, for people; `op`: the latest operation then.
     """
 
-    def __init__(self, cell: Cell, record: Callable[[Event], object]) -> None:
+    # A `Cell`, whose module knows this one
+    def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401
         self.degraded: dict[str, JsonValue] = {}
         self._cell = cell
         self._record = record
