@@ -157,6 +157,7 @@ void limits_usage(uint8_t usage[USAGE_BYTES]); /* as `docs/channel.md` has it */
 int limits_wait(void);     /* milliseconds until the next look */
 
 /* ---- touch.c ---- */
+void touches_end(void);
 void touches_watch(struct reader *r); /* a WATCH */
 void touches_ready(void);
 void touches_drain(void); /* before a child is waited for: its name goes with it */

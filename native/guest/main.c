@@ -36,6 +36,7 @@ static void on_hello(const uint8_t *p, uint32_t n)
     if (n != 18 || get_le(p, 2) != PROTOCOL_VERSION)
         fatal("the host speaks another version of the protocol", 0);
     ops_begin_again();
+    touches_end();
     put_le(answer, PROTOCOL_VERSION, 2);
     memcpy(answer + 2, p + 2, 16);
     put_le(answer + 18, MAX_OPS, 4);

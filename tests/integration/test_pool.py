@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 from tests.integration.processes import kill_tree, wait_for
@@ -19,6 +20,7 @@ from tests.integration.processes import kill_tree, wait_for
 from belljar.cell import Cell, Pool, open_pool, start_run
 from belljar.cell.pool import Discard
 from belljar.events import Kind
+from belljar.isolation.kill import kill
 from belljar.isolation.reap import reap
 from belljar.ledger import Line, Status, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
@@ -117,6 +119,28 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
     assert not {dead.cell_id, unused.cell_id} & set(taken)
     proofs = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
     assert proofs == [True] * len({line.cell for line in lines if line.kind is Kind.CELL_PLANNED})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+async def test_a_cell_in_the_making_that_is_killed(tier: str, home: Path, tmp_path: Path) -> None:
+    """By its id: it ends with proof and is given to nobody, the record says why, and the pool makes
+    another for the next."""
+    with start_run("test", tier, []) as run:
+        async with open_pool(policy_of(tier, tmp_path), run=run) as pool:
+            while not (ids := [e.cell_id for e in Journal(home).entries() if e.kind == "cell"]):
+                await anyio.lowlevel.checkpoint()
+            (named,) = ids
+            await kill(named, reason="enough", home=home)
+            async with pool.cell() as cell:
+                assert cell.id != named
+                assert (await cell.exec(["true"])).returncode == 0
+            assert (pool.counts["killed"], pool.troubles) == (1, [])
+    lines = [line for line in read_events(run.path) if line.cell == named]
+    said = [str(line.data["reason"]) for line in lines if "reason" in line.data]
+    assert any("enough" in reason for reason in said)
+    assert [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED] == [True]
+    assert not {Kind.CELL_TAKEN, Kind.EXEC_STARTED} & {line.kind for line in lines}
 
 
 @pytest.mark.promise("3.4")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +16,9 @@ from tests.integration.processes import quick_command
 
 from belljar import sync
 from belljar.cell import Cell, Snapshot, open_cell, open_range, start_run
-from belljar.errors import BelljarError, CellError, HostError, PolicyError
+from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
-from belljar.isolation.kill import kill
-from belljar.isolation.reap import reap
 from belljar.ledger import RunDirectory, Status, read_events, verify
-from belljar.store.journal import Journal
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 SMALL = {"memory": "256MiB", "disk": "64MiB", "processes": 64, "lifetime": "30m"}
@@ -37,14 +30,19 @@ POLICY: dict[str, Any] = {
     "snapshots": True,
     "resources": SMALL,
 }
+READS = "(while cat /srv/read.env; do sleep 0.02; done) >/dev/null 2>&1 &"
+DECOYS = [
+    {"kind": "dotenv", "id": id_, "place": f"/srv/{id_}.env"}
+    for id_ in ("linked", "read", "untouched")
+]
 TOLERANCE_S = 0.05
 IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
 RANDOM = (
     "head -c 16 /dev/urandom | od -An -tx1; "
     'python3 -c "import os, secrets, ssl; print(os.getrandom(16).hex()); '
-    'print(secrets.token_hex()); print(ssl.RAND_bytes(16).hex())"; '
-    "until [ -s /tmp/drawn ]; do sleep 0.1; done; cat /tmp/drawn"
+    'print(secrets.token_hex()); print(ssl.RAND_bytes(16).hex())"'
 )
+DRAWN = "; until [ -s /tmp/drawn ]; do sleep 0.1; done; cat /tmp/drawn"
 # What runs while the machine is saved draws a random number as soon as the clock has jumped.
 DRAWS = (
     "import os, time\n"
@@ -63,6 +61,12 @@ async def saved(home: Path, *prepare: str) -> AsyncIterator[tuple[RunDirectory, 
             for script in prepare:
                 await said(cell, script)
             yield run, cell, await cell.snapshot("first")
+
+
+async def opened(snapshot: Snapshot) -> None:
+    """Fork it, and end the fork."""
+    async with snapshot.fork():
+        pass
 
 
 async def said(cell: Cell, script: str) -> list[str]:
@@ -110,7 +114,7 @@ def test_a_fork_goes_on_from_the_moment(vm_home: Path) -> None:
                     ]
                     assert await said(fork, "ps -e -o args= | grep -c [s]leep.98765") == ["1"]
                     seen.append(await said(fork, IDENTITY))
-                drawn = [await said(fork, RANDOM) for fork in forks]
+                drawn = [await said(fork, RANDOM + DRAWN) for fork in forks]
             assert await said(cell, "cat /tmp/note") == ["later"]
         for each in (*zip(*seen, strict=True), *zip(*drawn, strict=True)):
             assert len({*each}) == len(each), each
@@ -168,6 +172,44 @@ def test_clocks_are_right(vm_home: Path) -> None:
     anyio.run(look)
 
 
+TICKS = (
+    "import os, time\n"
+    "last, longest, count = time.monotonic(), 0.0, 0\n"
+    "while True:\n"
+    "    time.sleep(0.1)\n"
+    "    now = time.monotonic()\n"
+    "    longest, last, count = max(longest, now - last), now, count + 1\n"
+    "    print(count, longest, file=open('/tmp/ticks.new', 'w'), flush=True)\n"
+    "    os.rename('/tmp/ticks.new', '/tmp/ticks')\n"
+)
+
+
+async def ticks(cell: Cell, more: int = 0) -> tuple[int, float]:
+    """How often the timer has fired, once it has `more` times, and the longest that it took."""
+    wanted = more and (await ticks(cell))[0] + more
+    script = f"until read n longest < /tmp/ticks && [ $n -ge {wanted} ]; do sleep 0.1; done; "
+    count, longest = (await said(cell, f"{script} echo $n $longest"))[0].split()
+    return int(count), float(longest)
+
+
+def test_timers_do_not_fire_at_once(vm_home: Path) -> None:
+    """In a fork that is made some time after the moment, and in the cell that stood still: to a
+    process that ran, none of that time has passed, so no timer of it is due at once."""
+
+    async def look() -> None:
+        prepare = f"cat > /tmp/ticks.py <<'EOF'\n{TICKS}EOF\n"
+        prepare += "python3 /tmp/ticks.py >/dev/null 2>&1 &"
+        async with saved(vm_home, prepare) as (_, cell, snapshot):
+            began = time.monotonic()
+            await ticks(cell, more=60)
+            later_s = time.monotonic() - began
+            async with snapshot.fork() as fork:
+                assert (await ticks(fork, more=3))[1] < later_s
+            assert (await ticks(cell))[1] < later_s
+
+    anyio.run(look)
+
+
 def test_hooks_run_before_the_first_command(vm_home: Path) -> None:
     """Executables of the directory run as root, in order; others don't. One that fails ends the
     fork, and nothing else."""
@@ -191,10 +233,10 @@ def test_hooks_run_before_the_first_command(vm_home: Path) -> None:
 
 def test_a_tree_and_the_way_back(vm_home: Path) -> None:
     """A fork is saved and forked again; a cell goes back to each of its snapshots, with a search for
-    traces, and to the clean state; and a snapshot of another run is refused."""
+    traces, and to the clean state; a snapshot of another run or policy is refused."""
 
     async def look() -> None:
-        async with saved(vm_home, "echo 1 > /tmp/n") as (_, cell, first):
+        async with saved(vm_home, "echo 1 > /tmp/n") as (run, cell, first):
             async with first.fork() as fork:
                 await said(fork, "echo 2 > /tmp/n")
                 second = await fork.snapshot()
@@ -206,10 +248,14 @@ def test_a_tree_and_the_way_back(vm_home: Path) -> None:
                 assert await said(cell, "cat /tmp/n 2>/dev/null || true") == expected
                 ids.add(cell.id)
             assert len(ids) == 4
-            async with open_cell(POLICY, home=vm_home) as other:
-                with pytest.raises(CellError, match="another run"):
-                    await other.revert(to=first)
-                assert await said(other, "echo fine") == ["fine"]
+            for theirs, policy, why in (
+                (None, POLICY, "another run"),
+                (run, {**POLICY, "user": "nobody"}, "another policy"),
+            ):
+                async with open_cell(policy, run=theirs, home=vm_home) as other:
+                    with pytest.raises(CellError, match=why):
+                        await other.revert(to=first)
+                    assert await said(other, "echo fine") == ["fine"]
 
     anyio.run(look)
 
@@ -230,7 +276,7 @@ FILES = (
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 def test_files_of_a_container(vm_home: Path, tier: str) -> None:
     """All that was made, changed and removed, with owners, modes, times and links, and no more than
-    that; the fork has names of its own. One whose disk is too small, and files that were changed on
+    that; the fork has names and random numbers of its own. One whose disk is too small, and files that were changed on
     this host, are refused; so is a hook that fails."""
     policy = {**POLICY, "tier": tier, "resources": {**SMALL, "disk": "32MiB"}}
 
@@ -247,6 +293,8 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
                     assert not set(await said(fork, IDENTITY)) & set(names)
                     async with (await fork.snapshot()).fork() as again:
                         assert await said(again, FILES) == expected
+                        drawn = [*await said(fork, RANDOM), *await said(again, RANDOM)]
+                        assert len({*drawn}) == 8
                 await cell.revert(to=snapshot, verify=True)
                 assert await said(cell, FILES) == expected
                 with (snapshot.saved.directory / "files").open("r+b") as file:
@@ -262,7 +310,6 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
 def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path) -> None:
     """Without the policy's word, on a network, with decoys or a secret file, and while a command
     runs: and the cell goes on. A policy may allow the secret file; each fork has it then."""
-    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
     container = {**POLICY, "tier": "container"}
     (tmp_path / "key").write_text("the key\n")
 
@@ -276,7 +323,7 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path)
 
     refused: tuple[tuple[Any, str], ...] = (
         ({**POLICY, "tier": "container", "snapshots": False}, "snapshots"),
-        ({**container, "decoys": decoys}, "decoys"),
+        ({**container, "decoys": DECOYS}, "decoys"),
         ({**container, "network": {"default": "simulate"}}, "network"),
         (with_secret("true"), "secret"),
     )
@@ -302,6 +349,53 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path)
     assert scratch_of(vm_home) == []
 
 
+@pytest.mark.promise("3.6")
+@pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
+def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
+    """In place before a hook runs. Of the values of then it is on record which may be left in it:
+    of a machine all, of files those that were read or copied. One of them, printed in a fork, is
+    its own decoy; one of another fork is not. A cell whose decoy was changed isn't saved."""
+    policy = {**POLICY, "tier": tier, "decoys": DECOYS, "snapshots": "with_secrets"}
+    kept = ["read", "linked", "untouched"][: 3 if tier == "microvm" else 2]
+    hook = (
+        "mkdir -p /etc/resume.d; cd /etc/resume.d; printf '#!/bin/sh\\ncp /srv/*.env /tmp\\n' > 1;"
+    )
+
+    async def look() -> tuple[Path, list[str]]:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                await said(cell, f"{hook}chmod 755 1; ln /srv/linked.env /var/copy; {READS}")
+                texts = [await said(cell, "cat /srv/read.env")]
+                snapshot = await cell.snapshot()
+                assert snapshot.kept_decoys == tuple(sorted(kept))
+                await cell.revert(to=snapshot)
+                texts.append(await said(cell, "cat /srv/read.env"))
+                await said(cell, "echo x >> /srv/linked.env")
+                with pytest.raises(PolicyError, match="linked"):
+                    await cell.snapshot()
+                assert await said(cell, "echo fine") == ["fine"]
+                async with snapshot.fork(2) as forks:
+                    for fork in forks:
+                        texts.append(await said(fork, "cat /tmp/read.env"))
+                        seen = [await said(fork, f"cat {at}/*.env") for at in ("/srv", "/tmp")]
+                        assert seen[0] == seen[1]
+                    assert len({"".join(text) for text in texts}) == 4
+                    await forks[1].exec(["echo", *texts[0]])
+                    ids = [fork.id for fork in forks]
+                    with suppress(CellError):  # the breach may end it at once
+                        await forks[0].exec(["echo", *texts[3]])
+        return run.path, ids
+
+    path, ids = anyio.run(look)
+    lines = list(read_events(path))
+    assert {line.cell for line in lines if line.kind is Kind.DECOY_CARRIED} == {ids[0]}
+    forked = [line.data["kept_decoys"] for line in lines if line.kind is Kind.CELL_FORKED]
+    assert forked == [sorted(kept)] * 3
+    placed = [line.data["values"] for line in lines if line.kind is Kind.DECOY_PLACED]
+    digests = [digest for values in placed for digest in values.values()]
+    assert (len(placed), len(set(digests))) == (4 * len(DECOYS), len(digests))
+
+
 def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
     """Commands and pings that are called while a cell is saved are answered after it."""
 
@@ -317,139 +411,6 @@ def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
     anyio.run(look)
 
 
-@pytest.mark.promise("3.6")
-@pytest.mark.parametrize("name", ["memory", "state"])
-def test_a_snapshot_that_was_changed_is_refused(vm_home: Path, name: str) -> None:
-    """One byte in either file; also a snapshot that was taken with something else. No fork is made
-    of it, and the cell goes on."""
-
-    async def look() -> None:
-        async with saved(vm_home) as (_, cell, snapshot):
-            other = replace(snapshot, saved=replace(snapshot.saved, key="0" * 64))
-            with pytest.raises(HostError):
-                async with other.fork():
-                    pass
-            path = snapshot.saved.directory / name
-            os.utime(path)  # without another byte it is as good as before
-            async with snapshot.fork():
-                pass
-            path.chmod(0o600)
-            with path.open("r+b") as file:
-                file.seek(20 << 10)
-                byte = file.read(1)
-                file.seek(20 << 10)
-                file.write(bytes((byte[0] ^ 1,)))
-            with pytest.raises(CellError, match="changed"):
-                async with snapshot.fork():
-                    pass
-            with pytest.raises(CellError):
-                await cell.revert(to=snapshot)
-            assert await said(cell, "echo fine") == ["fine"]
-
-    anyio.run(look)
-
-
-def test_a_kill_during_a_fork_ends_it(vm_home: Path) -> None:
-    """The run is killed while its fork is being made: the fork is an error, and nothing is left."""
-
-    async def look() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            try:
-                async with open_cell(POLICY, run=run, home=vm_home) as cell:
-                    await fork_and_kill(cell, run)
-            except BelljarError:
-                pass  # the end of the killed cell says so, too
-        return run.path
-
-    async def fork_and_kill(cell: Cell, run: RunDirectory) -> None:
-        snapshot = await cell.snapshot()
-
-        async def strike() -> None:
-            while len(list(Journal(vm_home).entries())) < 2:  # noqa: ASYNC110 - a file's
-                await anyio.sleep(0.005)
-            await kill(run.run_id, home=vm_home)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(strike)
-            with pytest.raises(BelljarError, match="kill"):
-                await opened(snapshot)
-
-    path = anyio.run(look)
-    assert list(Journal(vm_home).entries()) == []
-    assert scratch_of(vm_home) == []
-    lines = list(read_events(path))
-    assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
-    assert not [line for line in lines if line.kind is Kind.CELL_FORKED]
-
-
-async def opened(snapshot: Snapshot) -> None:
-    """Fork it, and end the fork."""
-    async with snapshot.fork():
-        pass
-
-
-@contextmanager
-def small(path: Path) -> Iterator[None]:
-    """A file system of 16 MiB there."""
-    path.mkdir(exist_ok=True)
-    words = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=0711", "none", str(path)]
-    subprocess.run(words, check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
-
-
-def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
-    """Nothing of the snapshot is left, and the next one, with room, is whole."""
-
-    async def look() -> None:
-        async with open_cell(POLICY, home=vm_home) as cell:
-            with small(vm_home / "tmp"):
-                with pytest.raises(HostError):
-                    await cell.snapshot()
-                assert scratch_of(vm_home) == []
-                assert await said(cell, "echo fine") == ["fine"]
-            async with (await cell.snapshot()).fork() as fork:
-                assert await said(fork, "echo fine") == ["fine"]
-
-    anyio.run(look)
-
-
-OWNER = """
-import os, signal, sys, threading, time, anyio
-from pathlib import Path
-from belljar.cell import open_cell
-home, stage, policy = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
-
-def strike():
-    while not list((home / "tmp").glob(f"*/{stage}")):
-        time.sleep(0.002)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-async def main():
-    async with open_cell(policy, home=home) as cell:
-        threading.Thread(target=strike, daemon=True).start()
-        async with (await cell.snapshot()).fork():
-            await anyio.sleep(60)
-
-anyio.run(main)
-"""
-
-
-@pytest.mark.parametrize("stage", ["memory", "state"])
-def test_an_owner_killed_while_it_is_written_leaves_nothing(vm_home: Path, stage: str) -> None:
-    """While the memory is written, or once all is: the next reaping removes cell and files."""
-    before = scratch_of(vm_home)
-    words = [sys.executable, "-c", OWNER, str(vm_home), stage, repr(POLICY)]
-    died = subprocess.run(words, check=False, timeout=200)
-    assert died.returncode == -signal.SIGKILL
-    assert [*scratch_of(vm_home)] != before
-    anyio.run(reap, vm_home)
-    assert scratch_of(vm_home) == before
-    assert list(Journal(vm_home).entries()) == []
-
-
 def test_the_same_without_async(vm_home: Path) -> None:
     """`belljar.sync` has the same: a snapshot, forks, the way back."""
     with sync.open_cell(POLICY, home=vm_home) as cell:
@@ -462,32 +423,6 @@ def test_the_same_without_async(vm_home: Path) -> None:
             assert [each.read_file("/tmp/n") for each in (fork, *forks)] == [b"1"] * 3
         cell.revert(to=snapshot)
         assert cell.read_file("/tmp/n") == b"1"
-
-
-def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:
-    """Its end is the error, of this and of each later call; nothing of the snapshot is left."""
-
-    async def look() -> None:
-        async with open_cell(POLICY, home=vm_home) as cell:
-            pid = cell.host_pid
-            assert pid is not None
-
-            async def strike() -> None:
-                while not list((vm_home / "tmp").glob("*/memory")):  # noqa: ASYNC110 - a file's
-                    await anyio.sleep(0.002)
-                os.kill(pid, signal.SIGKILL)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(strike)
-                with pytest.raises(CellError, match="died"):
-                    await cell.snapshot()
-            with pytest.raises(CellError, match="died"):
-                await cell.exec(["true"])
-            assert scratch_of(vm_home) == []
-            await cell.revert()
-            assert await said(cell, "echo fine") == ["fine"]
-
-    anyio.run(look)
 
 
 TASKS = """

@@ -54,6 +54,8 @@ class CellBase:
         self._last_op = 0
         self.origin: Any = None  # a `cell.range.Origin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
+        self.decoys: tuple[Any, ...] = ()  # each a `signals.decoys.Minted`
+        self.seen_decoys: set[str] = set()  # whose values may be anywhere in the cell
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None
         self._is_ending = False

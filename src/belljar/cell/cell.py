@@ -35,6 +35,8 @@ class Snapshot:
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
         cell: the id of the cell that was saved.
         size_bytes: on this host's disk.
+        kept_decoys: ids of decoys whose values of then a fork may still hold besides its own: in
+            memory, or in copies of what was read.
     """
 
     id: str
@@ -44,9 +46,12 @@ class Snapshot:
     key: str
     cell: str
     size_bytes: int
+    kept_decoys: tuple[str, ...]
     saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
     origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
     hooks: tuple[str, ...] = field(repr=False)
+    ancestors: tuple[str, ...] = field(repr=False)
+    placed_decoys: tuple[Any, ...] = field(repr=False)  # each a `signals.decoys.Minted`
 
     @overload
     def fork(self) -> AbstractAsyncContextManager[Cell]: ...
@@ -58,7 +63,7 @@ class Snapshot:
         self, count: int | None = None
     ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
         """Open a cell, or `count` of them, that goes on from here with what was kept, and with an
-        identity, randomness and clock of its own.
+        identity, randomness, clock and decoys of its own.
 
         As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
         clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
@@ -144,7 +149,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Raises:
             PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
-                a network, with decoys or a `secret` file, or of a model.
+                a network, of a model, with a decoy that was changed, or, without `snapshots:
+                with_secrets`, one with decoys or a `secret` file.
             CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
                 find and tar, which pack the files.
             HostError: no space; it goes on.

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -22,14 +22,14 @@ from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
 from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.errors import BelljarError, PolicyError
-from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.events import Actor, Event, Kind, Trust
 from belljar.isolation.touches import Access, FileWatch
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
     from belljar.policy.guarding import DecoySpec
@@ -92,41 +92,31 @@ def _is_plain(path: str) -> bool:
 
 @asynccontextmanager
 async def decoys_in(
-    cell: Cell, loaded: LoadedPolicy, run: RunDirectory
+    cell: Cell, loaded: LoadedPolicy, run: RunDirectory, *, snapshot: Snapshot | None = None
 ) -> AsyncIterator[tuple[Minted, ...]]:
     """Place the policy's decoys; touches are recorded until the block is left.
 
-    Raises `PolicyError` for a place that can't be used: nothing of the image is replaced.
+    `snapshot`: those of the cell that was saved are replaced. Raises `PolicyError` for a place that
+    can't be used: nothing else is replaced.
     """
-    specs = loaded.policy.decoys
-    if not specs:
-        yield ()
-        return
-    recorder = cell._recorder
+    specs, recorder = loaded.policy.decoys, cell._recorder
     services = recorder.services if isinstance(recorder, GuardedRecorder) else ()
-    minted = await place_decoys(cell, specs, decoy_key(run), services)
+    has_old = snapshot is not None and snapshot.state == "machine"  # else they were not packed
+    replaced = snapshot.placed_decoys if has_old and snapshot is not None else ()
+    minted = await place_decoys(cell, specs, decoy_key(run), services, replaced)
+    cell.decoys = minted
+    cell.seen_decoys.update(() if snapshot is None else snapshot.kept_decoys)
     own = [value for decoy in minted for value in decoy.values]
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
 
     def on_touch(touch: Touch) -> None:
-        data: dict[str, JsonValue] = {
-            "decoy": touch.decoy,
-            "operation": touch.operation,
-            "path": touch.path,
-            "count": touch.count,
-        }
-        if touch.process:
-            data["process"] = touch.process
-        if touch.pid is not None:
-            data["pid"] = touch.pid
-        event = Event(
-            kind=Kind.DECOY_TOUCHED,
-            cell_id=cell.id,
-            actor=Actor.GUEST,
-            trust=touch.trust,
-            data=data,
+        cell.seen_decoys.add(touch.decoy)
+        known = {name: value for name, value in asdict(touch).items() if value not in ("", None)}
+        trust = known.pop("trust")
+        touched = Event(
+            kind=Kind.DECOY_TOUCHED, cell_id=cell.id, actor=Actor.GUEST, trust=trust, data=known
         )
-        recorder.record(event)
+        recorder.record(touched)
 
     async with watch_files(cell, files, on_touch=on_touch):
         with _known(run, cell, own):
@@ -180,14 +170,23 @@ def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted
 
 
 async def place_decoys(
-    cell: Cell, specs: Sequence[DecoySpec], key: bytes, services: Sequence[Minted] = ()
+    cell: Cell,
+    specs: Sequence[DecoySpec],
+    key: bytes,
+    services: Sequence[Minted] = (),
+    replaced: Sequence[Minted] = (),
 ) -> tuple[Minted, ...]:
-    """Mint and place decoys; their files as they are in the cell. `services`: those of its range.
+    """Mint and place decoys; their files as they are in the cell. `services`: those of its range;
+    `replaced`: decoys of the cell that this one goes on from.
 
     Raises:
-        PolicyError: the image has something at a place, a parent is a link or no directory, or it
-            can't be written. On record as `decoy.failed`; the cell is not to be used.
+        PolicyError: the image has something at a place, a parent is a link or no directory, it
+            can't be written, or a decoy that is to be replaced was changed or is elsewhere. On
+            record as `decoy.failed`; the cell is not to be used.
     """
+    if (changed := await find_changed(cell, replaced)) is not None:
+        _refuse(cell, changed, ValueError("it was changed or moved"))
+    old = {file.path for decoy in replaced for file in decoy.files}
     home = await _home(cell)
     times_s = {"/": await _image_time(cell)}
     placed = [replace(service, cell_id=cell.id) for service in services]
@@ -202,17 +201,43 @@ async def place_decoys(
         login = logins.get(spec.service)
         minted = mint(key, cell.id, spec, home=home, login=login)
         try:
-            newest_s = min([await _check_free(cell, file.path, times_s) for file in minted.files])
+            times = [await _check_free(cell, file.path, times_s, old) for file in minted.files]
         except (OSError, ValueError, TimeoutError) as error:
             _refuse(cell, minted, error)
         _note_placed(cell, minted, key)
         try:
             in_home = home != "/" and minted.place.startswith(home + "/")
-            await _put(cell, minted, newest_s, in_home=in_home)
+            await _put(cell, minted, min(times), in_home=in_home, overwrite=bool(old))
         except (OSError, ValueError, TimeoutError) as error:
             _refuse(cell, minted, error)
         placed.append(minted)
+    for decoy in replaced:  # elsewhere when its user has another home now
+        if {file.path for file in decoy.files} - {
+            file.path for new in placed for file in new.files
+        }:
+            _refuse(cell, decoy, ValueError("its new place is another"))
     return tuple(placed)
+
+
+async def find_changed(cell: Cell, decoys: Sequence[Minted]) -> Minted | None:
+    """A decoy whose files aren't as they were placed; None: all are. Not recorded: no value of it
+    leaves this function.
+    """
+    for decoy in decoys:
+        for file in decoy.files:
+            try:
+                found = await cell._live.client.read_file(
+                    file.path,
+                    user="0",
+                    cwd="/",
+                    max_bytes=len(file.content),
+                    timeout_s=cell.plan.limits.exec_timeout_s,
+                )
+            except (OSError, FileTooLarge, TimeoutError):
+                return decoy
+            if found != file.content:
+                return decoy
+    return None
 
 
 def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
@@ -261,11 +286,13 @@ async def _image_time(cell: Cell) -> float:
         return now_s
 
 
-async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
+async def _check_free(
+    cell: Cell, path: str, times_s: dict[str, float], old: Collection[str]
+) -> float:
     """The time of the nearest existing directory, or of the image if that is older.
 
-    Raises `OSError` if something is at the path, or a parent is no real directory. `times_s` are
-    those of directories that were found before; more are added.
+    Raises `OSError` if something is at the path, but for a file of `old`, or a parent is no real
+    directory. `times_s` are those of directories that were found before; more are added.
     """
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
@@ -279,6 +306,8 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
         except FileNotFoundError:
             break
         if count == len(parts):
+            if at in old and found.kind == "file":
+                break
             raise FileExistsError(17, "the image has something there", at)
         if found.kind != "directory":
             raise NotADirectoryError(20, f"it is a {found.kind}, not a directory", at)
@@ -286,7 +315,9 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
     return min(times_s["/"], nearest_s)
 
 
-async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
+async def _put(
+    cell: Cell, minted: Minted, newest_s: float, *, in_home: bool, overwrite: bool
+) -> None:
     """As the cell's user below its home, which then owns the parents; else as root.
 
     Each file is older than `newest_s` by its age. Directories keep their times.
@@ -304,6 +335,7 @@ async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) ->
             entries=len(files),
             total_bytes=sum(len(file.content) for file in files),
             user=cell.plan.user if in_home else "0",
+            overwrite=overwrite,
             mode=0o700 if set(folder.split("/")) & set(PRIVATE) else 0o755,
             times=True,
             owner="" if in_home else cell.plan.user,
@@ -369,6 +401,7 @@ async def watch_files(
     decoys = sorted(set(files.values()))
 
     def failed(reason: str, of: list[str]) -> None:
+        cell.seen_decoys.update(of)
         sensor.problems.append(reason)
         cell.note(Kind.SENSOR_FAILED, {"sensor": sensor.name, "decoys": of, "reason": reason})
 

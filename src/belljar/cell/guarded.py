@@ -11,7 +11,7 @@ import queue
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -105,6 +105,8 @@ class GuardedRecorder:
         """The range's decoy services."""
         self.service_addresses: Mapping[str, str] = {}
         """Where they are: address → id."""
+        self.ancestors: tuple[str, ...] = ()
+        """Cells that this one goes on from: reverted to it, or saved and forked."""
         self._contacts: ServiceContacts | None = None
         self._reports_touches = False
 
@@ -135,28 +137,32 @@ class GuardedRecorder:
 
     def know(self, values: Iterable[KnownValue]) -> None:
         """Look for these values, too, from now on."""
-        from belljar.signals.values import Source
-
         with self._lock:
-            known = (*self._values, *values)
-            foreign = [each for each in known if each.source is Source.FOREIGN]
-            own = (each for each in known if each.source is not Source.FOREIGN)
-            self._values = (*own, *foreign[-MAX_FOREIGN:])
-            self._scanner = None
+            self._values = (*self._values, *values)
+            self._sort_values()
 
-    def adopt(self, cells: Collection[str]) -> None:
-        """What these cells' decoys hold is no other sample's: they were reverted to this one."""
-        from belljar.signals.values import Source
-
+    def adopt(self, cells: Iterable[str]) -> None:
+        """What these cells' decoys hold is no other sample's: this one goes on from them. The same
+        for what comes to be known of them later.
+        """
         with self._lock:
-            names = [value.id.partition("/") for value in self._values]
-            self._values = tuple(
-                replace(value, id=name, source=Source.DECOY)
-                if value.source is Source.FOREIGN and cell in cells
-                else value
-                for value, (cell, _, name) in zip(self._values, names, strict=True)
-            )
-            self._scanner = None
+            self.ancestors = tuple(dict.fromkeys((*self.ancestors, *cells)))[-MAX_FOREIGN:]
+            self._sort_values()
+
+    def _sort_values(self) -> None:
+        from belljar.signals.values import KnownValue, Source
+
+        own, foreign, ancestors = list[KnownValue](), list[KnownValue](), frozenset(self.ancestors)
+        for value in self._values:
+            cell, _, name = value.id.partition("/")
+            if value.source is not Source.FOREIGN:
+                own.append(value)
+            elif cell in ancestors:
+                own.append(replace(value, id=name, source=Source.DECOY))
+            else:
+                foreign.append(value)
+        self._values = (*own, *foreign[-MAX_FOREIGN:])
+        self._scanner = None
 
     @contextmanager
     def reporting_services(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Whether a cell can still run commands: a cheap check, compared with a baseline. Pure.
+"""Whether a cell can still run commands: a cheap check, compared with a baseline.
 
 The check runs the image's shell as the workload's user, through the guest agent, which is static
 and needs no file of the image. A cell without a shell at its baseline is not degraded by having
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import anyio
 
 from belljar.channel.trees import Usage
 from belljar.dataclass import asdict, dataclass
-from belljar.events import JsonValue
+from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.isolation.cgroup import HostUsage
 from belljar.policy import Resources
 
@@ -199,3 +201,51 @@ def join_metrics(host: HostUsage, guest: Usage, limits: Resources) -> Metrics:
         uptime_s=host.uptime_s,
         guest_reported=from_guest,
     )
+
+
+class HealthWatch:
+    """Checks one cell in use, and records each check.
+
+    `degraded`: its first damage, for people; `op`: the latest operation then.
+    """
+
+    # A `Cell`, whose module knows this one
+    def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401
+        self.degraded: dict[str, JsonValue] = {}
+        self._cell = cell
+        self._record = record
+        self._baseline: Health | None = None
+
+    async def take_baseline(self) -> None:
+        """What later checks are compared with."""
+        self._baseline, _ = await self._check("baseline")
+
+    async def look(self, phase: Literal["call", "end"]) -> None:
+        """Check, unless idle or already degraded."""
+        if self._baseline is None or self.degraded:
+            return
+        _, found = await self._check(phase)
+        if found is not None and not self.degraded:
+            self.degraded = {"cell": self._cell.id, "cause": found.cause.value, "phase": phase}
+            self.degraded["op"] = self._cell.last_op
+
+    async def _check(self, phase: str) -> tuple[Health, Damage | None]:
+        self._record_check(Kind.CELL_CHECKING, phase=phase)
+        began = anyio.current_time()
+        health = await self._cell.check_health()
+        found = damage(self._baseline, health) if self._baseline is not None else None
+        self._record_check(
+            Kind.CELL_CHECKED,
+            phase=phase,
+            op=self._cell.last_op,
+            cause=found.cause.value if found is not None else "",
+            detail=found.detail if found is not None else "",
+            duration_ms=round((anyio.current_time() - began) * 1000, 3),
+        )
+        return health, found
+
+    def _record_check(self, kind: Kind, **data: JsonValue) -> None:
+        trust = Trust.GUEST_REPORTED if kind is Kind.CELL_CHECKED else Trust.HOST_OBSERVED
+        self._record(
+            Event(kind=kind, data=data, cell_id=self._cell.id, actor=Actor.BELLJAR, trust=trust)
+        )

@@ -28,7 +28,7 @@ from belljar.cell.revert import revertible
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.isolation.hold import refuse_if_held, refuse_to_give
+from belljar.isolation.hold import KilledError, refuse_if_held, refuse_to_give
 from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
@@ -57,6 +57,7 @@ class Discard(StrEnum):
     DEAD = "it was made ahead and died before anyone took it"
     VOID = "it was made ahead and its warm-up was void"
     BREACHED = "it was made ahead and its warm-up found a way out"
+    KILLED = "it was made ahead and killed by order"
 
 
 def fresh_for_s(*, made_s: float, now_s: float, lifetime_s: float) -> float:
@@ -196,11 +197,13 @@ class Pool:
             idle.watching.cancel()
             reason = Discard.UNUSED  # if the taker is cancelled
             try:
-                if await _answers(idle.opened.cell) and not self._is_closed:
+                is_alive = await _answers(idle.opened.cell)
+                is_killed = idle.opened.killed() is not None
+                if is_alive and not is_killed and not self._is_closed:
                     self._record_taken(idle, asked_s)
                     self._out.append(idle)
                     return idle
-                reason = Discard.DEAD
+                reason = Discard.KILLED if is_killed else Discard.DEAD
             finally:
                 if idle not in self._out:
                     await self._discard(idle, reason)
@@ -267,8 +270,8 @@ class Pool:
         made_s, owner = time.monotonic(), AsyncExitStack()
         try:
             opened = await owner.enter_async_context(self._open_one(ahead=True))
-        except Exception:  # noqa: BLE001 - on record; the taker meets it when it opens its own
-            self.counts["failed"] += 1
+        except Exception as error:  # noqa: BLE001 - on record; a taker meets it in its own
+            self.counts["killed" if isinstance(error, KilledError) else "failed"] += 1
             return False
         self.counts["made"] += 1
         idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
@@ -276,6 +279,8 @@ class Pool:
             # A taker that waits probes it itself: warmed first, it would come later.
             if not self._waiting:
                 reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
+            if opened.killed() is not None:  # it may still run: its processes take a moment to end
+                reason = Discard.KILLED
             if reason is Discard.UNUSED and not self._is_ended():
                 self._idle.append(idle)
                 spawn_task(partial(self._watch, idle))

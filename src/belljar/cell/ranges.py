@@ -154,18 +154,16 @@ async def open_with_network(
     on_target: OnTarget | None,
 ) -> Range:
     """A range with a network; `stack` ends it. Raises as `open_range`."""
-    if loaded.policy.network is None:
-        raise RuntimeError("the policy has no network")
-    if loaded.policy.network.has_cells:  # it imports while the templates are looked at
-        kinds = (item.kind for item in loaded.policy.network.stand_ins.values())
+    wanted = loaded.policy.network
+    if wanted is not None and wanted.has_cells:  # it imports while the templates are looked at
+        kinds = (item.kind for item in wanted.stand_ins.values())
         decoys = (decoy.kind.value for decoy in loaded.policy.decoys if decoy.is_service)
-        imports = modules_of([*kinds, *decoys])
-        server = partial(started_fork_server, home, imports=imports)
+        server = partial(started_fork_server, home, imports=modules_of([*kinds, *decoys]))
         run.enter_once(f"fork server {home}", server)
     members = await prepare_range(loaded, run=run, home=home)
     own, plan = members[-1].parts, members[-1].parts.plan.network
     if plan is None:
-        raise RuntimeError("a policy with a network has a plan of it")
+        raise RuntimeError("the policy has no network")
     rules = stack.enter_context(stop_rules(run, loaded.policy, home))
     upstreams = frozenset(upstream.id for upstream in plan.upstreams)
     recorder = stack.enter_context(guarded_recorder(rules, loaded, upstreams=upstreams))
@@ -179,15 +177,10 @@ async def open_with_network(
 
     network = None
     if plan.has_cells:
-        spec = _spec(plan, own, run, recorder)
-        opening = open_network(
-            spec,
-            recorder=recorder,
-            home=home,
-            handle_request=model_requests,
-            on_failure=mark_failed,
+        opening = partial(open_network, _spec(plan, own, run, recorder), recorder=recorder)
+        network = await stack.enter_async_context(
+            opening(home=home, handle_request=model_requests, on_failure=mark_failed)
         )
-        network = await stack.enter_async_context(opening)
         stack.push_async_exit(partial(_after, network))
         # when the cells are gone, and before the network's end
         stack.callback(model_requests.close)
@@ -198,26 +191,26 @@ async def open_with_network(
         target = targets.get(member.name)
         await wait_for(waits, target)
         parts, port, place = member.parts, None, {"name": member.name}
-        if network is not None:
-            place["range"] = network.id
         # What ends together has one name, also where there is no network
-        part_of = network.id if network is not None else next((c.id for c in cells.values()), "")
-        is_attached = plan.has_own_cell if target is None else not target.is_detached
-        if network is not None and is_attached:
+        part_of = next((cell.id for cell in cells.values()), "")
+        if network is not None:
+            part_of = place["range"] = network.id
+        has_port = plan.has_own_cell if target is None else not target.is_detached
+        attached = network if has_port else None
+        if attached is not None:
             parts = trusting(parts) if plan.has_tls else parts
-            port = RangePort(network, member.name, is_machine=isinstance(parts, MachineParts))
+            port = RangePort(attached, member.name, is_machine=isinstance(parts, MachineParts))
         cell = cells[member.name] = await stack.enter_async_context(
             make(member.policy, parts, recorder=recorder, port=port, place=place, part_of=part_of)
         )
-        if network is not None and is_attached:
-            routers[cell.id] = RangeRouter(network, plan, member.name)
-            # before anything of its own runs
-            await network.check()
+        if attached is not None:
+            routers[cell.id] = RangeRouter(attached, plan, member.name)
+            await attached.check()  # before anything of its own runs
             if plan.has_tls:
-                await trust(cell, network.certificate)
-        if target is not None and on_target is not None:
-            await on_target(cell, routers.get(cell.id))
+                await trust(cell, attached.certificate)
         if target is not None:
+            if on_target is not None:
+                await on_target(cell, routers.get(cell.id))
             waits[member.name] = await start_serving(cell, target)
     return Range(
         cell=cells[OWN_CELL],

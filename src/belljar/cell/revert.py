@@ -8,7 +8,6 @@ before a revert belongs to the old machine to its end.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ import anyio.to_thread
 
 from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
-from belljar.cell.guarded import MAX_FOREIGN
 from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
@@ -61,8 +59,6 @@ class Machines:
         self._make = make
         self._turn = anyio.Lock()
         self._is_closed = False
-        # Earlier machines, whose decoys are the cell's own: as many as may have a known value
-        self._past: deque[str] = deque(maxlen=MAX_FOREIGN)
         self._retiring: list[anyio.Event] = []
         self._breach: ContainmentBreach | None = None
         self._error: BaseException | None = None
@@ -105,10 +101,13 @@ class Machines:
             ):
                 await retiring[0].wait()
             where = f"cell {old.cell.id}"
-            if to is not None and (
-                old.cell.origin is None or old.cell.origin.run is not to.origin.run
-            ):
-                raise CellError("the snapshot is another run's", where=where)
+            if to is not None:
+                origin = old.cell.origin
+                if origin is None or origin.run is not to.origin.run:
+                    raise CellError("the snapshot is another run's", where=where)
+                # Else a sample would go on with another one's rights, files and rules
+                if to.origin.parts.plan.policy != old.cell.plan.policy:
+                    raise CellError("the snapshot's cell has another policy", where=where)
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
@@ -119,9 +118,6 @@ class Machines:
                         opened = await stack.enter_async_context(make())
                         made = opened
                         self._check(old.cell, opened.cell)
-                        # Else a sample would go on with another one's rights, files and rules
-                        if to is not None and opened.cell.plan.policy != old.cell.plan.policy:
-                            raise CellError("the snapshot's cell has another policy", where=where)
                         if canary is not None:
                             await canary.search(opened.cell)
                         if on_ready is not None:
@@ -178,9 +174,8 @@ class Machines:
                 where=f"cell {old.id}",
                 hint="open another cell for another image",
             )
-        self._past.append(old.id)
-        if new.guard is not None:
-            new.guard.adopt(self._past)
+        if old.guard is not None and new.guard is not None:
+            new.guard.adopt((*old.guard.ancestors, old.id))
 
     def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
         cell, done = machine.cell, anyio.Event()

@@ -25,8 +25,7 @@ from inspect_ai.util import (
 from pydantic import BaseModel
 from typing_extensions import override
 
-from belljar.cell.health import may_be_broken
-from belljar.cell.health_watch import HealthWatch
+from belljar.cell.health import HealthWatch, may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError

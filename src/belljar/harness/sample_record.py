@@ -17,7 +17,7 @@ from belljar.probe.model import ProbeReport, Verdict, worst
 if TYPE_CHECKING:
     from inspect_ai.solver import TaskState
 
-    from belljar.cell.health_watch import HealthWatch
+    from belljar.cell.health import HealthWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

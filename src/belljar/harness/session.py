@@ -29,7 +29,7 @@ import anyio
 import anyio.to_thread
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
-from belljar.cell.health_watch import HealthWatch
+from belljar.cell.health import HealthWatch
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind

@@ -228,7 +228,7 @@ DATA: Final[Mapping[Kind, Shape]] = {
         "bytes": count,
         **_TIMED,
     },
-    Kind.CELL_FORKED: {"snapshot": text, "from": text},
+    Kind.CELL_FORKED: {"snapshot": text, "from": text, "kept_decoys": Optional(texts)},
     Kind.SNAPSHOT_DELETED: {"snapshot": text, "clean": flag},
     Kind.CELL_CHECKING: _CELL_CHECKING,
     Kind.CELL_CHECKED: {**_CELL_CHECKING, **_TIMED, **_OP, "cause": text},

@@ -15,7 +15,7 @@ import anyio.to_thread
 from belljar.capture import Capture, body_of
 from belljar.cell import open_cell
 from belljar.cell.base import spawn_task
-from belljar.cell.health_watch import HealthWatch
+from belljar.cell.health import HealthWatch
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.host.settings import PolicyLike, resolve_here

@@ -280,6 +280,8 @@ class _Words(dict[str, Any]):
                 return "looked at" if super().get("guarded") is True else "NOT looked at"
             case "traces":
                 return f"FOUND: {self['found']}" if super().get("found") else "nothing"
+            case "earlier" if super().get("kept_decoys"):
+                return f"may hold earlier values of its decoys {self['kept_decoys']}"
             case _:
                 return ""
 
@@ -443,7 +445,7 @@ _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
         "{traces}; not looked for: {not_checked}",
     ),
     Kind.CELL_SNAPSHOT: (Group.CELL, "saved as snapshot {name}", "{snapshot}"),
-    Kind.CELL_FORKED: (Group.CELL, "forked from {snapshot}, a snapshot of cell {from}", ""),
+    Kind.CELL_FORKED: (Group.CELL, "forked from {from}, snapshot {snapshot}", "{earlier}"),
     Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "{proof}"),
     Kind.RANGE_DESTROYED: (Group.CELL, "range destroyed", "{proof}"),
 }

@@ -76,6 +76,26 @@ def test_of_other_cells_values_the_newest_are_looked_for(monkeypatch: pytest.Mon
     assert found == {"aws/secret", "v3", "v4"}
 
 
+@pytest.mark.parametrize("is_known_first", [True, False])
+def test_the_decoys_of_an_ancestor_are_the_cells_own(is_known_first: bool) -> None:
+    """Whether their values come to be known before or after it; those of others are not."""
+    values = [
+        KnownValue(id=f"{cell}/keys/v", text=f"value-of-{cell}", source=Source.FOREIGN)
+        for cell in ("c-old", "c-other")
+    ]
+    inner, recorder = guarded()
+    if is_known_first:
+        recorder.know(values)
+    recorder.adopt(["c-old"])
+    if not is_known_first:
+        recorder.know(values)
+    recorder.record(output(b"value-of-c-old value-of-c-other"))
+    recorder.close()
+    assert {event.kind for event in inner.events[1:]} == {Kind.DECOY_TAKEN, Kind.DECOY_CARRIED}
+    (taken,) = [event for event in inner.events if event.kind is Kind.DECOY_TAKEN]
+    assert taken.data["value"] == "keys/v"
+
+
 def test_the_same_contact_again_and_again_does_not_flood_the_record() -> None:
     """A thousand times the same value: some thirty events, the last of which has the count."""
     inner, recorder = guarded()

@@ -18,6 +18,7 @@ from belljar.cell import pool as pools
 from belljar.cell.pool import Pool
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Kind
+from belljar.isolation.hold import KilledError, new_order
 from belljar.policy import LoadedPolicy, resolve_policy
 from belljar.probe.model import Outcome
 
@@ -287,6 +288,37 @@ async def test_a_cell_that_died_is_not_given_out() -> None:
         assert it.ahead[0].destroyed
         assert it.taken() == []
     assert it.ahead[0].reason == pools.Discard.DEAD
+
+
+@pytest.mark.promise("3.4")
+@pytest.mark.parametrize("when", ["made", "warmed", "idle"])
+async def test_a_cell_that_an_order_kills_is_not_given_out(when: str) -> None:
+    """While it is made, or later, even if it answers still; the taker opens another."""
+    order, cells = new_order("cells", "enough"), FakeCells()
+
+    def kill(cell: Any, _phase: str = "") -> None:
+        cell._live.killed = lambda: order
+
+    async with stand(cells=cells) as it:
+        real = it.open
+
+        @asynccontextmanager
+        async def open_(*, ahead: bool) -> AsyncIterator[Any]:
+            async with real(ahead=ahead) as opened:
+                if when == "made" and ahead:
+                    raise KilledError(order, where="cell c-1")
+                yield opened
+
+        it.open = open_
+        if when == "warmed":
+            cells.on_probe = kill
+        await it.filled()
+        if when == "idle":
+            kill(it.ahead[0])
+        async with it.cell() as cell:
+            assert cell.id not in it.ids
+        assert (it.ahead[0].destroyed, it.taken(), it.pool.troubles) == (True, [], [])
+        assert it.pool.counts["killed"] == 1
 
 
 @pytest.mark.promise("3.4")

@@ -51,7 +51,9 @@ class Machines:
             id=name,
             tier="container",
             guard=None,
-            plan=SimpleNamespace(risk=Risk.LOW, image=self.image, limits=self.limits),
+            plan=SimpleNamespace(
+                risk=Risk.LOW, image=self.image, limits=self.limits, policy="its own"
+            ),
             note=lambda kind, data: self.noted.append((name, kind, data)),
             record_death=lambda: None,
             mark_failed=lambda _error: self.failed.append(name),
@@ -152,6 +154,22 @@ async def test_a_breach_of_an_old_machine_is_raised_whatever_else_is(finds: str)
     if finds == "destruction":  # nothing that an old machine's end found is lost
         assert ["no look" in note for note in caught.value.__cause__.__notes__] == [True]
     assert machines.alive == []
+
+
+@pytest.mark.parametrize("is_of_run", [True, False])
+async def test_a_snapshot_of_another_policy_or_run_makes_no_machine(is_of_run: bool) -> None:
+    """A sample would go on with another one's rights, files and rules."""
+    machines, run = Machines(), object()
+    origin = SimpleNamespace(
+        run=run if is_of_run else object(),
+        machine=machines.make,
+        parts=SimpleNamespace(plan=SimpleNamespace(policy="another")),
+    )
+    async with revertible(machines.make) as opened:
+        opened.cell.origin = SimpleNamespace(run=run)
+        with pytest.raises(CellError, match="policy" if is_of_run else "run"):
+            await opened.cell.revert(to=cast("Any", SimpleNamespace(origin=origin)))
+        assert (opened.cell.id, machines.noted, next(machines.numbers)) == ("c1", [], 2)
 
 
 @pytest.mark.parametrize("named", ["c1", "c2", "c2, at its end"])

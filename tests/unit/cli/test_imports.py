@@ -114,7 +114,7 @@ def test_what_runs_later_is_imported_while_the_cell_starts(tmp_path: Path) -> No
     assert imported(tmp_path, code) & late == set()
     assert (
         imported(
-            tmp_path, f"{code}; from belljar.cell import single; single.import_what_runs_later()"
+            tmp_path, f"{code}; import belljar.cell.open as late; late.import_what_runs_later()"
         )
         >= late
     )

@@ -1,0 +1,182 @@
+"""What goes wrong while a cell is saved or forked: it goes on, or has ended, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.integration.test_snapshot import POLICY, opened, said, saved, scratch_of
+
+from belljar.cell import Cell, open_cell, start_run
+from belljar.errors import BelljarError, CellError, HostError
+from belljar.events import Kind
+from belljar.isolation.kill import kill
+from belljar.isolation.reap import reap
+from belljar.ledger import RunDirectory, read_events
+from belljar.store.journal import Journal
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+
+
+@pytest.mark.promise("3.6")
+@pytest.mark.parametrize("name", ["memory", "state"])
+def test_a_snapshot_that_was_changed_is_refused(vm_home: Path, name: str) -> None:
+    """One byte in either file; also a snapshot that was taken with something else. No fork is made
+    of it, and the cell goes on."""
+
+    async def look() -> None:
+        async with saved(vm_home) as (_, cell, snapshot):
+            other = replace(snapshot, saved=replace(snapshot.saved, key="0" * 64))
+            with pytest.raises(HostError):
+                async with other.fork():
+                    pass
+            path = snapshot.saved.directory / name
+            os.utime(path)  # without another byte it is as good as before
+            async with snapshot.fork():
+                pass
+            path.chmod(0o600)
+            with path.open("r+b") as file:
+                file.seek(20 << 10)
+                byte = file.read(1)
+                file.seek(20 << 10)
+                file.write(bytes((byte[0] ^ 1,)))
+            with pytest.raises(CellError, match="changed"):
+                async with snapshot.fork():
+                    pass
+            with pytest.raises(CellError):
+                await cell.revert(to=snapshot)
+            assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(look)
+
+
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_a_kill_during_a_fork_ends_it(vm_home: Path, tier: str) -> None:
+    """The run is killed while its fork is being made: the fork is an error, and nothing is left."""
+
+    async def look() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            try:
+                async with open_cell({**POLICY, "tier": tier}, run=run, home=vm_home) as cell:
+                    await fork_and_kill(cell, run)
+            except BelljarError:
+                pass  # the end of the killed cell says so, too
+        return run.path
+
+    async def fork_and_kill(cell: Cell, run: RunDirectory) -> None:
+        snapshot = await cell.snapshot()
+
+        async def strike() -> None:
+            while len(list(Journal(vm_home).entries())) < 2:  # noqa: ASYNC110 - a file's
+                await anyio.sleep(0.005)
+            await kill(run.run_id, home=vm_home)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(strike)
+            with pytest.raises(BelljarError, match="kill"):
+                await opened(snapshot)
+
+    path = anyio.run(look)
+    assert list(Journal(vm_home).entries()) == []
+    assert scratch_of(vm_home) == []
+    lines = list(read_events(path))
+    assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
+    assert not [line for line in lines if line.kind is Kind.CELL_FORKED]
+
+
+@contextmanager
+def small(path: Path) -> Iterator[None]:
+    """A file system of 16 MiB there."""
+    path.mkdir(exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=0711", "none", str(path)]
+    subprocess.run(words, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path, tier: str) -> None:
+    """Nothing of the snapshot is left, and the next one, with room, is whole."""
+
+    async def look() -> None:
+        async with open_cell({**POLICY, "tier": tier}, home=vm_home) as cell:
+            await said(cell, "head -c 24M /dev/urandom > /tmp/much")
+            with small(vm_home / "tmp"):
+                with pytest.raises(HostError):
+                    await cell.snapshot()
+                assert scratch_of(vm_home) == []
+                assert await said(cell, "echo fine") == ["fine"]
+            async with (await cell.snapshot()).fork() as fork:
+                assert await said(fork, "echo fine") == ["fine"]
+
+    anyio.run(look)
+
+
+OWNER = """
+import os, signal, sys, threading, time, anyio
+from pathlib import Path
+from belljar.cell import open_cell
+home, stage, policy = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
+
+def strike():
+    while not list((home / "tmp").glob(f"*/{stage}")):
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with open_cell(policy, home=home) as cell:
+        threading.Thread(target=strike, daemon=True).start()
+        async with (await cell.snapshot()).fork():
+            await anyio.sleep(60)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("stage", ["memory", "state"])
+def test_an_owner_killed_while_it_is_written_leaves_nothing(vm_home: Path, stage: str) -> None:
+    """While the memory is written, or once all is: the next reaping removes cell and files."""
+    before = scratch_of(vm_home)
+    words = [sys.executable, "-c", OWNER, str(vm_home), stage, repr(POLICY)]
+    died = subprocess.run(words, check=False, timeout=200)
+    assert died.returncode == -signal.SIGKILL
+    assert [*scratch_of(vm_home)] != before
+    anyio.run(reap, vm_home)
+    assert scratch_of(vm_home) == before
+    assert list(Journal(vm_home).entries()) == []
+
+
+def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:
+    """Its end is the error, of this and of each later call; nothing of the snapshot is left."""
+
+    async def look() -> None:
+        async with open_cell(POLICY, home=vm_home) as cell:
+            pid = cell.host_pid
+            assert pid is not None
+
+            async def strike() -> None:
+                while not list((vm_home / "tmp").glob("*/memory")):  # noqa: ASYNC110 - a file's
+                    await anyio.sleep(0.002)
+                os.kill(pid, signal.SIGKILL)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(strike)
+                with pytest.raises(CellError, match="died"):
+                    await cell.snapshot()
+            with pytest.raises(CellError, match="died"):
+                await cell.exec(["true"])
+            assert scratch_of(vm_home) == []
+            await cell.revert()
+            assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(look)
