@@ -31,7 +31,7 @@ from belljar.events import Recorder
 from belljar.isolation.renewal import Port, PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.gateway.config import GuardConfig
-from belljar.network.owner.budget import RunSpending
+from belljar.network.owner.relay import RunSpending
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import Range as Network

@@ -89,19 +89,14 @@ class TcpPipe:
         self.sock.close()
 
 
-async def until_ready(sock: socket.socket, *, is_writing: bool = False) -> None:
-    """Return when a socket may be read, or written."""
+async def until_ready(sock: socket.socket) -> None:
+    """Return when a socket may be read."""
     loop, ready, fd = asyncio.get_running_loop(), asyncio.Event(), sock.fileno()
-    add, remove = (
-        (loop.add_writer, loop.remove_writer)
-        if is_writing
-        else (loop.add_reader, loop.remove_reader)
-    )
-    add(fd, ready.set)
+    loop.add_reader(fd, ready.set)
     try:
         await ready.wait()
     finally:
-        remove(fd)
+        loop.remove_reader(fd)
 
 
 def is_cancelled() -> bool:

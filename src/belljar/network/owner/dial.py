@@ -1,6 +1,6 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway has no route: it asks, and gets a connected socket or a reason.
+The gateway has no route: it asks, and gets one end of a relay (`owner.relay`) or a reason.
 Host, port and id must be a planned upstream's.
 A name is resolved once a range, by the host's resolver, and every address must be public.
 The answer is pinned against DNS rebinding.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import socket
 import ssl
 import threading
@@ -24,7 +23,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.events import JsonValue
 from belljar.host.settings import environment_at_start
-from belljar.network.owner.budget import RunSpending, SpentError
+from belljar.network.owner.relay import RunSpending, SpentError
 from belljar.network.supervisor import netlink
 from belljar.plan import rules
 from belljar.plan.network import NetworkPlan, UpstreamPlan
@@ -185,17 +184,11 @@ def networks_near() -> tuple[Network, ...]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address. Raises `OSError`.
-
-    connect is called twice: a non-blocking connect that was never finished falls back to
-    unconnected on a reset, and its holder could lead it elsewhere by `sendto(MSG_FASTOPEN)`.
-    """
+    """A TCP connection to exactly this address. Raises `OSError`."""
     end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         end.settimeout(CONNECT_TIMEOUT_S)
         end.connect((address, port))
-        if (number := end.connect_ex((address, port))) not in (0, errno.EISCONN):
-            raise OSError(number, os.strerror(number))
     except BaseException:
         end.close()
         raise
@@ -245,7 +238,7 @@ class Dialler:
         self._refused: dict[str, str] = {}
 
     def dial(self, body: bytes, record: Record) -> socket.socket:
-        """A connected socket, the caller's to close; recorded before it is dialled or refused.
+        """The end of a relay, the caller's to close; recorded before it is dialled or refused.
 
         Raises:
             NotAnUpstream: the range is to be ended.
@@ -313,12 +306,7 @@ class Dialler:
                 problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
                 record(_event(upstream, port, "failed", address=address, problem=problem))
                 continue
-            try:
-                self._spending.keep(self.number, upstream, end)
-            except BaseException:
-                end.close()
-                raise
-            return end
+            return self._spending.relay(self.number, upstream, end)
         raise Refused(f"no answer there: {problem}")
 
 

@@ -224,8 +224,11 @@ class Watch:
                 self._ended(ends.pop(fd)[0])
             self._drain_stderr()
             self._end_if_hung()
-            self._enforce_upstream_budgets()
+            if time.monotonic() >= self._next_enforcement:
+                self._next_enforcement = time.monotonic() + POLL_INTERVAL_S
+                self._enforce_upstream_bounds()
         self._dialler.close()
+        self._enforce_upstream_bounds()
         self.state.replies.put(None)
         self.state.milestones.put(None)
 
@@ -238,19 +241,12 @@ class Watch:
                 what = f"the range's {name} hangs: {silent}"
                 self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
-    def _enforce_upstream_budgets(self) -> None:
-        if time.monotonic() < self._next_enforcement:
-            return
-        self._next_enforcement = time.monotonic() + POLL_INTERVAL_S
+    def _enforce_upstream_bounds(self) -> None:
+        # Also of a range that is over: what was cut is on record, whatever came of it
         try:
-            self._dialler.enforce(self._record_dial)
-        except RangeOverError:  # its connections are ended next
-            pass
+            self._dialler.enforce(partial(self._record, Kind.NETWORK_UPSTREAM))
         except BelljarError as exc:  # it can't be recorded
             self.die(exc)
-        except (OSError, ValueError) as exc:
-            what = f"the range's upstream connections can't be measured: {exc}"
-            self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _receive(self, source: socket.socket) -> None:
         try:

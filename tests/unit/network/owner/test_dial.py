@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import struct
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from pathlib import Path
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from belljar.errors import HostError
 from belljar.network.owner import dial
-from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import (
     FORBIDDEN,
     MAX_ADDRESSES,
@@ -33,6 +31,7 @@ from belljar.network.owner.dial import (
     read_authorities,
     wanted,
 )
+from belljar.network.owner.relay import RunSpending
 from belljar.plan.network import DIAL_BYTES, NetworkPlan, UpstreamPlan
 
 REAL = UpstreamPlan(
@@ -409,30 +408,6 @@ def test_the_roots_of_trust_are_those_of_the_start(
     assert read_authorities() == before
 
 
-def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
-    """Linux lets `sendto(MSG_FASTOPEN)` connect a socket whose non-blocking connect was never
-    finished and that was then reset: its holder could go anywhere without `connect`. Ours is
-    finished."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_server(("127.0.0.1", 0)) as elsewhere,
-    ):
-        end = dial.connect("127.0.0.1", server.getsockname()[1])
-        with end:
-            accepted, _ = server.accept()
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            accepted.close()
-            end.setblocking(True)
-            with pytest.raises(ConnectionResetError):
-                end.recv(1)
-            for _ in range(3):
-                with pytest.raises(OSError, match=r"."):
-                    end.sendto(b"x", socket.MSG_FASTOPEN, elsewhere.getsockname())
-            elsewhere.settimeout(0)
-            with pytest.raises(BlockingIOError):
-                elsewhere.accept()
-
-
 @pytest.mark.promise("2.7")
 def test_each_address_that_is_tried_costs_budget() -> None:
     """So does a dial that comes to nothing; when it is used up nothing is resolved or dialled any
@@ -452,20 +427,3 @@ def test_each_address_that_is_tried_costs_budget() -> None:
     assert world.log[resolved:] == [
         ("refused", "", "the upstream's budget for one sample is used up")
     ]
-
-
-def test_a_connection_that_can_t_be_watched_is_not_handed_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """No descriptor is left for it: it is closed, and the dial fails."""
-    world = World(PUBLIC[:1])
-    made: list[socket.socket] = []
-
-    def keep(_number: int, _upstream: UpstreamPlan, end: socket.socket) -> None:
-        made.append(end)
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(world.spending, "keep", keep)
-    with pytest.raises(OSError, match="Too many open files"):
-        world.dial()
-    assert [end.fileno() for end in made] == [-1]
