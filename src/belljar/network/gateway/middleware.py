@@ -346,7 +346,7 @@ class Exchange:
         bodies = self._request.bodies("request")
         # The head as it came, unless `data` shows all of it
         if not (origin.isascii() and is_recorded_whole(incoming, data, origin.decode())):
-            bodies += (body_of("head", incoming.head, self._site.bounds.kept_body_bytes),)
+            bodies += (body_of("head", incoming.head, self._site.bounds.head_bytes),)
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self, *, status: int | None) -> Item:

@@ -35,16 +35,9 @@ class Pipe(Protocol):
         """End it as the protocol says; never raises."""
         ...
 
-    @property
-    def alpn(self) -> str | None:
-        """The protocol agreed on in TLS."""
-        ...
-
 
 class TcpPipe:
     """A non-blocking socket, its received bytes counted."""
-
-    alpn: str | None = None
 
     def __init__(self, sock: socket.socket, account: Account | None = None) -> None:
         self.sock = sock
@@ -125,11 +118,6 @@ class TlsPipe:
             self._in, self._out, server_side=server_name is None, server_hostname=server_name
         )
         self._sending = asyncio.Lock()
-
-    @property
-    def alpn(self) -> str | None:
-        """See `Pipe`."""
-        return self.engine.selected_alpn_protocol()
 
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
         """Handshake; awaits `before_send` before each send.

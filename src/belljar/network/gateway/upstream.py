@@ -18,21 +18,12 @@ from urllib.parse import unquote_plus
 
 import h11
 
-from belljar.capture import body_of
-from belljar.events import JsonValue, Kind
-from belljar.network.decide import MAX_NAME_BYTES, split_target
+from belljar.network.decide import split_target
 from belljar.network.gateway.context import Receive, RefusedRequestError, Scope, Send
 from belljar.network.gateway.middleware import refuse
 from belljar.network.gateway.pipe import Pipe, TcpPipe, TlsPipe
-from belljar.network.gateway.reporter import (
-    MAX_RECORDED_HEADER_CHARS,
-    MAX_RECORDED_URL_CHARS,
-    TooManyQuestions,
-    printable_headers,
-    printable_text,
-)
+from belljar.network.gateway.reporter import TooManyQuestions, printable_text
 from belljar.network.gateway.site import Site
-from belljar.network.ipc import Item
 from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
@@ -130,7 +121,6 @@ class Upstream:
             return
         try:
             request = self._request(scope, body)
-            await self._record_long(scope, request)
             async with (
                 self._open,
                 asyncio.timeout(self._site.bounds.upstream_exchange_s),
@@ -195,20 +185,6 @@ class Upstream:
                 (b"connection", b"close"),
             ],
         )
-
-    async def _record_long(self, scope: Scope, request: h11.Request) -> None:
-        """Record a head whole that `network.http` cuts."""
-        head = h11.Connection(h11.CLIENT).send(request) or b""  # raises for what HTTP forbids
-        if is_recorded_whole(request.headers, len(request.target)):
-            return
-        data: dict[str, JsonValue] = {
-            "what": "long head",
-            "stand_in": self._id,
-            "cell": scope["state"]["cell"],
-            "bytes": len(head),
-        }
-        bodies = (body_of("head", head, 2 * MAX_HEAD_BYTES),)
-        await self._site.record(lambda: Item(Kind.NETWORK_ATTEMPT, data, bodies))
 
 
 def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
@@ -275,20 +251,6 @@ def _names_method(pairs: bytes, methods: frozenset[str]) -> bool:
 def _is_parameter(name: bytes) -> bool:
     plain = unquote_plus(name.decode("latin-1")).strip().lower()
     return plain.partition("[")[0].replace("_", "-") in _PARAMETERS
-
-
-def is_recorded_whole(headers: Fields, target_bytes: int) -> bool:
-    """Whether the event has the whole head."""
-    fields = list(headers)
-    _, dropped = printable_headers(fields)
-    parts = [part for pair in fields for part in pair]
-    # An escape takes four times its byte
-    longest = max((len(part) * (1 if part.isascii() else 4) for part in parts), default=0)
-    return (
-        not dropped
-        and longest <= MAX_RECORDED_HEADER_CHARS
-        and target_bytes + MAX_NAME_BYTES + 16 <= MAX_RECORDED_URL_CHARS
-    )
 
 
 async def _nothing() -> None:

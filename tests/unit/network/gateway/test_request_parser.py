@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,14 +148,3 @@ def test_a_head_that_is_taken_has_one_reading(pieces: list[bytes]) -> None:
     if head_problem(data + b"\r\n", 0, len(data) + 2) == "":
         assert not set(data.replace(b"\r\n", b"")) & set(b"\r\n\0")
         assert b"\r\n " not in data
-
-
-def test_h11_is_asked_for_what_is_canonical_alone() -> None:
-    """The parser's own reading and h11's are of the same length: what h11 is given, it takes."""
-    parser = RequestParser(SMALL)
-    parser.held += HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\nGET /next"
-    assert parser.next_request() is not None
-    assert parser.next_data() == b"abc"
-    assert parser.http.trailing_data == (b"", False)
-    assert (parser.is_body_over, bytes(parser.held)) == (True, b"GET /next")
-    assert parser.http.their_state is h11.DONE

@@ -17,8 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
 
-from belljar.events import Kind
-from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, as_stand_in
 from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.reporter import TooManyQuestions
@@ -289,33 +287,6 @@ def test_whatever_a_form_holds_is_judged(
     """Any bytes are a sentence or none; a parameter for another method is found among them."""
     assert isinstance(rewritten([kind], query, body, frozenset({"GET"})), str)
     assert rewritten([kind], query + b"&_method=DELETE", body, frozenset({"GET"}))
-
-
-LONG = [
-    ("/", [(b"x-long", b"s" * 513)]),
-    ("/", [(b"x-long", b"\xff" * 129)]),
-    ("/", [(b"x-%d" % number, b"1") for number in range(65)]),
-    ("/" + "p" * 2000, []),
-]
-
-
-@pytest.mark.parametrize(("path", "headers"), LONG)
-def test_a_head_that_its_event_cuts_is_on_record_whole(
-    path: str, headers: list[tuple[bytes, bytes]]
-) -> None:
-    """Every byte of it, as it leaves for something real; that of a usual request is in its
-    event."""
-    with web_server() as server:
-        asker = Asker(server)
-        run(asker.ask)
-        assert asker.items == []
-        run(lambda: asker.ask(path, headers=headers))
-    (item,) = asker.items
-    (head,) = item.bodies
-    assert item.data["what"] == "long head"
-    check_data(Kind(item.kind), {"range": "r-000000000000", **item.data})
-    assert path.encode() in head.content
-    assert all(name + b": " + value + b"\r\n" in head.content for name, value in headers)
 
 
 def test_too_many_dials_are_refused_at_once() -> None:
