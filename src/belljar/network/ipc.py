@@ -48,7 +48,7 @@ MAX_BODY_BYTES: Final = 1 << 20  # Kept of one body.
 SECRETS: Final = "secrets"
 """The body with a connection's lines of NSS's key log: without it, TLS can't be decrypted."""
 ASK: Final = "ask"
-DIAL: Final = "dial"  # Requests a connected socket to a real upstream.
+DIAL: Final = "dial"  # Requests the end of a relay to a real upstream.
 READY: Final = "ready"
 ALIVE: Final = "alive"
 ENDED: Final = "ended"

@@ -1,7 +1,7 @@
 """A real upstream: an ASGI application that forwards to one host.
 
-A request is whole, and on record, before the owner dials and hands over a socket.
-The socket leads to a relay of the owner's, which counts every byte, TLS's too.
+A request is whole, and on record, before the owner dials.
+Its bytes pass through a relay of the owner's, which counts each, TLS's too.
 """
 
 from __future__ import annotations
