@@ -403,8 +403,8 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
 
 
 def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> None:
-    """A gateway that was taken over has the connection that it asked for, and can't point it
-    elsewhere, listen on it, or make one like it."""
+    """A compromised gateway has the end of a relay, and can't point it elsewhere, listen on it, or
+    make one like it."""
     scene = scene_of(tmp_path)
 
     async def run() -> None:
@@ -414,6 +414,7 @@ def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> Non
     anyio.run(run)
     (told,) = scene.data("network.attempt")
     assert told["tried"] == {
+        "family": "'AF_UNIX'",
         "write": "1",
         "connect": "EPERM",
         "disconnect": "EPERM",
