@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -37,7 +38,7 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     reporter.start()
 
     class Echo(asyncio.DatagramProtocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        def connection_call(self, transport: asyncio.BaseTransport) -> None:
             self.transport = cast("asyncio.DatagramTransport", transport)
 
         def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
@@ -215,7 +216,7 @@ def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
     number, flag = end.fileno(), socket.MSG_FASTOPEN
 
     def reopen() -> object:
-        return _made(libc.sendto(number, b"x", 1, flag, elsewhere, len(elsewhere)))
+        return _call(libc.sendto(number, b"x", 1, flag, elsewhere, len(elsewhere)))
 
     def shut_and_reopen() -> object:
         end.shutdown(socket.SHUT_RDWR)
@@ -224,9 +225,9 @@ def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
     tries: dict[str, Callable[[], object]] = {
         "family": lambda: end.family.name,
         "write": lambda: end.send(b"x"),
-        "connect": lambda: _made(libc.connect(number, elsewhere, len(elsewhere))),
+        "connect": lambda: _call(libc.connect(number, elsewhere, len(elsewhere))),
         # connect(AF_UNSPEC) would part it from its peer (connect(2))
-        "disconnect": lambda: _made(libc.connect(number, bytes(16), 16)),
+        "disconnect": lambda: _call(libc.connect(number, bytes(16), 16)),
         "fast open": reopen,
         "fast open after shutdown": shut_and_reopen,
         "listen": lambda: end.listen(1),
@@ -240,12 +241,6 @@ def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
         events.recv(1 << 16)
     say(events, 4, ENDED, {"unreported": 0})
     os._exit(0)
-
-
-def _made(result: int) -> int:
-    if result < 0:
-        raise OSError(ctypes.get_errno(), "")
-    return result
 
 
 def tried(action: Callable[[], object]) -> str:
