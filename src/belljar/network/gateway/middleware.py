@@ -39,7 +39,7 @@ from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"  # `scope["state"]`'s `Peer`; a stand-in sees `cell` and `name` instead.
-INCOMING: Final = "incoming"  # The request's `Incoming`.
+INCOMING: Final = "incoming"  # The request's `RawRequest`.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
     Refusal.NO_HOST: 400,
@@ -51,7 +51,7 @@ _MISDIRECTED: Final = 421
 
 
 @dataclass(slots=True)
-class Incoming:
+class RawRequest:
     """A request as it came. `take_unread`: gives what came and the stand-in did not receive."""
 
     head: bytes
@@ -103,7 +103,7 @@ class Exchange:
 
     def __init__(self, site: Site, peer: Peer, scope: Scope) -> None:
         self._site, self._peer, self._scope = site, peer, scope
-        self._incoming: Incoming = scope["state"][INCOMING]
+        self._incoming: RawRequest = scope["state"][INCOMING]
         self._start = time.monotonic()
         self._number = next(site.numbers)
         query = scope["query_string"]

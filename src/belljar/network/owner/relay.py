@@ -37,7 +37,7 @@ class _Account:
     spent_bytes: int = 0
     sent_bytes: int = 0
     dialling: int = 0
-    relays: list[_Relay] = field(default_factory=list)
+    relays: list[_UpstreamRelay] = field(default_factory=list)
     cuts: list[str] = field(default_factory=list)
 
     def set_aside_bytes(self) -> int:
@@ -101,7 +101,7 @@ class RunSpending:
             with self._lock:
                 if number in self._closed:
                     raise OSError(errno.ECONNABORTED, "the range is over")
-                relay = _Relay(account, self._lock, self._now(), inner, outer)
+                relay = _UpstreamRelay(account, self._lock, self._now(), inner, outer)
                 threading.Thread(target=relay.run, name="upstream-relay", daemon=True).start()
                 account.relays.append(relay)
         except BaseException:
@@ -144,7 +144,7 @@ class RunSpending:
         return [account for (owner, _), account in self._accounts.items() if owner == number]
 
 
-class _Relay:
+class _UpstreamRelay:
     """One connection: `inner` leads to the gateway, `outer` to the upstream."""
 
     def __init__(
