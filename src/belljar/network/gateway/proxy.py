@@ -67,7 +67,7 @@ class Proxy:
                 message, fds = ipc.receive(self._from_supervisor)
             except BlockingIOError:
                 return
-            except (ipc.Closed, OSError):  # the owner sees its end
+            except (ipc.ClosedError, OSError):  # the owner sees its end
                 loop.remove_reader(self._from_supervisor.fileno())
                 return
             except (ValueError, MemoryError):  # no room for a descriptor: the client gets a reset

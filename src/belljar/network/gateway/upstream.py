@@ -22,7 +22,7 @@ from belljar.network.decide import split_target
 from belljar.network.gateway.context import Receive, RefusedRequestError, Scope, Send
 from belljar.network.gateway.middleware import refuse
 from belljar.network.gateway.pipe import Pipe, TcpPipe, TlsPipe
-from belljar.network.gateway.reporter import TooManyQuestions, printable_text
+from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
 from belljar.network.gateway.site import Site
 from belljar.plan.network import StandInPlan
 
@@ -143,7 +143,7 @@ class Upstream:
     async def _connected(self, port: int) -> AsyncIterator[Pipe]:
         try:
             sock = await self._site.reporter.dial(self._host, port, self._id)
-        except TooManyQuestions:
+        except TooManyRequestsError:
             self._site.hit("dials")
             raise RefusedRequestError("not dialled: too many are being dialled", 503) from None
         except ValueError as error:

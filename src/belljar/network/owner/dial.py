@@ -77,26 +77,26 @@ _BUNDLES: Final = (
 )
 
 
-class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on the gateway
+class NotAnUpstreamError(ValueError):
     """The plan lacks it: the gateway is compromised."""
 
 
-class Refused(ValueError):  # noqa: N818 - a verdict on an upstream
+class RefusedDialError(ValueError):
     """The upstream is unavailable; the text says why."""
 
 
-class _NotTried(Refused):
+class _NotTriedError(RefusedDialError):
     """Nothing was dialled, and that is not recorded yet."""
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """The request's upstream and port. Raises `NotAnUpstream`."""
+    """The request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as exc:
-        raise NotAnUpstream("a dial request that is no JSON") from exc
+        raise NotAnUpstreamError("a dial request that is no JSON") from exc
     if not isinstance(asked, dict) or set(asked) != {"host", "port", "stand_in"}:
-        raise NotAnUpstream("a dial request with other fields")
+        raise NotAnUpstreamError("a dial request with other fields")
     host, port, stand_in = asked["host"], asked["port"], asked["stand_in"]
     for upstream in network.upstreams:
         # A port that is `true` or 443.0 equals no port of ours.
@@ -104,7 +104,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
         if is_named and type(port) is int and port in upstream.ports:
             return upstream, port
     what = printable(f"{host}:{port} as {stand_in}", max_chars=300)
-    raise NotAnUpstream(f"a dial request for what is no upstream of this range: {what}")
+    raise NotAnUpstreamError(f"a dial request for what is no upstream of this range: {what}")
 
 
 Network = IPv4Network | IPv6Network
@@ -241,21 +241,21 @@ class Dialler:
         """The end of a relay, the caller's to close; recorded before it is dialled or refused.
 
         Raises:
-            NotAnUpstream: the range is to be ended.
-            Refused: no public address, no budget, or no answer there.
+            NotAnUpstreamError: the range is to be ended.
+            RefusedDialError: no public address, no budget, or no answer there.
         """
         try:
             upstream, port = wanted(body, self._network)
-        except NotAnUpstream as exc:
+        except NotAnUpstreamError as exc:
             record(_event(None, None, "refused", problem=str(exc)))
             raise
         try:
             with self._spending.dialling(self.number, upstream):
                 addresses = self._pinned(upstream, port, record)
                 return self._first_of(upstream, addresses[:MAX_TRIED], port, record)
-        except (_NotTried, SpentError) as exc:
+        except (_NotTriedError, SpentError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
-            raise Refused(str(exc)) from exc
+            raise RefusedDialError(str(exc)) from exc
 
     def enforce(self, record: Record) -> None:
         """End connections beyond budget or time, and record that."""
@@ -271,7 +271,7 @@ class Dialler:
         host = upstream.host
         with self._locks[host]:
             if host in self._refused:
-                raise _NotTried(self._refused[host])
+                raise _NotTriedError(self._refused[host])
             addresses = self._pins.get(host)
             if not addresses:
                 record(_event(upstream, port, "looked_up"))
@@ -279,16 +279,16 @@ class Dialler:
                 addresses = addresses or self._reach.resolve(host, port)
             except (OSError, UnicodeError) as exc:
                 reason = printable(str(exc), max_chars=200)
-                raise _NotTried(f"the name can't be resolved: {reason}") from exc
+                raise _NotTriedError(f"the name can't be resolved: {reason}") from exc
             own = [address for address in addresses if self._reach.is_ours(address)]
             try:
                 near = self._reach.networks_near()
             except OSError as exc:
                 reason = exc.strerror or type(exc).__name__
-                raise _NotTried(f"this host's own networks can't be read: {reason}") from exc
+                raise _NotTriedError(f"this host's own networks can't be read: {reason}") from exc
             if problem := judge(addresses, own, near):
                 self._refused[host] = problem
-                raise _NotTried(problem)
+                raise _NotTriedError(problem)
             self._pins[host] = addresses
             return addresses
 
@@ -307,7 +307,7 @@ class Dialler:
                 record(_event(upstream, port, "failed", address=address, problem=problem))
                 continue
             return self._spending.relay(self.number, upstream, end)
-        raise Refused(f"no answer there: {problem}")
+        raise RefusedDialError(f"no answer there: {problem}")
 
 
 def _event(

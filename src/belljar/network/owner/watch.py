@@ -35,13 +35,13 @@ from belljar.network.ipc import (
     GatewayEvent,
     GatewayNotice,
     GatewayRequest,
-    WireViolation,
+    WireViolationError,
     encode_ack,
     encode_end,
     encode_reply,
 )
 from belljar.network.owner.budget import Budget
-from belljar.network.owner.dial import Dialler, NotAnUpstream
+from belljar.network.owner.dial import Dialler, NotAnUpstreamError
 from belljar.network.owner.processes import wait_readable
 from belljar.network.owner.range_state import (
     BoundedExecutor,
@@ -254,7 +254,7 @@ class Watch:
                 self._receive_from_supervisor()
             else:
                 self._receive_from_gateway()
-        except (ipc.Closed, ConnectionError):
+        except (ipc.ClosedError, ConnectionError):
             self._open.discard(source)
             if source is self._processes.events:
                 self._gateway_done.set()
@@ -300,7 +300,7 @@ class Watch:
             return
         try:
             message = self._decoder.feed(datagram)
-        except WireViolation as exc:
+        except WireViolationError as exc:
             what = f"the gateway broke its protocol: {exc}"
             raise ProtocolViolation(what, where=self._where) from exc
         match message:
@@ -377,7 +377,7 @@ class Watch:
             with self._dialler.dial(request.body, self._record_dial) as end:
                 self._send(encode_reply(request.id, b"")[0], fds=(end.fileno(),))
                 return
-        except NotAnUpstream as exc:
+        except NotAnUpstreamError as exc:
             self.die(ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where))
         # It can't be recorded: then nothing is dialled, and nothing goes on
         except BelljarError as exc:

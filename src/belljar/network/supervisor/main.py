@@ -78,7 +78,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
         supervisor = _Supervisor(task, owner, fds[4], fds[5])
         supervisor.make(gateway, parent)
         supervisor.work()
-    except ipc.Closed:
+    except ipc.ClosedError:
         os._exit(0)
     except (BelljarError, OSError) as exc:
         if isinstance(exc, BelljarError):
@@ -86,7 +86,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
         else:
             hint = "free some space for the run directories" if exc.filename == RECORD else ""
         failure = {"failed": _reason(exc), "host": isinstance(exc, HostError), "hint": hint}
-        with suppress(ipc.Closed, BlockingIOError):
+        with suppress(ipc.ClosedError, BlockingIOError):
             ipc.send(owner, failure)
     os._exit(1)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from belljar.capture import body_of
 from belljar.events import Body, Kind
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.reporter import Reporter, TooManyQuestions
+from belljar.network.gateway.reporter import Reporter, TooManyRequestsError
 from belljar.network.ipc import (
     DIAL,
     MAX_DATA_BYTES,
@@ -324,11 +324,11 @@ def test_a_question_counts_until_it_is_answered() -> None:
                     )
                     left.append((await heard(there, decoder)).id)
                     asking.cancel()
-                with pytest.raises(TooManyQuestions):
+                with pytest.raises(TooManyRequestsError):
                     await reporter.dial("real.example", 443, "upstream:real.example")
                 other = group.create_task(reporter.ask("chat", b"q"))
                 number = (await heard(there, decoder)).id
-                with pytest.raises(TooManyQuestions):
+                with pytest.raises(TooManyRequestsError):
                     await reporter.ask("chat", b"q")
                 for id_ in (number, left[0]):
                     for datagram in encode_reply(id_, b"late"):

@@ -19,7 +19,7 @@ from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
 
 from belljar.network.gateway.config import Bounds, as_stand_in
 from belljar.network.gateway.context import RefusedRequestError
-from belljar.network.gateway.reporter import TooManyQuestions
+from belljar.network.gateway.reporter import TooManyRequestsError
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.upstream import (
     HOP_BY_HOP,
@@ -57,7 +57,7 @@ class Asker:
 
         async def dial(host: str, port: int, stand_in: str) -> socket.socket:
             if self.is_busy:
-                raise TooManyQuestions
+                raise TooManyRequestsError
             self.dialled.append((host, port, stand_in))
             if self.no_dial:
                 raise ValueError(self.no_dial)

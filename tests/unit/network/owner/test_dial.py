@@ -22,9 +22,9 @@ from belljar.network.owner.dial import (
     MAX_ADDRESSES,
     MAX_TRIED,
     Dialler,
-    NotAnUpstream,
+    NotAnUpstreamError,
     Reach,
-    Refused,
+    RefusedDialError,
     is_ours,
     judge,
     problem_of,
@@ -212,7 +212,7 @@ def test_a_question_of_ours_is_understood() -> None:
 )
 def test_a_request_for_anything_else_is_a_violation(body: bytes) -> None:
     """Another host, port, pairing or type, or no request at all."""
-    with pytest.raises(NotAnUpstream):
+    with pytest.raises(NotAnUpstreamError):
         wanted(body, PLAN)
 
 
@@ -224,7 +224,7 @@ def test_a_request_for_anything_else_is_a_violation(body: bytes) -> None:
 )
 def test_whatever_a_gateway_asks_is_an_upstream_or_a_violation(body: bytes) -> None:
     """Nothing else is raised."""
-    with pytest.raises(NotAnUpstream):
+    with pytest.raises(NotAnUpstreamError):
         wanted(body, PLAN)
 
 
@@ -258,7 +258,7 @@ def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
     answer is better."""
     world = World((PUBLIC[0], "10.0.0.1"), PUBLIC[:1])
     for _ in range(2):
-        with pytest.raises(Refused, match=r"10\.0\.0\.1 is not a public one"):
+        with pytest.raises(RefusedDialError, match=r"10\.0\.0\.1 is not a public one"):
             world.dial()
     said = ("refused", "", "10.0.0.1 is not a public one")
     assert world.log == [("looked_up", "", ""), ("resolved", REAL.host), said, said]
@@ -267,7 +267,7 @@ def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
 def test_this_host_s_own_public_address_is_refused() -> None:
     """Or a listener of the host's would be an upstream."""
     world = World(PUBLIC, ours=PUBLIC[1:])
-    with pytest.raises(Refused, match="this host's own"):
+    with pytest.raises(RefusedDialError, match="this host's own"):
         world.dial()
     assert not any(entry[0] == "connected" for entry in world.log)
 
@@ -283,7 +283,7 @@ def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> No
     world.dial()
     world.near = (ip_network(net),)
     for _ in range(2):
-        with pytest.raises(Refused, match="of a network that this host is on"):
+        with pytest.raises(RefusedDialError, match="of a network that this host is on"):
             world.dial()
     assert [entry[0] for entry in world.log] == [
         "looked_up",
@@ -299,7 +299,9 @@ def test_networks_that_can_t_be_read_are_no_permission() -> None:
     """Nothing is dialled as long as the kernel does not list them."""
     world = World(PUBLIC, PUBLIC)
     world.near = OSError(1, "Operation not permitted")
-    with pytest.raises(Refused, match="own networks can't be read: Operation not permitted"):
+    with pytest.raises(
+        RefusedDialError, match="own networks can't be read: Operation not permitted"
+    ):
         world.dial()
     world.near = ()
     world.dial()
@@ -317,7 +319,7 @@ def test_networks_that_can_t_be_read_are_no_permission() -> None:
 def test_a_name_that_does_not_resolve_now_may_later() -> None:
     """A failure is on record, and pins nothing."""
     world = World(socket.gaierror(-3, "Temporary failure"), PUBLIC[:1])
-    with pytest.raises(Refused, match="can't be resolved"):
+    with pytest.raises(RefusedDialError, match="can't be resolved"):
         world.dial()
     world.dial()
     assert [entry[0] for entry in world.log] == [
@@ -337,7 +339,7 @@ def test_the_next_pinned_address_is_tried() -> None:
         ("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
         dead=("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
     )
-    with pytest.raises(Refused, match="no answer there"):
+    with pytest.raises(RefusedDialError, match="no answer there"):
         world.dial()
     assert sum(entry[0] == "connected" for entry in world.log) == MAX_TRIED
     assert world.log[2:5] == [
@@ -350,7 +352,7 @@ def test_the_next_pinned_address_is_tried() -> None:
 def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
     """The violation is recorded before it is raised."""
     world = World()
-    with pytest.raises(NotAnUpstream):
+    with pytest.raises(NotAnUpstreamError):
         world.dial(host="elsewhere.example")
     assert [entry[0] for entry in world.log] == ["refused"]
 
@@ -414,15 +416,15 @@ def test_each_address_that_is_tried_costs_budget() -> None:
     more, and that is on record."""
     addresses = ("1.0.0.1", "1.0.0.2", "1.0.0.3")
     dead = World(addresses, dead=addresses)
-    with pytest.raises(Refused, match="no answer there"):
+    with pytest.raises(RefusedDialError, match="no answer there"):
         dead.dial()
     assert dead.spending.spent_bytes(REAL.host) == MAX_TRIED * DIAL_BYTES
     world = World(*[socket.gaierror(-3, "Temporary failure")] * 5000)
     for _ in range(REAL.budget_bytes // DIAL_BYTES):
-        with pytest.raises(Refused, match="can't be resolved"):
+        with pytest.raises(RefusedDialError, match="can't be resolved"):
             world.dial()
     resolved = len(world.log)
-    with pytest.raises(Refused, match="budget for one sample is used up"):
+    with pytest.raises(RefusedDialError, match="budget for one sample is used up"):
         world.dial()
     assert world.log[resolved:] == [
         ("refused", "", "the upstream's budget for one sample is used up")
