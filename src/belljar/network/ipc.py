@@ -102,7 +102,7 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The next object and its descriptors, the caller's to close.
 
-    Raises `ClosedError`, `ValueError`. A non-blocking socket raises `BlockingIOError` when there is none.
+    Raises `ClosedError`, `ValueError`; `BlockingIOError`: there is none, and the socket doesn't block.
     """
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
