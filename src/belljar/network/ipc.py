@@ -102,7 +102,7 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The next object and its descriptors, the caller's to close.
 
-    Raises `ClosedError`, `ValueError`; `BlockingIOError`: there is none, and the socket doesn't block.
+    Raises `ClosedError`, `ValueError`; `BlockingIOError`: a socket that doesn't block has none.
     """
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
