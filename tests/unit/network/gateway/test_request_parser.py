@@ -108,6 +108,7 @@ def test_whatever_comes_the_pieces_change_nothing(data: bytes, size: int) -> Non
         HEAD + b"content-LENGTH: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;x=y\r\na\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n01\r\na\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n1 \r\na\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n\r\n1\r\na\r\n0\r\n\r\n",
@@ -123,7 +124,7 @@ def test_whatever_comes_the_pieces_change_nothing(data: bytes, size: int) -> Non
 @pytest.mark.parametrize("size", [1, 1000])
 def test_what_could_be_read_in_two_ways_is_refused(head: bytes, size: int) -> None:
     """A line's end that is none, folded lines, control characters, two lengths, a length and a
-    coding, extensions of chunks, trailers, and what is over a bound: in whatever pieces."""
+    coding, extensions of chunks, zeros before a size, trailers, and what is over a bound: in whatever pieces."""
     found, refusal = parsed(head, size)
     assert refusal
     assert b"".join(body for _, body in found) in (b"", b"a")
