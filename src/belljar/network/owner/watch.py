@@ -247,6 +247,9 @@ class Watch:
             self._dialler.enforce(partial(self._record, Kind.NETWORK_UPSTREAM))
         except BelljarError as exc:  # it can't be recorded
             self.die(exc)
+        except Exception as exc:  # noqa: BLE001 - nothing may go on whose bounds aren't kept
+            what = f"the bounds of the range's upstreams can't be kept: {exc!r}"
+            self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _receive(self, source: socket.socket) -> None:
         try:
