@@ -77,7 +77,7 @@ def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
         gateway.owner.first(Kind.NETWORK_HTTP)
         gateway.owner.first(Kind.NETWORK_STREAM)
         gateway.owner.end(0.5)
-    assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"] == ENDED
+    assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["status"] == 200
 
 
 @pytest.mark.promise("5.4")

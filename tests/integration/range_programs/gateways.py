@@ -38,7 +38,7 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     reporter.start()
 
     class Echo(asyncio.DatagramProtocol):
-        def connection_call(self, transport: asyncio.BaseTransport) -> None:
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self.transport = cast("asyncio.DatagramTransport", transport)
 
         def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
