@@ -254,7 +254,7 @@ with client.responses.stream(model="m", input="hi and more than one piece of tex
 called = client.responses.create(model="m", input="x", tools=[{"type": "function", "name": "add", "parameters": {}, "strict": False}])
 print(called.output[0].type, called.output[0].call_id)
 try:
-    client.embeddings.create(model="m", input="x")
+    client.models.retrieve("other")
 except NotFoundError as exc:
     print(exc.code)
 """
