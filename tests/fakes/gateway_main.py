@@ -25,8 +25,6 @@ from belljar.network.gateway.context import (
 )
 from belljar.network.gateway.serve import run
 
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # As in a range's fork server.
-
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
     """A stand-in of a few lines: `smtp` greets and echoes lines, `http` and the range's catch-all

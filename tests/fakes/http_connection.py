@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,7 +28,6 @@ class GivenPipe:
 
     pieces: list[bytes]
     account: Account
-    alpn: str | None = None
     answer: bytearray = field(default_factory=bytearray)
 
     async def receive(self) -> bytes:
@@ -81,19 +80,16 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 def talk(
     pieces: list[bytes],
-    alpn: str | None = None,
     bounds: Bounds | None = None,
     *,
     no_memory_at: Container[int] = (),
 ) -> Outcome:
     """One connection on which these pieces come, and then the end. `no_memory_at`: which times of
     recording, from 0 on, memory does not suffice for."""
-    return asyncio.run(_talk(pieces, alpn, bounds or Bounds(farewell_s=0.05), no_memory_at))
+    return asyncio.run(_talk(pieces, bounds or Bounds(farewell_s=0.05), no_memory_at))
 
 
-async def _talk(
-    pieces: list[bytes], alpn: str | None, bounds: Bounds, no_memory_at: Container[int]
-) -> Outcome:
+async def _talk(pieces: list[bytes], bounds: Bounds, no_memory_at: Container[int]) -> Outcome:
     items: list[Item] = []
     times = itertools.count()
 
@@ -104,21 +100,18 @@ async def _talk(
         items.extend(given)
 
     reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append, is_full=False))
-    port = 443 if alpn else 80
     shop = StandInPlan(
         id="shop",
         kind="http",
         names=(),
-        ports=(PortPlan(number=port, protocol="tls" if alpn else "http"),),
+        ports=(PortPlan(number=80, protocol="http"),),
     )
     site = Site(
         layout=layout(), stand_ins=(shop,), bounds=bounds, reporter=reporter, apps={"shop": echo}
     )
     account = Account(1)
-    peer = Peer(cell="agent", address=SHOP, port=port, account=account)
-    if alpn:
-        peer = replace(peer, sni="shop.example", hello=True)
-    pipe = GivenPipe(list(pieces), account, alpn)
+    peer = Peer(cell="agent", address=SHOP, port=80, account=account)
+    pipe = GivenPipe(list(pieces), account)
     with contextlib.suppress(MemoryError):
         await HttpConnection(site, peer, pipe, Middleware(site)).run()
     end = connection_item(peer, closed=True)

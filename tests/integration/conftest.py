@@ -24,15 +24,26 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def browser() -> Iterator[Browser]:
-    """Debian's chromium."""
+def chromium() -> Iterator[Callable[..., Browser]]:
+    """Starts Debian's chromium with these arguments."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if (chromium := shutil.which("chromium")) is None:
+    if (path := shutil.which("chromium")) is None:
         pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield launched
-        launched.close()
+    with playwright.sync_playwright() as started, contextlib.ExitStack() as stack:
+
+        def launch(*args: str) -> Browser:
+            options = ["--no-sandbox", *args]
+            launched: Browser = started.chromium.launch(executable_path=path, args=options)
+            stack.callback(launched.close)
+            return launched
+
+        yield launch
+
+
+@pytest.fixture
+def browser(chromium: Callable[..., Browser]) -> Browser:
+    """It, as it is."""
+    return chromium()
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,18 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 from tests.fakes.gateway import OTHER, SHOP, WILD, Gateway, is_silent, read_all, running
 
 from belljar.events import Kind
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 GET = b"GET %s HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
@@ -42,6 +46,20 @@ def test_curl_gets_answers_over_tls(gateway: Gateway, option: str) -> None:
             "hello",
         )
         assert seen["state"] == {"cell": "agent", "name": name}
+
+
+def test_a_browser_gets_a_page_over_tls(chromium: Callable[..., Browser], tmp_path: Path) -> None:
+    """It offers HTTP/2 and post-quantum keys, and falls back; what it asks is on record."""
+    with running(tmp_path, kinds={"shop": "catch_all"}) as gateway:
+        page = chromium(f"--host-resolver-rules=MAP shop.example {SHOP}").new_page(
+            ignore_https_errors=True
+        )
+        url = f"https://shop.example:{gateway.ports['tls']}/about-us"
+        reply = page.goto(url)
+        assert reply is not None
+        assert (reply.status, page.inner_text("h1")) == (200, "About Us - Shop")
+        asked = gateway.owner.first(Kind.NETWORK_HTTP, url=url)
+        assert asked.data["version"] == "1.1"
 
 
 def test_a_request_and_its_answer_are_on_record(gateway: Gateway) -> None:

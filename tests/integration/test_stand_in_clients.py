@@ -11,10 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parents[2]
 SHOP: dict[str, Any] = {
@@ -123,6 +126,41 @@ def test_curl(serve: Serve, tmp_path: Path) -> None:
         )
         == "404"
     )
+
+
+PAGE = """\
+<form method=post action=/login><input name=user><button>in</button></form>
+<script>
+const socket = new WebSocket(`ws://${location.host}/ws`)
+socket.onopen = () => socket.send("echoed")
+socket.onmessage = event => document.title = event.data
+</script>
+"""
+
+
+def test_a_browser(serve: Serve, browser: Browser, tmp_path: Path) -> None:
+    """A form, the session that it begins, a request of a script, and a WebSocket."""
+    site = {
+        "routes": [
+            {"path": "/", "type": "text/html", "body": PAGE},
+            {
+                "path": "/login",
+                "method": "POST",
+                "do": {"set": {"session.user": "{{ form.user }}"}},
+                "redirect": "/me",
+            },
+            {"path": "/me", "body": "<p>{{ session.user }}"},
+            *SHOP["routes"],
+        ]
+    }
+    base = serve("http", site, tmp_path)
+    page = browser.new_page()
+    page.goto(base)
+    page.wait_for_function("document.title === 'echoed'")
+    page.fill("input", "<eve>")
+    page.click("button")
+    assert (page.url, page.inner_text("p")) == (f"{base}/me", "<eve>")
+    assert page.evaluate("fetch('/hello?who=x').then(reply => reply.json())") == {"who": "x"}
 
 
 def test_python_clients(serve: Serve, tmp_path: Path) -> None:

@@ -27,12 +27,11 @@ from tests.integration.range_programs.scene import GATEWAYS, TIMEOUT_S, Cell, Sc
 from tests.unit.report.stories import line
 
 from belljar.errors import ProtocolViolation
-from belljar.events import JsonValue
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds
-from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE
+from belljar.network.owner.relay import RunSpending
 from belljar.plan.network import UpstreamPlan
 from belljar.report.left import LeftGatherer, Way
 
@@ -239,7 +238,7 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     }
     assert "Hostname mismatch" in reasons["upstream:misnamed.example"]
     assert "issuer" in reasons["upstream:untrusted.example"]
-    # What left is told by host, by the kernel's count: of a refused one only the name was looked up.
+    # What left is told by host, by the owner's count: of a refused one only the name was looked up.
     gatherer = LeftGatherer()
     for event in scene.recorder.events:
         gatherer.take(line(event.kind, None, **event.data))
@@ -256,7 +255,7 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
 
 @pytest.mark.promise("2.7")
 def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
-    """An answer larger than it is cut off, which is told once; then nothing is dialled."""
+    """An answer larger than it is cut off, which is recorded once; then nothing is dialled."""
 
     def act(curl: Client) -> dict[str, Any]:
         return {
@@ -267,16 +266,16 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
     scene, seen = with_client(tmp_path, world, act)
     assert len(seen["large"][1]) < BUDGET
     assert seen["after"] == (502, "")
-    limits: list[dict[str, JsonValue]] = scene.data("limit.hit")
-    assert [(data["limit"], data["value"], data["stand_in"]) for data in limits] == [
-        ("upstream_budget_bytes", BUDGET, "upstream:small.example")
-    ]
+    verdicts = [verdict for verdict, _ in upstream_events(scene, "small.example")]
+    assert sorted(verdicts) == ["cut", "dialled", "looked_up", "refused"]
+    (cut,) = (data for data in scene.data("network.upstream") if data["verdict"] == "cut")
+    assert cut["problem"] == "more passed than its budget"
     assert len(world.dialled) == 1
 
 
 @pytest.mark.promise("2.7")
 def test_the_ranges_of_a_run_have_one_budget(tmp_path: Path, world: World) -> None:
-    """What the kernel counted of one range's connections is gone for the next; the last refusal is
+    """What passed on one range's connections is gone for the next; the last refusal is
     on record, and nothing is dialled for it."""
     spending = RunSpending()
 
@@ -404,8 +403,8 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
 
 
 def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> None:
-    """A gateway that was taken over has the connection that it asked for, and can't point it
-    elsewhere, listen on it, or make one like it."""
+    """A compromised gateway has the end of a relay, and can't point it elsewhere, listen on it, or
+    make one like it."""
     scene = scene_of(tmp_path)
 
     async def run() -> None:
@@ -415,6 +414,7 @@ def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> Non
     anyio.run(run)
     (told,) = scene.data("network.attempt")
     assert told["tried"] == {
+        "family": "'AF_UNIX'",
         "write": "1",
         "connect": "EPERM",
         "disconnect": "EPERM",

@@ -31,11 +31,11 @@ from belljar.events import Recorder
 from belljar.isolation.renewal import Port, PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.gateway.config import GuardConfig
-from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import Range as Network
 from belljar.network.owner.range import open_range as open_network
+from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import MIN_RANDOM_BYTES, lay_out

@@ -101,7 +101,7 @@ class _ForkServer:
             if self._owner.fileno() in ready:
                 try:
                     message, fds = ipc.receive(self._owner)
-                except ipc.Closed:
+                except ipc.ClosedError:
                     os._exit(0)
                 self._answer(message, fds)
 

@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from belljar.events import Body, JsonValue, Kind
-from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_QUESTION_BYTES
+from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_ASKED_BYTES
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
 MAX_DESCRIPTORS: Final = 250
@@ -48,7 +48,7 @@ MAX_BODY_BYTES: Final = 1 << 20  # Kept of one body.
 SECRETS: Final = "secrets"
 """The body with a connection's lines of NSS's key log: without it, TLS can't be decrypted."""
 ASK: Final = "ask"
-DIAL: Final = "dial"  # Requests a connected socket to a real upstream.
+DIAL: Final = "dial"  # Requests the end of a relay to a real upstream.
 READY: Final = "ready"
 ALIVE: Final = "alive"
 ENDED: Final = "ended"
@@ -76,7 +76,7 @@ KINDS: Final = frozenset(
 )
 
 
-class Closed(Exception):  # noqa: N818 - an end, not an error
+class ClosedError(Exception):
     """The other side is gone."""
 
 
@@ -86,7 +86,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send an object and descriptors. Raises `Closed`, `ValueError`."""
+    """Send an object and descriptors. Raises `ClosedError`, `ValueError`."""
     text = json.dumps(message, separators=(",", ":")).encode()
     if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
@@ -96,18 +96,18 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
         else:
             to.send(text)
     except (BrokenPipeError, ConnectionResetError) as exc:
-        raise Closed from exc
+        raise ClosedError from exc
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next object and its descriptors, the caller's to close. Raises `Closed`, `ValueError`.
+    """The next object and its descriptors, the caller's to close.
 
-    A non-blocking socket raises `BlockingIOError` when there is none.
+    Raises `ClosedError`, `ValueError`; `BlockingIOError`: a socket that doesn't block has none.
     """
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
         if not text:
-            raise Closed
+            raise ClosedError
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError("a message was cut off")
         message = json.loads(text)
@@ -130,10 +130,10 @@ def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
 
 
 def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
-    """The next datagram. Raises `Closed`."""
+    """The next datagram. Raises `ClosedError`."""
     datagram = _to_the_last(partial(source.recv, max_bytes))
     if not datagram:
-        raise Closed
+        raise ClosedError
     return datagram
 
 
@@ -236,7 +236,7 @@ def encode_event(number: int, item: Item) -> list[bytes]:
     return [head.encode(), *pieces]
 
 
-class WireViolation(ValueError):  # noqa: N818 - as the channel's ProtocolViolation
+class WireViolationError(ValueError):
     """The other side broke the protocol: trust nothing more."""
 
 
@@ -301,17 +301,17 @@ class EventDecoder:
     def feed(self, datagram: bytes) -> GatewayEvent | GatewayNotice | GatewayRequest | None:
         """The message that this datagram completes.
 
-        Raises `WireViolation`: feed nothing after it.
+        Raises `WireViolationError`: feed nothing after it.
         """
         if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
-            raise WireViolation(f"a datagram of {len(datagram)} bytes")
+            raise WireViolationError(f"a datagram of {len(datagram)} bytes")
         if self._head is None:
             self._head = self._checked_head(datagram)
             self._parts = [bytearray() for _ in self._head["bodies"]]
         else:
             part, wanted_bytes = next(self._incomplete())
             if len(part) + len(datagram) > wanted_bytes:
-                raise WireViolation("more bytes than a body has")
+                raise WireViolationError("more bytes than a body has")
             part += datagram
         if any(self._incomplete()):
             return None
@@ -344,14 +344,14 @@ class EventDecoder:
         head = _object(datagram)
         number = _count(head.get("id"), _MAX_INT, "id")
         if number <= self._last_id:
-            raise WireViolation("ids must grow")
+            raise WireViolationError("ids must grow")
         _exactly(head, {"id", "kind", "data", "bodies"})
         _check_message(head, self._kinds)
         if self._is_over:
-            raise WireViolation("a message after the last")
+            raise WireViolationError("a message after the last")
         self._is_over = head["kind"] == ENDED
         if head["kind"] == READY and self._is_ready:
-            raise WireViolation("`ready` comes once")
+            raise WireViolationError("`ready` comes once")
         self._is_ready |= head["kind"] == READY
         self._last_id = number
         return head
@@ -370,33 +370,33 @@ def _object(datagram: bytes) -> Mapping[str, Any]:
         value = json.loads(datagram, object_pairs_hook=_each_once)
         _check_value(value, _MAX_DEPTH)
     except RecursionError as exc:
-        raise WireViolation("too deep") from exc
+        raise WireViolationError("too deep") from exc
     except ValueError as exc:
-        raise WireViolation(f"no JSON of ours: {type(exc).__name__}") from exc
+        raise WireViolationError(f"no JSON of ours: {type(exc).__name__}") from exc
     if not isinstance(value, dict):
-        raise WireViolation("not an object")
+        raise WireViolationError("not an object")
     return value
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise WireViolation("a name twice")
+        raise WireViolationError("a name twice")
     return found
 
 
 def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values of any shape
     if depth == 0:
-        raise WireViolation("too deep")
+        raise WireViolationError("too deep")
     if isinstance(value, str):
         value.encode()  # a lone surrogate can't be
     elif isinstance(value, float):
         # Nor NaN or infinity; a ledger writes greater ones with all their digits
         if not abs(value) <= _MAX_INT:
-            raise WireViolation("a number beyond 2^53")
+            raise WireViolationError("a number beyond 2^53")
     elif isinstance(value, int):
         if abs(value) > _MAX_INT:
-            raise WireViolation("an integer beyond 2^53")
+            raise WireViolationError("an integer beyond 2^53")
     elif isinstance(value, dict):
         for name, item in value.items():
             name.encode()
@@ -409,43 +409,43 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
 def _check_message(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
     kind, data, refs = head["kind"], head["data"], head["bodies"]
     if not isinstance(kind, str) or kind not in {*kinds, *_NOTICES, ASK}:
-        raise WireViolation("a kind that a gateway can't record")
+        raise WireViolationError("a kind that a gateway can't record")
     if not isinstance(data, dict):
-        raise WireViolation("data is no object")
+        raise WireViolationError("data is no object")
     if not isinstance(refs, list) or len(refs) > MAX_BODIES:
-        raise WireViolation("bodies are no list of at most 8")
-    max_bytes = MAX_QUESTION_BYTES if kind == ASK else MAX_BODY_BYTES
+        raise WireViolationError("bodies are no list of at most 8")
+    max_bytes = MAX_ASKED_BYTES if kind == ASK else MAX_BODY_BYTES
     for ref in refs:
         if not isinstance(ref, dict):
-            raise WireViolation("a body is no object")
+            raise WireViolationError("a body is no object")
         _exactly(ref, {"name", "kept_bytes", "total_bytes", "sha256"})
         kept = _count(ref["kept_bytes"], max_bytes, "kept_bytes")
         if _count(ref["total_bytes"], _MAX_INT, "total_bytes") < kept:
-            raise WireViolation("more kept than there was")
+            raise WireViolationError("more kept than there was")
         for name, pattern in (("name", _BODY_NAME), ("sha256", _SHA256)):
             if not isinstance(ref[name], str) or pattern.fullmatch(ref[name]) is None:
-                raise WireViolation(f"a body's {name}")
+                raise WireViolationError(f"a body's {name}")
     if len({ref["name"] for ref in refs}) != len(refs):
-        raise WireViolation("a body's name twice")
+        raise WireViolationError("a body's name twice")
     if kind == ASK:
         _exactly(data, {"what"})
         if not isinstance(data["what"], str) or _REQUEST.fullmatch(data["what"]) is None:
-            raise WireViolation("no request's name")
+            raise WireViolationError("no request's name")
         if len(refs) != 1 or refs[0]["kept_bytes"] != refs[0]["total_bytes"]:
-            raise WireViolation("a request has one body, whole")
+            raise WireViolationError("a request has one body, whole")
     elif kind in {ALIVE, ENDED}:
         _exactly(data, {"unreported"} if kind == ENDED else set())
         _count(data.get("unreported", 0), _MAX_INT, "unreported")
         if refs:
-            raise WireViolation(f"`{kind}` with bodies")
+            raise WireViolationError(f"`{kind}` with bodies")
 
 
 def _exactly(value: Mapping[str, Any], names: set[str]) -> None:
     if set(value) != names:
-        raise WireViolation(f"fields other than {', '.join(sorted(names))}")
+        raise WireViolationError(f"fields other than {', '.join(sorted(names))}")
 
 
 def _count(value: object, maximum: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
-        raise WireViolation(f"{name} is no count up to {maximum}")
+        raise WireViolationError(f"{name} is no count up to {maximum}")
     return value

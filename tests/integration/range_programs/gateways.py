@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -207,26 +208,32 @@ def ask_nonsense(_config: GatewayConfig, _listeners: Listeners, events: socket.s
 
 
 def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Is handed a connection, and tries to make another of it."""
+    """Is handed the end of a relay, and tries to make something else of it."""
     _ask(events, b'{"host":"good.example","port":443,"stand_in":"upstream:good.example"}')
     _, fds, _, _ = socket.recv_fds(events, 1 << 16, 1)
     end = socket.socket(fileno=fds[0])
-    elsewhere = ("127.0.0.1", 9)
+    elsewhere = struct.pack("=H", socket.AF_INET) + struct.pack("!HI8x", 9, 0x7F00_0001)
+    number, flag = end.fileno(), socket.MSG_FASTOPEN
+
+    def reopen() -> object:
+        return _call(libc.sendto(number, b"x", 1, flag, elsewhere, len(elsewhere)))
 
     def shut_and_reopen() -> object:
         end.shutdown(socket.SHUT_RDWR)
-        return end.sendto(b"x", socket.MSG_FASTOPEN, elsewhere)
+        return reopen()
 
     tries: dict[str, Callable[[], object]] = {
+        "family": lambda: end.family.name,
         "write": lambda: end.send(b"x"),
-        "connect": lambda: end.connect(elsewhere),
-        "disconnect": lambda: _connect_nowhere(end),
-        "fast open": lambda: end.sendto(b"x", socket.MSG_FASTOPEN, elsewhere),
+        "connect": lambda: _call(libc.connect(number, elsewhere, len(elsewhere))),
+        # connect(AF_UNSPEC) would part it from its peer (connect(2))
+        "disconnect": lambda: _call(libc.connect(number, bytes(16), 16)),
+        "fast open": reopen,
         "fast open after shutdown": shut_and_reopen,
         "listen": lambda: end.listen(1),
-        "bind": lambda: end.bind(("127.0.0.1", 0)),
+        "bind": lambda: end.bind("\0name"),
         "socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
-        "interfaces": lambda: fcntl.ioctl(end.fileno(), 0x8912, bytes(16)),
+        "interfaces": lambda: fcntl.ioctl(number, 0x8912, bytes(16)),
     }
     ended = {name: tried(action) for name, action in tries.items()}
     say(events, 3, "network.attempt", {"stand_in": "", "what": "everything", "tried": ended})
@@ -234,12 +241,6 @@ def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
         events.recv(1 << 16)
     say(events, 4, ENDED, {"unreported": 0})
     os._exit(0)
-
-
-def _connect_nowhere(end: socket.socket) -> None:
-    """connect(AF_UNSPEC), which would part it from its peer (connect(2))."""
-    if libc.connect(end.fileno(), bytes(16), 16) < 0:
-        raise OSError(ctypes.get_errno(), "")
 
 
 def tried(action: Callable[[], object]) -> str:

@@ -27,9 +27,9 @@ def test_an_end_is_told() -> None:
     ours, theirs = ipc.pair()
     theirs.close()
     with ours:
-        with pytest.raises(ipc.Closed):
+        with pytest.raises(ipc.ClosedError):
             ipc.receive(ours)
-        with pytest.raises(ipc.Closed):
+        with pytest.raises(ipc.ClosedError):
             ipc.send(ours, {})
 
 
@@ -41,7 +41,7 @@ def test_last_messages_are_read_after_a_reset() -> None:
     theirs.close()
     with ours:
         assert ipc.receive(ours) == ({"failed": "why"}, [])
-        with pytest.raises(ipc.Closed):
+        with pytest.raises(ipc.ClosedError):
             ipc.receive(ours)
 
     ours, theirs = ipc.pair()
@@ -50,7 +50,7 @@ def test_last_messages_are_read_after_a_reset() -> None:
         ours.send(b"what?")
         theirs.close()
         assert ipc.receive_bytes(ours, 100) == b"it is over"
-        with pytest.raises(ipc.Closed):
+        with pytest.raises(ipc.ClosedError):
             ipc.receive_bytes(ours, 100)
 
 

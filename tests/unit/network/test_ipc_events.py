@@ -81,13 +81,13 @@ def test_what_a_gateway_sends_arrives(
     )
 )
 def test_anything_else_is_a_violation_or_waits(sent: list[bytes]) -> None:
-    """Whatever is fed, the decoder accepts it, waits for more, or raises `WireViolation` and
+    """Whatever is fed, the decoder accepts it, waits for more, or raises `WireViolationError` and
     nothing else."""
     decoder = wire.EventDecoder()
     for datagram in sent:
         try:
             decoder.feed(datagram)
-        except wire.WireViolation:
+        except wire.WireViolationError:
             return
 
 
@@ -134,7 +134,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_each_violation_is_seen(name: str) -> None:
     """One case for each rule of the protocol."""
-    with pytest.raises(wire.WireViolation):
+    with pytest.raises(wire.WireViolationError):
         wire.EventDecoder().feed(BAD[name])
 
 
@@ -156,7 +156,7 @@ def test_the_last_message_is_the_last() -> None:
     assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.GatewayNotice(
         id=1, kind="ended", data={"unreported": 3}
     )
-    with pytest.raises(wire.WireViolation, match="after the last"):
+    with pytest.raises(wire.WireViolationError, match="after the last"):
         decoder.feed(word(2, "alive", {}))
     assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
 
@@ -173,14 +173,14 @@ def test_the_last_message_is_the_last() -> None:
 )
 def test_a_last_message_of_another_form_is_a_violation(data: object) -> None:
     """Another count than a count, or another field."""
-    with pytest.raises(wire.WireViolation):
+    with pytest.raises(wire.WireViolationError):
         wire.EventDecoder().feed(word(1, "ended", data))
 
 
 def test_a_last_message_has_no_body() -> None:
     """That would be an event."""
     body = {"name": "b", "kept_bytes": 0, "total_bytes": 0, "sha256": "0" * 64}
-    with pytest.raises(wire.WireViolation, match="bodies"):
+    with pytest.raises(wire.WireViolationError, match="bodies"):
         wire.EventDecoder().feed(word(1, "ended", {"unreported": 0}, [body]))
 
 
@@ -188,11 +188,11 @@ def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
     """A number twice, and a byte more than a body has, are violations."""
     decoder = wire.EventDecoder()
     assert decoder.feed(head()) is not None
-    with pytest.raises(wire.WireViolation):
+    with pytest.raises(wire.WireViolationError):
         decoder.feed(head())
     decoder = wire.EventDecoder()
     assert decoder.feed(head(bodies=[REF])) is None
-    with pytest.raises(wire.WireViolation):
+    with pytest.raises(wire.WireViolationError):
         decoder.feed(b"xy")
 
 
@@ -201,7 +201,7 @@ def test_ready_comes_once() -> None:
     decoder = wire.EventDecoder()
     assert isinstance(decoder.feed(head(kind="ready")), wire.GatewayNotice)
     assert isinstance(decoder.feed(head(id=2)), wire.GatewayEvent)
-    with pytest.raises(wire.WireViolation, match="once"):
+    with pytest.raises(wire.WireViolationError, match="once"):
         decoder.feed(head(id=3, kind="ready"))
 
 

@@ -147,9 +147,12 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
         PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls")
         for port in upstream.ports
     )
-    settings = {"methods": list(upstream.methods), "budget_bytes": upstream.budget_bytes}
     return StandInPlan(
-        id=upstream.id, kind=UPSTREAM, names=(upstream.host,), ports=tuple(ports), settings=settings
+        id=upstream.id,
+        kind=UPSTREAM,
+        names=(upstream.host,),
+        ports=tuple(ports),
+        settings={"methods": list(upstream.methods)},
     )
 
 

@@ -35,7 +35,7 @@ StreamApp: TypeAlias = (
 # Of a request: 413; the stand-in sees a disconnect.
 MAX_BODY_BYTES: Final = NetworkBounds().body_bytes
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
-MAX_QUESTION_BYTES: Final = 4 << 20
+MAX_ASKED_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.
 
 
@@ -70,7 +70,7 @@ class Ask(Protocol):
     """Asks the range's owner (`openai` alone)."""
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
-        """The reply. Raises `ValueError` if refused or over `MAX_QUESTION_BYTES`."""
+        """The reply. Raises `ValueError` if refused or over `MAX_ASKED_BYTES`."""
         ...
 
 

@@ -1,13 +1,15 @@
-"""Reads HTTP/1.1 requests from bytes, by h11's public interface; pure.
+"""Reads HTTP/1.1 from bytes; pure.
 
-h11 is given whole heads and canonical bodies alone: what two parsers could read in two ways is
-refused before, and h11 reads all the rest in linear time.
+h11 reads whole heads alone, by its public interface: what two parsers could read in two ways is
+refused before. Bodies are read here, in linear time.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+import sys
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import h11
 
@@ -26,16 +28,19 @@ _PROBLEMS: Final = {
 }
 _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
-# The line of a chunk, and what may become one: first in a body, and behind another chunk.
-_FIRST_LINE: Final = (
-    re.compile(rb"([0-9A-Fa-f]{1,16})\r\n"),
-    re.compile(rb"(?:[0-9A-Fa-f]{1,16}\r?)?"),
-)
-_NEXT_LINE: Final = (
-    re.compile(rb"\r\n([0-9A-Fa-f]{1,16})\r\n"),
-    re.compile(rb"(?:\r(?:\n(?:[0-9A-Fa-f]{1,16}\r?)?)?)?"),
-)
-_MAX_LINE_BYTES: Final = 20
+# The line of a chunk, and what may become one: first in a body, and behind another chunk. A size
+# has one form, as it is in no event; extensions and trailers would be in none either.
+_SIZE: Final = rb"(?:[1-9a-f][0-9a-f]{0,14}|[1-9A-F][0-9A-F]{0,14})"
+_LINE: Final = rb"(?:(%s)\r\n|0\r\n\r\n)" % _SIZE
+_BEGUN: Final = rb"(?:%s\r?|0(?:\r(?:\n\r?)?)?)?" % _SIZE
+_FIRST_LINE: Final = re.compile(_LINE), re.compile(_BEGUN)
+_NEXT_LINE: Final = re.compile(rb"\r\n" + _LINE), re.compile(rb"(?:\r(?:\n%s)?)?" % _BEGUN)
+_MAX_LINE_BYTES: Final = 19
+Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
+
+
+class FramingError(ValueError):
+    """A body's framing is not canonical."""
 
 
 def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
@@ -46,9 +51,7 @@ def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
     return "no request line" if data[:1] in (b" ", b"\t", b"\r") else ""
 
 
-def request_problem(
-    request: h11.Request | h11.Response | h11.InformationalResponse, head: bytes, max_fields: int
-) -> tuple[str, int] | None:
+def request_problem(request: Head, head: bytes, max_fields: int) -> tuple[str, int] | None:
     """Return why a head that h11 takes is refused, with the status, or None."""
     fields = list(request.headers)
     lengths = _LENGTH.findall(head)  # h11 merges equal ones
@@ -75,50 +78,71 @@ def is_websocket(request: h11.Request) -> bool:
     return request.method == b"GET" and b"upgrade" in words and wanted == b"websocket"
 
 
-class BodyGate:
-    """Says how many bytes belong to a request's body, whose framing has to be canonical."""
+class Framing:
+    """Takes a body's bytes. `left_bytes`: of a body without chunks; None: until the end."""
 
-    def __init__(self, request: h11.Request) -> None:
-        fields = dict(request.headers)
-        self._is_chunked = b"transfer-encoding" in fields
-        self._is_last = False
-        self._line = _FIRST_LINE
-        self._left = 0 if self._is_chunked else int(fields.get(b"content-length", b"0"))
-        self.is_over = not self._is_chunked and not self._left
+    def __init__(self, left_bytes: int | None, *, is_chunked: bool = False) -> None:
+        self.is_over, self.is_until_end = left_bytes == 0 and not is_chunked, left_bytes is None
+        self._left_bytes = sys.maxsize if left_bytes is None else left_bytes
+        self._is_chunked = is_chunked
+        self._patterns = _FIRST_LINE
+        self._line = b""
 
-    def admit(self, buffer: bytes | bytearray) -> int:
-        """Return how many bytes at the front may be parsed. Raises `RefusedRequestError`."""
+    @property
+    def open_line(self) -> bytes:
+        """The line of a chunk that is not whole: nothing else tells its size."""
+        return self._line if self._left_bytes else b""
+
+    def take(self, waiting: bytearray, feed: Callable[[bytes], object]) -> None:
+        """Move what belongs to the body to `feed`. Raises `FramingError` when that is done.
+
+        Then the bytes that are not canonical are still waiting, and the next call raises, too.
+        """
         at = 0
-        while not self.is_over:
-            step = min(self._left, len(buffer) - at)
-            at, self._left = at + step, self._left - step
-            if self._left:
-                break
-            line = self._admit_line(bytes(buffer[at : at + _MAX_LINE_BYTES]))
-            at += len(line)
-            if not line:
-                break
-        return at
+        pieces = []
+        try:
+            while not self.is_over:
+                piece = waiting[at : at + self._left_bytes]
+                pieces.append(piece)
+                at += len(piece)
+                self._left_bytes -= len(piece)
+                if self._left_bytes:
+                    break
+                if not self._is_chunked:
+                    self.is_over = True
+                elif line := self._next_line(bytes(waiting[at : at + _MAX_LINE_BYTES])):
+                    at += len(line)
+                else:
+                    break
+        finally:
+            del waiting[:at]
+            feed(b"".join(pieces))
 
-    def _admit_line(self, rest: bytes) -> bytes:
-        if not self._is_chunked:
-            self.is_over = True
-            return b""
-        if self._is_last:
-            if not b"\r\n".startswith(rest[:2]):
-                raise RefusedRequestError("trailers", 400)
-            self.is_over = len(rest) >= 2
-            return rest[:2] if self.is_over else b""
-        whole, begun = self._line
-        found = whole.match(rest)
-        if found is None and not begun.fullmatch(rest):
-            raise RefusedRequestError("the line of a chunk has more than its size", 400)
-        if found is None:
-            return b""
-        self._line = _NEXT_LINE
-        self._left = int(found[1], 16)
-        self._is_last = not self._left
+    def _next_line(self, rest: bytes) -> bytes:
+        whole, begun = self._patterns
+        if (found := whole.match(rest)) is None:
+            if begun.fullmatch(rest):
+                return b""
+            raise FramingError("the line of a chunk has more than its size, or trailers follow it")
+        self._patterns, self._line = _NEXT_LINE, found[0]
+        self._left_bytes = int(found[1] or b"0", 16)
+        self.is_over = not self._left_bytes
         return found[0]
+
+
+def framing_of(head: Head, method: bytes = b"") -> Framing:
+    """Return the framing of what follows a head (RFC 9112 section 6.3).
+
+    `method`: of the request that an answer answers.
+    """
+    fields = dict(head.headers)
+    if isinstance(head, h11.Response) and (method == b"HEAD" or head.status_code in (204, 304)):
+        return Framing(0)
+    if b"transfer-encoding" in fields:
+        return Framing(0, is_chunked=True)
+    if isinstance(head, h11.Response) and b"content-length" not in fields:
+        return Framing(None)
+    return Framing(int(fields.get(b"content-length", b"0")))
 
 
 class RequestParser:
@@ -128,7 +152,7 @@ class RequestParser:
         self._bounds = bounds
         self._scanned = 0
         self._is_refused = False
-        self._gate: BodyGate | None = None
+        self._framing: Framing | None = None
         self.http = h11.Connection(h11.SERVER)
         self.held = bytearray()
         """What came and was not parsed."""
@@ -136,7 +160,7 @@ class RequestParser:
     @property
     def is_body_over(self) -> bool:
         """Return whether all of the open request was parsed."""
-        return self.http.their_state not in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
+        return self._framing is not None and self._framing.is_over
 
     @property
     def has_rest(self) -> bool:
@@ -157,14 +181,15 @@ class RequestParser:
         head = bytes(self.held[:stop])
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._bounds.head_bytes)
         self.http.receive_data(head)
-        request = self._next_event()
+        try:
+            request: Any = self.http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise RefusedRequestError(str(error), error.error_status_hint) from None
         if problem_and_status := request_problem(request, head, self._bounds.headers):
             raise RefusedRequestError(*problem_and_status)
         del self.held[:stop]
         self._scanned = 0
-        self._gate = BodyGate(request)
-        if self._gate.is_over:
-            self._next_event()  # the end, by which h11 knows that another request may follow
+        self._framing = framing_of(request)
         return request, head
 
     def next_data(self) -> bytes | None:
@@ -172,20 +197,12 @@ class RequestParser:
 
         Raises `RefusedRequestError`.
         """
-        if self._gate is None or self.is_body_over:
-            return b""
-        self._is_refused = True  # unless what follows raises nothing
-        if size := self._gate.admit(self.held):
-            self.http.receive_data(bytes(self.held[:size]))
-            del self.held[:size]
-        data = []
-        while isinstance(event := self._next_event(), h11.Data):
-            data.append(bytes(event.data))
-        self._is_refused = False
-        return b"".join(data) if data or self.is_body_over else None
-
-    def _next_event(self) -> Any:  # noqa: ANN401 - h11's events and its sentinels
-        try:
-            return self.http.next_event()
-        except h11.RemoteProtocolError as error:
-            raise RefusedRequestError(str(error), error.error_status_hint) from None
+        data = bytearray()
+        if self._framing is not None:
+            try:
+                self._framing.take(self.held, data.extend)
+            except FramingError as error:
+                self._is_refused = True
+                if not data:  # else the next call
+                    raise RefusedRequestError(str(error), 400) from None
+        return bytes(data) if data or self.is_body_over else None

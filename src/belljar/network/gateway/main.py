@@ -57,7 +57,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
 
 
 def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
-    """Send listeners by name or port. Raises `OSError`, `ipc.Closed`."""
+    """Send listeners by name or port. Raises `OSError`, `ipc.ClosedError`."""
     names = list(listeners)
     for at in range(0, len(names), ipc.MAX_DESCRIPTORS):
         part = names[at : at + ipc.MAX_DESCRIPTORS]
@@ -66,7 +66,7 @@ def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket
 
 
 def receive_listeners(supervisor: socket.socket) -> Listeners:
-    """The gateway's side. Raises `ValueError`, `ipc.Closed`."""
+    """The gateway's side. Raises `ValueError`, `ipc.ClosedError`."""
     found: dict[str, socket.socket] = {}
     more = True
     while more:

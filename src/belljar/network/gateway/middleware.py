@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
-from belljar.capture import Capture, body_of
+from belljar.capture import Capture
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import Refusal, RequestHead, Verdict, split_target
 from belljar.network.gateway.context import (
@@ -29,6 +29,7 @@ from belljar.network.gateway.context import (
 )
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
+    head_of,
     printable_headers,
     printable_text,
 )
@@ -39,7 +40,7 @@ from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"  # `scope["state"]`'s `Peer`; a stand-in sees `cell` and `name` instead.
-INCOMING: Final = "incoming"  # The request's `Incoming`.
+INCOMING: Final = "incoming"  # The request's `RawRequest`.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
     Refusal.NO_HOST: 400,
@@ -51,7 +52,7 @@ _MISDIRECTED: Final = 421
 
 
 @dataclass(slots=True)
-class Incoming:
+class RawRequest:
     """A request as it came. `take_unread`: gives what came and the stand-in did not receive."""
 
     head: bytes
@@ -103,7 +104,7 @@ class Exchange:
 
     def __init__(self, site: Site, peer: Peer, scope: Scope) -> None:
         self._site, self._peer, self._scope = site, peer, scope
-        self._incoming: Incoming = scope["state"][INCOMING]
+        self._incoming: RawRequest = scope["state"][INCOMING]
         self._start = time.monotonic()
         self._number = next(site.numbers)
         query = scope["query_string"]
@@ -333,31 +334,31 @@ class Exchange:
 
     def _request_item(self) -> Item:
         self._recorded_bytes = self._request.total_bytes
-        incoming = self._incoming
-        headers, dropped = printable_headers(incoming.fields)
+        incoming, version = self._incoming, self._scope["http_version"]
         authority, path, query = split_target(self._request_head.target)
         host = authority if authority is not None else b"".join(self._request_head.hosts[:1])
         named = host or f"{self._peer.address}:{self._peer.port}".encode()
         origin = b"%s://%s" % (self._scope["scheme"].encode(), named)
-        url = origin + path + (b"?" + query if query else b"")
+        url = printable_text(
+            origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS
+        )
+        method = printable_text(self._request_head.method, 64)
+        line = f"{method} {url[len(origin) :]} HTTP/{version}\r\n"
+        bounds = self._site.bounds
+        headers, bodies = head_of(line, incoming.fields, incoming.head, bounds.head_bytes)
         data: dict[str, JsonValue] = {
             **self._common_fields(),
-            "method": printable_text(self._request_head.method, 64),
-            "url": printable_text(url, MAX_RECORDED_URL_CHARS),
+            "method": method,
+            "url": url,
             "verdict": "allowed" if self.verdict.allowed else "refused",
             "reason": self.verdict.reason,
             "bytes": self._request.total_bytes,
             "complete": self._complete,
-            "version": self._scope["http_version"],
+            "version": version,
             "head_bytes": len(incoming.head),
-            "headers": headers,
-            **({"dropped_headers": dropped} if dropped else {}),
+            **headers,
         }
-        bodies = self._request.bodies("request")
-        # The head as it came, unless `data` shows all of it
-        if not (origin.isascii() and is_recorded_whole(incoming, data, origin.decode())):
-            bodies += (body_of("head", incoming.head, self._site.bounds.kept_body_bytes),)
-        return Item(Kind.NETWORK_HTTP, data, bodies)
+        return Item(Kind.NETWORK_HTTP, data, self._request.bodies("request") + bodies)
 
     def _answer_item(self, *, status: int | None) -> Item:
         headers, _ = printable_headers(() if self._head is None else self._head.get("headers", ()))
@@ -407,19 +408,3 @@ def refuse(status: int) -> App:
         await send({"type": "http.response.body", "body": b""})
 
     return app
-
-
-def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> bool:
-    """Whether a head can be made again from its event's `data`.
-
-    `origin`: the URL before the path.
-    """
-    url = str(data["url"])
-    method = str(data["method"]).encode()
-    fields = [(name.encode(), value.encode()) for name, value in data["headers"]]
-    if data.get("dropped_headers") or not url.startswith(origin):
-        return False
-    target = url[len(origin) :].encode()
-    line = b"%s %s HTTP/%s\r\n" % (method, target, str(data["version"]).encode())
-    lines = b"".join(b"%s: %s\r\n" % field for field in fields)
-    return incoming.head == line + lines + b"\r\n"

@@ -1,23 +1,29 @@
 """HTTP/1.1 between two cells, as it passes. Pure, and every byte is a cell's.
 
 h11 reads heads, one whole head at a time, after its size, lines and blanks were checked: its
-expression for a field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB). Bodies are
-read here, in linear time. What two readers could read in two ways is no HTTP.
+expression for a field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB). What two
+readers could read in two ways is no HTTP.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 import h11
 
 from belljar.capture import Capture
-from belljar.network.gateway.http1 import head_problem, request_problem
+from belljar.network.gateway.http1 import (
+    Framing,
+    FramingError,
+    Head,
+    framing_of,
+    head_problem,
+    request_problem,
+)
 
 MAX_HEAD_BYTES: Final = 64 << 10  # Of an answer: with the interim ones before it.
 MAX_LINES: Final = 130  # Of a head.
@@ -27,16 +33,6 @@ _EXCHANGE_BYTES: Final = 2 << 10  # In memory, without heads and bodies.
 _HEAD_END: Final = b"\r\n\r\n"
 _BLANKS: Final = re.compile(rb"[ \t]{%d}" % (MAX_BLANKS + 1))
 _METHOD: Final = re.compile(rb"[A-Z-]{1,32}(?: |\Z)")
-_Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
-
-# The line of a chunk, and what may become one: first in a body, and behind another chunk. A size
-# has one form, as it is in no event; extensions and trailers would be in none either.
-_SIZE: Final = rb"(?:[1-9a-f][0-9a-f]{0,14}|[1-9A-F][0-9A-F]{0,14})"
-_LINE: Final = rb"(?:(%s)\r\n|0\r\n\r\n)" % _SIZE
-_BEGUN: Final = rb"(?:%s\r?|0(?:\r(?:\n\r?)?)?)?" % _SIZE
-_FIRST_LINE: Final = re.compile(_LINE), re.compile(_BEGUN)
-_NEXT_LINE: Final = re.compile(rb"\r\n" + _LINE), re.compile(rb"(?:\r(?:\n%s)?)?" % _BEGUN)
-_MAX_LINE_BYTES: Final = 19
 
 
 class NotHttpError(Exception):
@@ -51,7 +47,7 @@ class PassingMessage:
     """
 
     body: Capture
-    head: _Head | None = None
+    head: Head | None = None
     raw_head: bytes = b""
     is_complete: bool = False
 
@@ -86,55 +82,6 @@ class PassingExchange:
     recorded_bytes: int | None = None
 
 
-class _Framing:
-    """Takes a body's bytes. `left_bytes`: of a body without chunks; None: until the end."""
-
-    def __init__(self, left_bytes: int | None, *, is_chunked: bool = False) -> None:
-        self.is_over, self.is_until_end = False, left_bytes is None
-        self._left_bytes = sys.maxsize if left_bytes is None else left_bytes
-        self._is_chunked = is_chunked
-        self._patterns = _FIRST_LINE
-        self._line = b""
-
-    @property
-    def open_line(self) -> bytes:
-        """The line of a chunk that is not whole: nothing else tells its size."""
-        return self._line if self._left_bytes else b""
-
-    def take(self, waiting: bytearray, body: Capture) -> None:
-        """Move what belongs to the body. Raises `NotHttpError`; the bytes are still waiting."""
-        at = 0
-        pieces = []
-        try:
-            while not self.is_over:
-                piece = waiting[at : at + self._left_bytes]
-                pieces.append(piece)
-                at += len(piece)
-                self._left_bytes -= len(piece)
-                if self._left_bytes:
-                    break
-                if not self._is_chunked:
-                    self.is_over = True
-                elif line := self._next_line(bytes(waiting[at : at + _MAX_LINE_BYTES])):
-                    at += len(line)
-                else:
-                    break
-        finally:
-            del waiting[:at]
-            body.feed(b"".join(pieces))
-
-    def _next_line(self, rest: bytes) -> bytes:
-        whole, begun = self._patterns
-        if (found := whole.match(rest)) is None:
-            if begun.fullmatch(rest):
-                return b""
-            raise NotHttpError
-        self._patterns, self._line = _NEXT_LINE, found[0]
-        self._left_bytes = int(found[1] or b"0", 16)
-        self.is_over = not self._left_bytes
-        return found[0]
-
-
 @dataclass(slots=True)
 class _Way:
     """One direction: bytes of a head that is not whole, or the framing of an open body.
@@ -143,7 +90,7 @@ class _Way:
     """
 
     waiting: bytearray = field(default_factory=bytearray)
-    framing: _Framing | None = None
+    framing: Framing | None = None
     scanned_bytes: int = 0
 
 
@@ -264,7 +211,10 @@ def _take_body(way: _Way, message: PassingMessage, *, is_last: bool = False) -> 
     framing = way.framing
     if framing is None:
         return False
-    framing.take(way.waiting, message.body)
+    try:
+        framing.take(way.waiting, message.body.feed)
+    except FramingError as error:
+        raise NotHttpError from error
     if is_last and not framing.is_over and not framing.is_until_end:
         raise NotHttpError
     if is_last or framing.is_over:
@@ -272,7 +222,7 @@ def _take_body(way: _Way, message: PassingMessage, *, is_last: bool = False) -> 
     return message.is_complete
 
 
-def _read_head(way: _Way, message: PassingMessage, method: bytes) -> _Head | None:
+def _read_head(way: _Way, message: PassingMessage, method: bytes) -> Head | None:
     """Read a whole head, or nothing as long as its end has not come. `method`: of what is answered.
 
     Raises `NotHttpError`; the head is still waiting.
@@ -301,22 +251,10 @@ def _read_head(way: _Way, message: PassingMessage, method: bytes) -> _Head | Non
         raise NotHttpError
     del way.waiting[:stop]
     way.scanned_bytes = 0
-    way.framing = _framing_of(head, method)
+    way.framing = framing_of(head, method)
     message.head = head
     message.raw_head += raw
     return head
-
-
-def _framing_of(head: _Head, method: bytes) -> _Framing:
-    """RFC 9112, section 6.3."""
-    fields = dict(head.headers)
-    if isinstance(head, h11.Response) and (method == b"HEAD" or head.status_code in (204, 304)):
-        return _Framing(0)
-    if b"transfer-encoding" in fields:
-        return _Framing(0, is_chunked=True)
-    if isinstance(head, h11.Response) and b"content-length" not in fields:
-        return _Framing(None)
-    return _Framing(int(fields.get(b"content-length", b"0")))
 
 
 def _client(method: bytes) -> h11.Connection:

@@ -35,16 +35,9 @@ class Pipe(Protocol):
         """End it as the protocol says; never raises."""
         ...
 
-    @property
-    def alpn(self) -> str | None:
-        """The protocol agreed on in TLS."""
-        ...
-
 
 class TcpPipe:
     """A non-blocking socket, its received bytes counted."""
-
-    alpn: str | None = None
 
     def __init__(self, sock: socket.socket, account: Account | None = None) -> None:
         self.sock = sock
@@ -90,19 +83,14 @@ class TcpPipe:
         self.sock.close()
 
 
-async def until_ready(sock: socket.socket, *, is_writing: bool = False) -> None:
-    """Return when a socket may be read, or written."""
+async def until_ready(sock: socket.socket) -> None:
+    """Return when a socket may be read."""
     loop, ready, fd = asyncio.get_running_loop(), asyncio.Event(), sock.fileno()
-    add, remove = (
-        (loop.add_writer, loop.remove_writer)
-        if is_writing
-        else (loop.add_reader, loop.remove_reader)
-    )
-    add(fd, ready.set)
+    loop.add_reader(fd, ready.set)
     try:
         await ready.wait()
     finally:
-        remove(fd)
+        loop.remove_reader(fd)
 
 
 def is_cancelled() -> bool:
@@ -131,11 +119,6 @@ class TlsPipe:
             self._in, self._out, server_side=server_name is None, server_hostname=server_name
         )
         self._sending = asyncio.Lock()
-
-    @property
-    def alpn(self) -> str | None:
-        """See `Pipe`."""
-        return self.engine.selected_alpn_protocol()
 
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
         """Handshake; awaits `before_send` before each send.

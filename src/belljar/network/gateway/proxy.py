@@ -27,12 +27,11 @@ from belljar.network.gateway.observer import (
     NotHttpError,
     Observer,
     PassingExchange,
-    PassingMessage,
 )
 from belljar.network.gateway.pipe import TcpPipe, reset
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
-    printable_headers,
+    head_of,
     printable_text,
 )
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
@@ -68,7 +67,7 @@ class Proxy:
                 message, fds = ipc.receive(self._from_supervisor)
             except BlockingIOError:
                 return
-            except (ipc.Closed, OSError):  # the owner sees its end
+            except (ipc.ClosedError, OSError):  # the owner sees its end
                 loop.remove_reader(self._from_supervisor.fileno())
                 return
             except (ValueError, MemoryError):  # no room for a descriptor: the client gets a reset
@@ -295,7 +294,8 @@ class _Relay:
         url = printable_text(self._origin.encode() + b"/" + path, MAX_RECORDED_URL_CHARS)
         method, version = printable_text(head.method, 64), head.http_version.decode("ascii")
         line = f"{method} {url[len(self._origin) :]} HTTP/{version}\r\n"
-        headers, bodies = self._head_of(request, line)
+        kept_bytes = self._site.bounds.kept_body_bytes
+        headers, bodies = head_of(line, request.fields, request.raw_head, kept_bytes)
         data: dict[str, JsonValue] = {
             **self._common(exchange),
             "method": method,
@@ -321,7 +321,8 @@ class _Relay:
             status = answer.head.status_code
             # The usual first line is not in the event
             line = f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
-        headers, bodies = self._head_of(answer, line)
+        kept_bytes = self._site.bounds.kept_body_bytes
+        headers, bodies = head_of(line, answer.fields, answer.raw_head, kept_bytes)
         data: dict[str, JsonValue] = {
             **self._common(exchange),
             "status": status,
@@ -334,20 +335,6 @@ class _Relay:
         went_on = request.body.total_bytes > (exchange.recorded_bytes or 0)
         bodies += answer.body.bodies("response") + (request.body.bodies("request") * went_on)
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
-
-    def _head_of(
-        self, message: PassingMessage, line: str
-    ) -> tuple[dict[str, JsonValue], tuple[Body, ...]]:
-        """A head's fields, and the head as it came unless these and its first line are all."""
-        pairs, dropped = printable_headers(message.fields)
-        shown = line + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
-        fields: dict[str, JsonValue] = {"headers": pairs}
-        if dropped:
-            fields["dropped_headers"] = dropped
-        if not message.raw_head or (shown.encode() == message.raw_head and not dropped):
-            return fields, ()
-        kept = self._site.bounds.kept_body_bytes
-        return fields, (body_of("head", message.raw_head, kept),)
 
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}

@@ -9,15 +9,15 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from belljar.capture import body_of
-from belljar.events import Kind
+from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import MAX_QUESTION_BYTES
+from belljar.network.gateway.context import MAX_ASKED_BYTES
 from belljar.network.ipc import (
     ALIVE,
     ASK,
@@ -60,11 +60,28 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     return kept, dropped
 
 
+def head_of(
+    line: str, fields: Sequence[tuple[bytes, bytes]], raw_head: bytes, max_bytes: int
+) -> tuple[dict[str, JsonValue], tuple[Body, ...]]:
+    """A head's fields for an event, and the head as it came unless the event shows all of it.
+
+    `line`: the first one, as the event's other fields show it.
+    """
+    pairs, dropped = printable_headers(fields)
+    shown = line + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
+    data: dict[str, JsonValue] = {"headers": pairs}
+    if dropped:
+        data["dropped_headers"] = dropped
+    if not raw_head or (shown.encode() == raw_head and not dropped):
+        return data, ()
+    return data, (body_of("head", raw_head, max_bytes),)
+
+
 OWNER_GONE: Final = 70  # The gateway's exit status without its owner.
 _RESERVE_BYTES: Final = 1 << 20
 
 
-class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on a request
+class TooManyRequestsError(ValueError):
     """The owner has too many unanswered requests."""
 
 
@@ -199,17 +216,17 @@ class Reporter:
         await self._all_sent.wait()
 
     async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
-        """Ask the owner. Raises `ValueError`, `TooManyQuestions`."""
-        if len(body) > MAX_QUESTION_BYTES:
-            raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
+        """Ask the owner. Raises `ValueError`, `TooManyRequestsError`."""
+        if len(body) > MAX_ASKED_BYTES:
+            raise ValueError(f"a question has at most {MAX_ASKED_BYTES} bytes")
         await self._has_room()
         limit = self._bounds.dials if kind == DIAL else self._bounds.questions
         # An abandoned one is the owner's work all the same.
         if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= limit:
-            raise TooManyQuestions(f"{limit} questions are unanswered")
+            raise TooManyRequestsError(f"{limit} questions are unanswered")
         self._unanswered[self._next] = kind
         return await self.post(
-            Item(ASK, {"what": kind}, (body_of("question", body, MAX_QUESTION_BYTES),))
+            Item(ASK, {"what": kind}, (body_of("question", body, MAX_ASKED_BYTES),))
         )
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:

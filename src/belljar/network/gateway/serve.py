@@ -22,7 +22,7 @@ from belljar.network.gateway.accept import Front
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import Reporter, TooManyQuestions
+from belljar.network.gateway.reporter import Reporter, TooManyRequestsError
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.tls import Authority, Terminator
 from belljar.network.ipc import READY, Item
@@ -67,8 +67,8 @@ async def run(
             await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
             await reporter.end_requested.wait()
             await end(site, front)
-            raise _Ended
-    except* _Ended:
+            raise _RangeEndedError
+    except* _RangeEndedError:
         pass
     finally:
         asyncio.get_running_loop().remove_reader(listeners.dns_udp.fileno())
@@ -96,8 +96,8 @@ async def settle(reporter: Reporter) -> None:
             await asyncio.sleep(0)
 
 
-class _Ended(Exception):  # noqa: N818 - no error
-    """The range has."""
+class _RangeEndedError(Exception):
+    """Ends the tasks when the range has ended."""
 
 
 def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -126,7 +126,7 @@ def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInC
     async def ask(kind: str, body: bytes) -> bytes:
         try:
             return bytes(await site.reporter.ask(kind, body))
-        except TooManyQuestions:
+        except TooManyRequestsError:
             site.hit("questions")
             raise
 

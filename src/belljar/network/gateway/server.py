@@ -27,7 +27,7 @@ from belljar.network.gateway.context import (
     Scope,
 )
 from belljar.network.gateway.http1 import RequestParser, is_websocket
-from belljar.network.gateway.middleware import INCOMING, PEER, Incoming
+from belljar.network.gateway.middleware import INCOMING, PEER, RawRequest
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import (
@@ -98,7 +98,7 @@ class HttpConnection:
             return False
         request, head = found
         self.requests += 1
-        incoming = Incoming(head, request.headers.raw_items())
+        incoming = RawRequest(head, request.headers.raw_items())
         scope = scope_of(request, self.peer, incoming)
         exchange: HttpExchange | WebSocketExchange
         try:
@@ -250,7 +250,7 @@ class HttpConnection:
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
 
-def scope_of(request: h11.Request, peer: Peer, incoming: Incoming) -> Scope:
+def scope_of(request: h11.Request, peer: Peer, incoming: RawRequest) -> Scope:
     """Return a request's ASGI scope."""
     path, _, query = request.target.partition(b"?")
     is_live = is_websocket(request)
@@ -276,7 +276,7 @@ class HttpExchange:
     """The application's side of one request."""
 
     def __init__(
-        self, connection: HttpConnection, request: h11.Request, incoming: Incoming, bounds: Bounds
+        self, connection: HttpConnection, request: h11.Request, incoming: RawRequest, bounds: Bounds
     ) -> None:
         self._connection, self._bounds = connection, bounds
         self._parser, self._http = connection.parser, connection.parser.http

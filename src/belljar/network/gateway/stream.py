@@ -94,7 +94,7 @@ class Stream:
             fields = self._peer.connection_fields()
             if await self._site.blocks(self._stand_in, Channel.STREAM, [("data", data)], fields):
                 await self._refuse(data)
-                raise _Over("blocked by the guard")
+                raise _OverBoundError("blocked by the guard")
             reader.feed_data(data)
 
     async def _refuse(self, data: bytes) -> None:
@@ -118,7 +118,7 @@ class Stream:
     def _count(self, capture: Capture, data: bytes) -> None:
         capture.feed(data)
         if self._received.total_bytes + self._sent.total_bytes > self._site.bounds.stream_bytes:
-            raise _Over("more bytes than a stream may have")
+            raise _OverBoundError("more bytes than a stream may have")
         postpone(self._idle, self._site.bounds.idle_timeout_s)
 
     def _data(self, reason: str) -> dict[str, JsonValue]:
@@ -181,14 +181,14 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
 
 
 def _reason_of(error: BaseException) -> str:
-    if isinstance(error, _Over):
+    if isinstance(error, _OverBoundError):
         return str(error)
     if isinstance(error, TimeoutError):
         return "idle for too long"
     return "cut" if isinstance(error, OSError) else f"the stand-in failed: {type(error).__name__}"
 
 
-class _Over(Exception):  # noqa: N818 - a bound, in words
+class _OverBoundError(Exception):
     """A bound of a stream."""
 
 

@@ -1,7 +1,7 @@
 """A real upstream: an ASGI application that forwards to one host.
 
-A request is whole, and on record, before the owner dials and hands over a socket.
-Every byte on it, TLS's too, counts against the upstream's budget.
+A request is whole, and on record, before the owner dials.
+Its bytes pass through a relay of the owner's, which counts each, TLS's too.
 """
 
 from __future__ import annotations
@@ -18,28 +18,18 @@ from urllib.parse import unquote_plus
 
 import h11
 
-from belljar.capture import body_of
-from belljar.events import JsonValue, Kind
-from belljar.network.decide import MAX_NAME_BYTES, split_target
+from belljar.network.decide import split_target
 from belljar.network.gateway.context import Receive, RefusedRequestError, Scope, Send
 from belljar.network.gateway.middleware import refuse
-from belljar.network.gateway.pipe import Pipe, TlsPipe, until_ready
-from belljar.network.gateway.reporter import (
-    MAX_RECORDED_HEADER_CHARS,
-    MAX_RECORDED_URL_CHARS,
-    TooManyQuestions,
-    printable_headers,
-    printable_text,
-)
+from belljar.network.gateway.pipe import Pipe, TcpPipe, TlsPipe
+from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
 from belljar.network.gateway.site import Site
-from belljar.network.ipc import Item
-from belljar.plan.network import DIAL_BYTES, StandInPlan
+from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
 HANDSHAKE_BYTES: Final = 256 << 10
 # Of an answer. h11 takes the square of this for blanks that a control character follows: 1 s.
 MAX_HEAD_BYTES: Final = 16 << 10
-SPENT: Final = "the upstream's budget is used up"
 # RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
 HOP_BY_HOP: Final = frozenset(
     (
@@ -72,10 +62,6 @@ _PART_NAME: Final = re.compile(rb"(?i)\bname\s*=\s*\"?([^\";\r\n]{1,64})")
 Fields = Iterable[tuple[bytes, bytes]]
 
 
-class SpentError(OSError):
-    """The budget is."""
-
-
 @functools.cache
 def client_context(authorities: str) -> ssl.SSLContext:
     """Verifies certificate and name by authorities (PEM). Raises `ssl.SSLError`."""
@@ -87,62 +73,32 @@ def client_context(authorities: str) -> ssl.SSLContext:
     return context
 
 
-class Budget:
-    """An upstream's bytes left, both directions together."""
+class _UpstreamPipe(TcpPipe):
+    """The owner's relay; raises `TimeoutError` after `wait_s` of silence."""
 
-    def __init__(self, total_bytes: int) -> None:
-        self.total_bytes = self.left_bytes = total_bytes
-        self.is_reported = False
+    def __init__(self, sock: socket.socket, wait_s: float) -> None:
+        super().__init__(sock)
+        self._wait_s = wait_s
 
-    def check(self, above_bytes: int = 0) -> None:
-        """Raises `SpentError` when no more are left."""
-        if self.left_bytes <= above_bytes:
-            raise SpentError(SPENT)
-
-
-class MeteredPipe:
-    """A non-blocking socket whose bytes count, within the budget.
-
-    Raises also `SpentError`, and `TimeoutError` after `wait_s` of silence.
-    """
-
-    alpn: str | None = None
-
-    def __init__(self, sock: socket.socket, budget: Budget, wait_s: float) -> None:
-        self._sock, self._budget, self._wait_s = sock, budget, wait_s
-
-    async def receive(self) -> bytes:
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`."""
-        while True:
-            self._budget.check()
-            try:
-                data = self._sock.recv(min(PIECE_BYTES, self._budget.left_bytes))
-            except BlockingIOError:
-                async with asyncio.timeout(self._wait_s):
-                    await until_ready(self._sock)
-            else:
-                self._budget.left_bytes -= len(data)
-                return data
+        async with asyncio.timeout(self._wait_s):
+            data = await super().receive(max_bytes)
+        if not data:
+            self.sock.send(
+                b""
+            )  # raises where the relay has cut both ways, which is no answer's end
+        return data
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
-        rest = memoryview(data)
-        while rest:
-            self._budget.check()
-            try:
-                sent = self._sock.send(rest[: self._budget.left_bytes])
-            except BlockingIOError:
-                async with asyncio.timeout(self._wait_s):
-                    await until_ready(self._sock, is_writing=True)
-            else:
-                self._budget.left_bytes -= sent
-                rest = rest[sent:]
+        for at in range(0, len(data), PIECE_BYTES):
+            async with asyncio.timeout(self._wait_s):
+                await super().send(data[at : at + PIECE_BYTES])
 
     async def close(self) -> None:
         """At once: the rest is dropped."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        self.sock.close()
 
 
 class Upstream:
@@ -153,7 +109,6 @@ class Upstream:
         self._encrypted = {port.number for port in plan.ports if port.protocol == "tls"}
         self._methods = frozenset(str(method) for method in plan.settings["methods"])
         self._site, self._authorities = site, authorities
-        self._budget = Budget(int(plan.settings["budget_bytes"]))
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,24 +121,12 @@ class Upstream:
             return
         try:
             request = self._request(scope, body)
-            await self._record_long(scope, request)
             async with (
                 self._open,
                 asyncio.timeout(self._site.bounds.upstream_exchange_s),
                 self._connected(int(scope["server"][1])) as pipe,
             ):
                 await _talk(pipe, request, body, send)
-        except SpentError:
-            if not self._budget.is_reported:  # once a range
-                self._budget.is_reported = True
-                limit: dict[str, JsonValue] = {
-                    "limit": "upstream_budget_bytes",
-                    "value": self._budget.total_bytes,
-                    "count": 1,
-                    "stand_in": self._id,
-                }
-                self._site.reporter.post(Item(Kind.LIMIT_HIT, limit))
-            raise RefusedRequestError(SPENT, 502) from None
         except TimeoutError:
             raise RefusedRequestError("the upstream took too long", 504) from None
         except ssl.SSLError as error:
@@ -198,17 +141,15 @@ class Upstream:
 
     @contextlib.asynccontextmanager
     async def _connected(self, port: int) -> AsyncIterator[Pipe]:
-        self._budget.check(DIAL_BYTES)
-        self._budget.left_bytes -= DIAL_BYTES
         try:
             sock = await self._site.reporter.dial(self._host, port, self._id)
-        except TooManyQuestions:
+        except TooManyRequestsError:
             self._site.hit("dials")
             raise RefusedRequestError("not dialled: too many are being dialled", 503) from None
         except ValueError as error:
             raise _refused("not dialled", str(error)) from None
         wait_s = self._site.bounds.upstream_wait_s
-        pipe: Pipe = MeteredPipe(sock, self._budget, wait_s)
+        pipe: Pipe = _UpstreamPipe(sock, wait_s)
         try:
             if port in self._encrypted:
                 context = client_context(self._authorities)
@@ -218,7 +159,6 @@ class Upstream:
             yield pipe
         finally:
             await pipe.close()
-            sock.close()
 
     def _request(self, scope: Scope, body: bytes) -> h11.Request:
         query = scope["query_string"]
@@ -245,20 +185,6 @@ class Upstream:
                 (b"connection", b"close"),
             ],
         )
-
-    async def _record_long(self, scope: Scope, request: h11.Request) -> None:
-        """Record a head whole that `network.http` cuts."""
-        head = h11.Connection(h11.CLIENT).send(request) or b""  # raises for what HTTP forbids
-        if is_recorded_whole(request.headers, len(request.target)):
-            return
-        data: dict[str, JsonValue] = {
-            "what": "long head",
-            "stand_in": self._id,
-            "cell": scope["state"]["cell"],
-            "bytes": len(head),
-        }
-        bodies = (body_of("head", head, 2 * MAX_HEAD_BYTES),)
-        await self._site.record(lambda: Item(Kind.NETWORK_ATTEMPT, data, bodies))
 
 
 def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
@@ -325,20 +251,6 @@ def _names_method(pairs: bytes, methods: frozenset[str]) -> bool:
 def _is_parameter(name: bytes) -> bool:
     plain = unquote_plus(name.decode("latin-1")).strip().lower()
     return plain.partition("[")[0].replace("_", "-") in _PARAMETERS
-
-
-def is_recorded_whole(headers: Fields, target_bytes: int) -> bool:
-    """Whether the event has the whole head."""
-    fields = list(headers)
-    _, dropped = printable_headers(fields)
-    parts = [part for pair in fields for part in pair]
-    # An escape takes four times its byte
-    longest = max((len(part) * (1 if part.isascii() else 4) for part in parts), default=0)
-    return (
-        not dropped
-        and longest <= MAX_RECORDED_HEADER_CHARS
-        and target_bytes + MAX_NAME_BYTES + 16 <= MAX_RECORDED_URL_CHARS
-    )
 
 
 async def _nothing() -> None:

@@ -1,6 +1,6 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway has no route: it asks, and gets a connected socket or a reason.
+The gateway has no route: it asks, and gets one end of a relay (`owner.relay`) or a reason.
 Host, port and id must be a planned upstream's.
 A name is resolved once a range, by the host's resolver, and every address must be public.
 The answer is pinned against DNS rebinding.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import socket
 import ssl
 import threading
@@ -24,7 +23,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.events import JsonValue
 from belljar.host.settings import environment_at_start
-from belljar.network.owner.budget import RunSpending, SpentError
+from belljar.network.owner.relay import RunSpending, SpentError
 from belljar.network.supervisor import netlink
 from belljar.plan import rules
 from belljar.plan.network import NetworkPlan, UpstreamPlan
@@ -78,26 +77,26 @@ _BUNDLES: Final = (
 )
 
 
-class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on the gateway
+class NotAnUpstreamError(ValueError):
     """The plan lacks it: the gateway is compromised."""
 
 
-class Refused(ValueError):  # noqa: N818 - a verdict on an upstream
+class RefusedDialError(ValueError):
     """The upstream is unavailable; the text says why."""
 
 
-class _NotTried(Refused):
+class _NotTriedError(RefusedDialError):
     """Nothing was dialled, and that is not recorded yet."""
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """The request's upstream and port. Raises `NotAnUpstream`."""
+    """The request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as exc:
-        raise NotAnUpstream("a dial request that is no JSON") from exc
+        raise NotAnUpstreamError("a dial request that is no JSON") from exc
     if not isinstance(asked, dict) or set(asked) != {"host", "port", "stand_in"}:
-        raise NotAnUpstream("a dial request with other fields")
+        raise NotAnUpstreamError("a dial request with other fields")
     host, port, stand_in = asked["host"], asked["port"], asked["stand_in"]
     for upstream in network.upstreams:
         # A port that is `true` or 443.0 equals no port of ours.
@@ -105,7 +104,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
         if is_named and type(port) is int and port in upstream.ports:
             return upstream, port
     what = printable(f"{host}:{port} as {stand_in}", max_chars=300)
-    raise NotAnUpstream(f"a dial request for what is no upstream of this range: {what}")
+    raise NotAnUpstreamError(f"a dial request for what is no upstream of this range: {what}")
 
 
 Network = IPv4Network | IPv6Network
@@ -185,17 +184,11 @@ def networks_near() -> tuple[Network, ...]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address. Raises `OSError`.
-
-    connect is called twice: a non-blocking connect that was never finished falls back to
-    unconnected on a reset, and its holder could lead it elsewhere by `sendto(MSG_FASTOPEN)`.
-    """
+    """A TCP connection to exactly this address. Raises `OSError`."""
     end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         end.settimeout(CONNECT_TIMEOUT_S)
         end.connect((address, port))
-        if (number := end.connect_ex((address, port))) not in (0, errno.EISCONN):
-            raise OSError(number, os.strerror(number))
     except BaseException:
         end.close()
         raise
@@ -245,24 +238,24 @@ class Dialler:
         self._refused: dict[str, str] = {}
 
     def dial(self, body: bytes, record: Record) -> socket.socket:
-        """A connected socket, the caller's to close; recorded before it is dialled or refused.
+        """The end of a relay, the caller's to close; recorded before it is dialled or refused.
 
         Raises:
-            NotAnUpstream: the range is to be ended.
-            Refused: no public address, no budget, or no answer there.
+            NotAnUpstreamError: the range is to be ended.
+            RefusedDialError: no public address, no budget, or no answer there.
         """
         try:
             upstream, port = wanted(body, self._network)
-        except NotAnUpstream as exc:
+        except NotAnUpstreamError as exc:
             record(_event(None, None, "refused", problem=str(exc)))
             raise
         try:
             with self._spending.dialling(self.number, upstream):
                 addresses = self._pinned(upstream, port, record)
                 return self._first_of(upstream, addresses[:MAX_TRIED], port, record)
-        except (_NotTried, SpentError) as exc:
+        except (_NotTriedError, SpentError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
-            raise Refused(str(exc)) from exc
+            raise RefusedDialError(str(exc)) from exc
 
     def enforce(self, record: Record) -> None:
         """End connections beyond budget or time, and record that."""
@@ -278,7 +271,7 @@ class Dialler:
         host = upstream.host
         with self._locks[host]:
             if host in self._refused:
-                raise _NotTried(self._refused[host])
+                raise _NotTriedError(self._refused[host])
             addresses = self._pins.get(host)
             if not addresses:
                 record(_event(upstream, port, "looked_up"))
@@ -286,16 +279,16 @@ class Dialler:
                 addresses = addresses or self._reach.resolve(host, port)
             except (OSError, UnicodeError) as exc:
                 reason = printable(str(exc), max_chars=200)
-                raise _NotTried(f"the name can't be resolved: {reason}") from exc
+                raise _NotTriedError(f"the name can't be resolved: {reason}") from exc
             own = [address for address in addresses if self._reach.is_ours(address)]
             try:
                 near = self._reach.networks_near()
             except OSError as exc:
                 reason = exc.strerror or type(exc).__name__
-                raise _NotTried(f"this host's own networks can't be read: {reason}") from exc
+                raise _NotTriedError(f"this host's own networks can't be read: {reason}") from exc
             if problem := judge(addresses, own, near):
                 self._refused[host] = problem
-                raise _NotTried(problem)
+                raise _NotTriedError(problem)
             self._pins[host] = addresses
             return addresses
 
@@ -313,13 +306,8 @@ class Dialler:
                 problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
                 record(_event(upstream, port, "failed", address=address, problem=problem))
                 continue
-            try:
-                self._spending.keep(self.number, upstream, end)
-            except BaseException:
-                end.close()
-                raise
-            return end
-        raise Refused(f"no answer there: {problem}")
+            return self._spending.relay(self.number, upstream, end)
+        raise RefusedDialError(f"no answer there: {problem}")
 
 
 def _event(

@@ -23,10 +23,10 @@ from belljar.network.gateway.config import (
     as_neighbour,
     as_stand_in,
 )
-from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE, ForkServer
 from belljar.network.owner.range_state import RangeProcesses
+from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan, StandInPlan

@@ -116,7 +116,7 @@ class ForkServer:
             self._socket.settimeout(_START_TIMEOUT_S)
             try:
                 ipc.receive(self._socket)
-            except (ipc.Closed, TimeoutError) as exc:
+            except (ipc.ClosedError, TimeoutError) as exc:
                 code = None
                 with suppress(subprocess.TimeoutExpired):
                     code = self._process.wait(_END_TIMEOUT_S)
@@ -212,7 +212,7 @@ class ForkServer:
     def _gone_as_cell_error(self) -> Iterator[None]:
         try:
             yield
-        except (ipc.Closed, OSError) as exc:
+        except (ipc.ClosedError, OSError) as exc:
             detail = f": {diagnosis}" if (diagnosis := self.diagnosis()) else ""
             what = f"{_NAME} is gone{detail}"
             raise CellError(what, where=_NAME, hint=_GONE_HINT) from exc

@@ -148,5 +148,5 @@ class SupervisorRequests:
 
 def send(end: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
     """Send; a dead process is the watch's to report."""
-    with suppress(ipc.Closed, OSError):
+    with suppress(ipc.ClosedError, OSError):
         ipc.send(end, message, fds)

@@ -35,13 +35,13 @@ from belljar.network.ipc import (
     GatewayEvent,
     GatewayNotice,
     GatewayRequest,
-    WireViolation,
+    WireViolationError,
     encode_ack,
     encode_end,
     encode_reply,
 )
 from belljar.network.owner.budget import Budget
-from belljar.network.owner.dial import Dialler, NotAnUpstream
+from belljar.network.owner.dial import Dialler, NotAnUpstreamError
 from belljar.network.owner.processes import wait_readable
 from belljar.network.owner.range_state import (
     BoundedExecutor,
@@ -224,8 +224,11 @@ class Watch:
                 self._ended(ends.pop(fd)[0])
             self._drain_stderr()
             self._end_if_hung()
-            self._enforce_upstream_budgets()
+            if time.monotonic() >= self._next_enforcement:
+                self._next_enforcement = time.monotonic() + POLL_INTERVAL_S
+                self._enforce_upstream_bounds()
         self._dialler.close()
+        self._enforce_upstream_bounds()
         self.state.replies.put(None)
         self.state.milestones.put(None)
 
@@ -238,18 +241,14 @@ class Watch:
                 what = f"the range's {name} hangs: {silent}"
                 self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
-    def _enforce_upstream_budgets(self) -> None:
-        if time.monotonic() < self._next_enforcement:
-            return
-        self._next_enforcement = time.monotonic() + POLL_INTERVAL_S
+    def _enforce_upstream_bounds(self) -> None:
+        # Also of a range that is over: what was cut is on record, whatever came of it
         try:
-            self._dialler.enforce(self._record_dial)
-        except RangeOverError:  # its connections are ended next
-            pass
+            self._dialler.enforce(partial(self._record, Kind.NETWORK_UPSTREAM))
         except BelljarError as exc:  # it can't be recorded
             self.die(exc)
-        except (OSError, ValueError) as exc:
-            what = f"the range's upstream connections can't be measured: {exc}"
+        except Exception as exc:  # noqa: BLE001 - nothing may go on whose bounds aren't kept
+            what = f"the bounds of the range's upstreams can't be kept: {exc!r}"
             self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _receive(self, source: socket.socket) -> None:
@@ -258,7 +257,7 @@ class Watch:
                 self._receive_from_supervisor()
             else:
                 self._receive_from_gateway()
-        except (ipc.Closed, ConnectionError):
+        except (ipc.ClosedError, ConnectionError):
             self._open.discard(source)
             if source is self._processes.events:
                 self._gateway_done.set()
@@ -304,7 +303,7 @@ class Watch:
             return
         try:
             message = self._decoder.feed(datagram)
-        except WireViolation as exc:
+        except WireViolationError as exc:
             what = f"the gateway broke its protocol: {exc}"
             raise ProtocolViolation(what, where=self._where) from exc
         match message:
@@ -381,7 +380,7 @@ class Watch:
             with self._dialler.dial(request.body, self._record_dial) as end:
                 self._send(encode_reply(request.id, b"")[0], fds=(end.fileno(),))
                 return
-        except NotAnUpstream as exc:
+        except NotAnUpstreamError as exc:
             self.die(ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where))
         # It can't be recorded: then nothing is dialled, and nothing goes on
         except BelljarError as exc:

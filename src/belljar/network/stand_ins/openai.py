@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.gateway.context import MAX_QUESTION_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_ASKED_BYTES, App, StandInContext
 from belljar.network.stand_ins import responses
 from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults
 from belljar.network.stand_ins.web import (
@@ -72,7 +72,7 @@ def make(context: StandInContext) -> App:
     refuse_faults(check(context.settings, None), context.id)
     handle, error = _OpenAi(context).handle, _too_large()
     too_large = json_answer(error.body, error.status)
-    return http_app(handle, max_body_bytes=MAX_QUESTION_BYTES, too_large=too_large)
+    return http_app(handle, max_body_bytes=MAX_ASKED_BYTES, too_large=too_large)
 
 
 class _OpenAi:
@@ -173,7 +173,7 @@ class _OpenAi:
         hidden = ("stream", "stream_options")
         question = {name: value for name, value in body.items() if name not in hidden}
         asked = compact(question).encode("utf-8", "replace")
-        if len(asked) > MAX_QUESTION_BYTES:
+        if len(asked) > MAX_ASKED_BYTES:
             raise _too_large()
         self.waiting += 1
         try:
@@ -214,7 +214,7 @@ class _OpenAi:
 
 
 def _too_large() -> RefusedError:
-    return RefusedError(413, f"Maximum content size limit ({MAX_QUESTION_BYTES}) exceeded.")
+    return RefusedError(413, f"Maximum content size limit ({MAX_ASKED_BYTES}) exceeded.")
 
 
 def _no_model(name: str) -> RefusedError:

@@ -33,6 +33,12 @@ _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]
 _SIZE: Final = re.compile(rb" SIZE=(\d{1,20})(?: |$)")
 _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6")}
 _OK: Final = b"250 2.0.0 Ok\r\n"
+_UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
+_REPLIES: Final = {
+    b"NOOP": _OK,
+    b"VRFY": b"252 2.0.0 Cannot VRFY user, but will accept message\r\n",
+    b"QUIT": b"221 2.0.0 Bye\r\n",
+}
 
 
 @dataclass(kw_only=True)
@@ -71,7 +77,7 @@ class _MailConnection:
             while not self._is_over and (line := await self._line()) is not None:
                 verb, _, rest = line.partition(b" ")
                 method = self._COMMANDS.get(verb.upper())
-                reply = b"500 5.5.2 Error: command not recognized\r\n"
+                reply = _REPLIES.get(verb.upper(), _UNKNOWN)
                 await self._answer(await method(self, rest.strip()) if method else reply)
         except ConnectionError:
             return
@@ -183,15 +189,6 @@ class _MailConnection:
         self._mail = None
         return _OK
 
-    async def _noop(self, _rest: bytes) -> bytes:
-        return _OK
-
-    async def _verify(self, _rest: bytes) -> bytes:
-        return b"252 2.0.0 Cannot VRFY user, but will accept message\r\n"
-
-    async def _quit(self, _rest: bytes) -> bytes:
-        return b"221 2.0.0 Bye\r\n"
-
     async def _log_in(self, rest: bytes) -> bytes:
         mechanism, _, first = rest.partition(b" ")
         mechanism, answers = mechanism.upper(), list[bytes]()
@@ -249,9 +246,6 @@ class _MailConnection:
         b"RCPT": _recipient,
         b"DATA": _data,
         b"RSET": _reset,
-        b"NOOP": _noop,
-        b"VRFY": _verify,
-        b"QUIT": _quit,
         b"AUTH": _log_in,
     }
 

@@ -144,7 +144,7 @@ class CellDialler:
         message: dict[str, Any] = {"client": first.client, "target": first.target}
         try:
             ipc.send(self._gateway, message, [end.fileno()])
-        except (ipc.Closed, OSError):  # gone, or it reads too slowly
+        except (ipc.ClosedError, OSError):  # gone, or it reads too slowly
             return False
         return True
 

@@ -78,7 +78,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
         supervisor = _Supervisor(task, owner, fds[4], fds[5])
         supervisor.make(gateway, parent)
         supervisor.work()
-    except ipc.Closed:
+    except ipc.ClosedError:
         os._exit(0)
     except (BelljarError, OSError) as exc:
         if isinstance(exc, BelljarError):
@@ -86,7 +86,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
         else:
             hint = "free some space for the run directories" if exc.filename == RECORD else ""
         failure = {"failed": _reason(exc), "host": isinstance(exc, HostError), "hint": hint}
-        with suppress(ipc.Closed, BlockingIOError):
+        with suppress(ipc.ClosedError, BlockingIOError):
             ipc.send(owner, failure)
     os._exit(1)
 
@@ -113,10 +113,6 @@ def _unshare(kind: int, name: str) -> None:
             )
         what = f"the kernel gives the range no {name} namespace of its own: {exc.strerror}"
         raise HostError(what, where="unshare(2)", hint=hint) from exc
-
-
-class _PortsDown(BaseException):
-    """The kill switch was used: nothing may pass."""
 
 
 class _OwnerTimeoutError(OSError):
@@ -152,6 +148,7 @@ class _Supervisor:
             syscalls.die_with_parent(parent)
         _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout)
+        self._kernel_at_end = netlink.open_socket()
         syscalls.no_new_privileges()
         syscalls.become(
             task.uid, _RIGHTS_IN_OWN_NAMESPACE if task.uid is None else _RIGHTS, ambient=True
@@ -184,21 +181,19 @@ class _Supervisor:
 
     def work(self) -> NoReturn:
         """Until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
-
-        def ports_down(*_: object) -> NoReturn:
-            raise _PortsDown
-
-        signal.signal(PORTS_DOWN, ports_down)
+        signal.signal(PORTS_DOWN, self._end_at_once)
         try:
             while True:
                 self._turn()
-        except _PortsDown:
-            for _ in range(2):  # what was interrupted may have left a reply unread
-                self._shut()
-            os._exit(1)
         except BaseException:
             self._shut()
             raise
+
+    def _end_at_once(self, *_: object) -> NoReturn:
+        # By a socket of its own: what was interrupted may have left a reply unread in the other
+        with suppress(OSError):
+            links.all_down(self._kernel_at_end)
+        os._exit(1)
 
     def _turn(self) -> None:
         sources = [self._owner, self._log, self._changes, self._tap.socket]

@@ -46,7 +46,7 @@ def test_a_cell_is_known_by_its_networks_alone() -> None:
 
 
 def test_an_upstream_looks_like_a_stand_in() -> None:
-    """Its id, its one name, its ports by what is spoken there, its methods and budget."""
+    """Its id, its one name, its ports by what is spoken there, and its methods."""
     upstream = UpstreamPlan(
         host="real.example",
         ports=(80, 443, 8443),
@@ -62,4 +62,4 @@ def test_an_upstream_looks_like_a_stand_in() -> None:
         (443, "tls"),
         (8443, "tls"),
     ]
-    assert seen.settings == {"methods": ["GET"], "budget_bytes": 7}
+    assert seen.settings == {"methods": ["GET"]}

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from belljar.network.gateway.dns import TTL_S, Answer, answer
 from belljar.plan.addresses import NameAddress, RangeLayout
-from belljar.signals.detectors import entropy
 
 NAMES = {
     "shop.example": "10.9.8.2",
@@ -174,11 +173,6 @@ def test_unknown_names_are_simulated_when_asked_for() -> None:
     assert ask("a\\.shop.example", layout=SIMULATED).rcode() == dns.rcode.NXDOMAIN
 
 
-def test_an_escaped_dot_is_no_label_border() -> None:
-    """One label `a.shop` is not the label `a` of our wildcard."""
-    assert ask("a\\.shop.example").rcode() == dns.rcode.NXDOMAIN
-
-
 def test_edns_is_answered_and_unknown_versions_are_not() -> None:
     """RFC 6891: an OPT for an OPT; BADVERS."""
     assert ask("shop.example", use_edns=0, payload=4096).edns == 0
@@ -329,13 +323,6 @@ def test_an_ordinary_query_is_whole_on_record() -> None:
         dns.message.make_query("sec\\000ret.example", "A"),
     ):
         assert not answer(query.to_wire(), LAYOUT).whole
-
-
-@given(st.binary(max_size=64))
-@settings(deadline=None)
-def test_entropy_is_bounded(text: bytes) -> None:
-    """Between nothing and eight bits a byte, and never NaN."""
-    assert 0 <= entropy(text) <= 8
 
 
 QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()

@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import BelljarError, CellError
 from belljar.network.owner.budget import Budget
 from belljar.network.owner.processes import Child
-from belljar.network.owner.range_state import RangeOverError, RangeProcesses, RangeState
+from belljar.network.owner.range_state import RangeProcesses, RangeState
 from belljar.network.owner.watch import Watch
 
 
@@ -66,8 +66,3 @@ def watched(problem: Exception) -> BelljarError | None:
 def test_a_look_that_fails_ends_the_range(problem: Exception) -> None:
     """Budgets and times of upstreams would not be kept any more: that is never passed over."""
     assert isinstance(watched(problem), CellError)
-
-
-def test_a_range_that_is_over_has_not_died_of_it() -> None:
-    """What is no longer recorded at its end is no failure."""
-    assert watched(RangeOverError("the range is over")) is None

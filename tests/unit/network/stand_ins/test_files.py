@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, context_for
 
 from belljar.network.stand_ins import files
-from belljar.network.stand_ins.files import StoredFile, file_answer, find, media_of
-from belljar.network.stand_ins.registry import Registry, check_directory
+from belljar.network.stand_ins.files import StoredFile, file_answer, find
+from belljar.network.stand_ins.registry import Registry
 from belljar.network.stand_ins.web import Answer, Request
 
 
@@ -76,16 +76,6 @@ class _Registry(Registry):
 
 async def _digests(registry: Registry, file: StoredFile) -> dict[str, str]:
     return dict(await registry.digests(file))
-
-
-def test_check_names_what_is_wrong(tmp_path: Path) -> None:
-    """A missing directory, an empty one and a link are each a sentence that names it."""
-    assert str(tmp_path / "gone") in str(check_directory(tmp_path / "gone", "wheels")[0][0])
-    assert "empty" in str(check_directory(tmp_path, "wheels")[0][0])
-    (tmp_path / "a").write_bytes(b"")
-    assert check_directory(tmp_path, "wheels")[0] == ()
-    (tmp_path / "b").symlink_to("a")
-    assert "symbolic link" in str(check_directory(tmp_path, "wheels")[0][0])
 
 
 MODIFIED = 1_700_000_000
@@ -193,12 +183,3 @@ def test_a_directory_is_its_index(tmp_path: Path) -> None:
         listed["d/index.html"],
         None,
     )
-
-
-def test_types_by_name() -> None:
-    """Text has its encoding named; what isn't known is bytes."""
-    assert [media_of(name) for name in ("a.html", "a.png", "a.unknown-kind")] == [
-        "text/html; charset=utf-8",
-        "image/png",
-        "application/octet-stream",
-    ]

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from tests.fakes.asgi import NOW, context
 
 from belljar.network.stand_ins.metadata import make_identity
-from belljar.network.stand_ins.web import uuid_of
-from belljar.signals.credentials import pick
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
@@ -30,9 +28,3 @@ def test_every_identity_has_the_clouds_shape(cloud: str, seed: bytes) -> None:
     assert it.started_s < NOW
     assert uuid.UUID(it.uuid).version == 4
     assert it.zone.startswith(it.region)
-
-
-def test_parts() -> None:
-    """`pick` takes from its alphabet; `uuid_of` is a version 4 UUID of RFC 9562's variant."""
-    assert pick("ab", 4, lambda n: bytes(range(n))) == "abab"
-    assert uuid.UUID(uuid_of(b"\xff" * 16)).variant == uuid.RFC_4122

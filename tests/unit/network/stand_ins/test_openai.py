@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client, Reply, context
 
-from belljar.network.gateway.context import MAX_QUESTION_BYTES
+from belljar.network.gateway.context import MAX_ASKED_BYTES
 from belljar.network.stand_ins import openai
 
 KEY = {"authorization": "Bearer sk-x"}
@@ -231,7 +231,7 @@ def test_a_question_above_the_bound_is_refused() -> None:
     long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % b",".join(
         [b"1e15"] * 300_000
     )
-    assert len(long_when_written) < MAX_QUESTION_BYTES
+    assert len(long_when_written) < MAX_ASKED_BYTES
     reply = client(owner).ask(
         "POST", "/v1/chat/completions", chunks=[long_when_written], headers=KEY
     )

@@ -1,0 +1,209 @@
+"""Real upstreams' bytes pass through the owner, which counts them against budgets. Thread-safe.
+
+A gateway may be compromised, and knows no other range. So it gets one end of a pair of sockets and
+never the connection itself: each piece is counted before it goes on, and nothing beyond a budget
+does.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from belljar.plan.network import DIAL_BYTES, UpstreamPlan
+
+PIECE_BYTES: Final = 64 << 10
+# A gateway of ours ends a connection earlier (`Bounds.upstream_exchange_s`).
+MAX_OPEN_S: Final = 180.0
+
+
+class SpentError(ValueError):
+    """A budget is used up; the text names it."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """A range's bytes on one upstream. `cuts`: reasons of connections ended by their relay."""
+
+    plan: UpstreamPlan
+    spent_bytes: int = 0
+    sent_bytes: int = 0
+    dialling: int = 0
+    relays: list[_UpstreamRelay] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+
+    def set_aside_bytes(self) -> int:
+        """The whole budget while more may be spent."""
+        is_used = self.dialling > 0 or not all(relay.is_cut for relay in self.relays)
+        return max(self.spent_bytes, self.plan.budget_bytes * is_used)
+
+    def spend(self, size: int, *, is_sent: bool = False) -> None:
+        """Raise `SpentError` without room for so many bytes, else count them."""
+        if self.spent_bytes + size > self.plan.budget_bytes:
+            raise SpentError("the upstream's budget for one sample is used up")
+        self.spent_bytes += size
+        self.sent_bytes += size * is_sent
+
+
+class RunSpending:
+    """A run's bytes on each real upstream, and the connections that spend them."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._lock, self._now = threading.Lock(), now
+        self._accounts: dict[tuple[int, str], _Account] = {}
+        self._closed: set[int] = set()
+        self._numbers = itertools.count(1)
+
+    def new_range(self) -> int:
+        """A number unique to a range in the run."""
+        return next(self._numbers)
+
+    @contextmanager
+    def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
+        """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError`."""
+        with self._lock:
+            account = self._accounts.setdefault((number, upstream.host), _Account(upstream))
+            account.dialling += 1  # so that all of the budget is set aside
+            try:
+                of_host = (a for (_, host), a in self._accounts.items() if host == upstream.host)
+                if sum(a.set_aside_bytes() for a in of_host) > upstream.run_budget_bytes:
+                    what = "used up, or set aside for samples that use it now"
+                    raise SpentError(f"the upstream's budget for the run is {what}")
+                account.spend(DIAL_BYTES)
+            except SpentError:
+                account.dialling -= 1
+                raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                account.dialling -= 1
+
+    def charge_dial(self, number: int, upstream: UpstreamPlan) -> None:
+        """Count another address of a `dialling`. Raises `SpentError`."""
+        with self._lock:
+            self._accounts[number, upstream.host].spend(DIAL_BYTES)
+
+    def relay(self, number: int, upstream: UpstreamPlan, outer: socket.socket) -> socket.socket:
+        """Take over a connection; return the end by which a gateway uses it. Raises `OSError`."""
+        inner, theirs = socket.socketpair()
+        try:
+            outer.settimeout(None)
+            account = self._accounts[number, upstream.host]
+            with self._lock:
+                if number in self._closed:
+                    raise OSError(errno.ECONNABORTED, "the range is over")
+                relay = _UpstreamRelay(account, self._lock, self._now(), inner, outer)
+                threading.Thread(target=relay.run, name="upstream-relay", daemon=True).start()
+                account.relays.append(relay)
+        except BaseException:
+            for end in (inner, theirs, outer):
+                end.close()
+            raise
+        return theirs
+
+    def enforce(self, number: int) -> list[tuple[UpstreamPlan, str]]:
+        """End connections beyond their time; return all that were cut, with reasons, once."""
+        found = []
+        with self._lock:
+            for account in self._of(number):
+                for relay in account.relays:
+                    if self._now() - relay.since_s > MAX_OPEN_S:
+                        relay.cut(f"it was open for {MAX_OPEN_S:.0f} s")
+                found += [(account.plan, why) for why in account.cuts]
+                account.cuts.clear()
+        return found
+
+    def close(self, number: int) -> None:
+        """End a range's connections; its bytes stay counted. Idempotent."""
+        with self._lock:
+            self._closed.add(number)
+            for account in self._of(number):
+                for relay in account.relays:
+                    relay.cut("")
+
+    def spent_bytes(self, host: str) -> int:
+        """By all ranges of the run until now."""
+        with self._lock:
+            return sum(a.spent_bytes for (_, name), a in self._accounts.items() if name == host)
+
+    def sent_bytes(self, number: int) -> dict[str, int]:
+        """Bytes that a range sent to each host."""
+        with self._lock:
+            return {account.plan.host: account.sent_bytes for account in self._of(number)}
+
+    def _of(self, number: int) -> list[_Account]:
+        return [account for (owner, _), account in self._accounts.items() if owner == number]
+
+
+class _UpstreamRelay:
+    """One connection: `inner` leads to the gateway, `outer` to the upstream."""
+
+    def __init__(
+        self,
+        account: _Account,
+        lock: threading.Lock,
+        since_s: float,
+        inner: socket.socket,
+        outer: socket.socket,
+    ) -> None:
+        self.since_s = since_s
+        self._account, self._lock = account, lock
+        self._inner, self._outer = inner, outer
+        self.is_cut = False
+
+    def run(self) -> None:
+        """Pass bytes on until the gateway closes its end, or the connection is cut."""
+        inner, outer = self._inner, self._outer
+        poll = select.poll()
+        poll.register(inner, select.POLLIN)
+        poll.register(outer, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in poll.poll():
+                    is_sent = fd == inner.fileno()
+                    source, to = (inner, outer) if is_sent else (outer, inner)
+                    if data := source.recv(self._room_bytes()):
+                        with self._lock:
+                            if self.is_cut:
+                                return
+                            self._account.spend(len(data), is_sent=is_sent)
+                        to.sendall(data)
+                    elif is_sent:
+                        return
+                    else:
+                        # Not `close`: a gateway must tell an answer's end from a cut
+                        poll.unregister(outer)
+                        inner.shutdown(socket.SHUT_WR)
+        except SpentError:
+            with self._lock:
+                self.cut("more passed than its budget")
+        except OSError:  # one side is gone
+            pass
+        finally:
+            with self._lock:
+                self._account.relays.remove(self)
+            inner.close()
+            outer.close()
+
+    def _room_bytes(self) -> int:
+        """At least one byte, which finds out that none is left."""
+        left_bytes = self._account.plan.budget_bytes - self._account.spent_bytes
+        return max(1, min(PIECE_BYTES, left_bytes))
+
+    def cut(self, reason: str) -> None:
+        """End both sides; the caller holds the lock. A reason is reported once."""
+        if reason and not self.is_cut:
+            self._account.cuts.append(reason)
+        self.is_cut = True
+        for end in (self._inner, self._outer):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,197 @@
+"""A real upstream's bytes pass through the owner, within the budgets of a range and of the run."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.network.owner.relay import MAX_OPEN_S, RunSpending, SpentError
+from belljar.plan.network import DIAL_BYTES, UpstreamPlan
+
+HOST = "real.example"
+
+
+def upstream(budget: int, run: int, host: str = HOST) -> UpstreamPlan:
+    """With these budgets."""
+    return UpstreamPlan(
+        host=host,
+        ports=(443,),
+        methods=("GET",),
+        budget_bytes=budget,
+        run_budget_bytes=run,
+        reason="for a test",
+    )
+
+
+@contextmanager
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Ours, and the other side's."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+    ):
+        theirs, _ = server.accept()
+        theirs.settimeout(30)
+        with theirs:
+            yield ours, theirs
+
+
+@contextmanager
+def relayed(
+    spending: RunSpending, number: int, plan: UpstreamPlan
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The gateway's end of a connection, and the upstream's."""
+    with connection() as (ours, theirs), spending.dialling(number, plan):
+        end = spending.relay(number, plan, ours)
+        end.settimeout(30)
+        with end:
+            yield end, theirs
+
+
+def take(end: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer if it ends."""
+    got = b""
+    while len(got) < count and (piece := end.recv(count - len(got))):
+        got += piece
+    return got
+
+
+@pytest.mark.promise("2.7")
+def test_all_bytes_pass_and_are_counted() -> None:
+    """In both directions at once, more than any buffer; what was sent is counted by itself. The
+    gateway has no socket of the network, so that none leads elsewhere."""
+    spending, plan = RunSpending(), upstream(8 << 20, 8 << 20)
+    number = spending.new_range()
+    with relayed(spending, number, plan) as (end, theirs):
+        assert end.family == socket.AF_UNIX
+        for source, sink in ((end, theirs), (theirs, end)):
+            for _ in range(64):
+                source.sendall(b"x" * (1 << 14))
+                assert take(sink, 1 << 14) == b"x" * (1 << 14)
+        theirs.shutdown(socket.SHUT_WR)
+        assert end.recv(1) == b""
+        end.sendall(b"more")
+        assert take(theirs, 4) == b"more"
+        end.close()
+        assert theirs.recv(1) == b""
+    assert spending.spent_bytes(HOST) == DIAL_BYTES + (2 << 20) + 4
+    assert spending.sent_bytes(number) == {HOST: (1 << 20) + 4}
+    assert spending.enforce(number) == []
+
+
+@pytest.mark.promise("2.7")
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_budget_ends_a_connection_to_the_byte(is_sent: bool) -> None:
+    """Whatever a gateway does: not one byte more passes, both sides see its end, and it is reported
+    once."""
+    spending, plan = RunSpending(), upstream(DIAL_BYTES + 1000, 1 << 20)
+    number = spending.new_range()
+    with relayed(spending, number, plan) as (end, theirs):
+        source, sink = (end, theirs) if is_sent else (theirs, end)
+        source.sendall(b"x" * 1001)
+        assert take(sink, 2000) == b"x" * 1000
+        with pytest.raises(OSError, match=r"."):
+            end.send(b"")
+    assert spending.spent_bytes(HOST) == plan.budget_bytes
+    assert spending.enforce(number) == [(plan, "more passed than its budget")]
+    assert spending.enforce(number) == []
+
+
+def test_a_range_has_its_budget_and_no_more() -> None:
+    """Dials alone use it up; another range, and another host, has its own."""
+    spending, plan = RunSpending(), upstream(3 * DIAL_BYTES, 1 << 20)
+    first, second = spending.new_range(), spending.new_range()
+    for _ in range(3):
+        with spending.dialling(first, plan):
+            pass
+    with pytest.raises(SpentError, match="one sample"), spending.dialling(first, plan):
+        pass
+    with spending.dialling(first, upstream(3 * DIAL_BYTES, 1 << 20, "other.example")):
+        pass
+    with spending.dialling(second, plan):
+        spending.charge_dial(second, plan)
+        spending.charge_dial(second, plan)
+        with pytest.raises(SpentError):
+            spending.charge_dial(second, plan)
+
+
+@pytest.mark.promise("2.7")
+def test_a_run_has_its_budget_over_all_ranges() -> None:
+    """Of a range that is using it the whole budget is set aside; of one that is not, what it used;
+    also after the range's end."""
+    spending, plan = RunSpending(), upstream(10_000, 16_000)
+    first, second, third = (spending.new_range() for _ in range(3))
+    with relayed(spending, first, plan) as (end, theirs):
+        with pytest.raises(SpentError, match="the run"), spending.dialling(second, plan):
+            pass
+        end.sendall(b"x" * 4000)
+        assert take(theirs, 4000)
+        spending.close(first)
+        assert (end.recv(1), theirs.recv(1)) == (b"", b"")
+    with spending.dialling(second, plan):
+        pass
+    with relayed(spending, third, plan) as (end, theirs):
+        end.sendall(b"x" * 6000)
+        assert take(theirs, 6000)
+    last = spending.new_range()
+    with pytest.raises(SpentError, match="the run"), spending.dialling(last, plan):
+        pass
+
+
+@pytest.mark.promise("2.7")
+def test_a_connection_beyond_its_time_is_ended() -> None:
+    """However little passes: both sides see its end, and the reason is reported once."""
+    clock = [0.0]
+    spending, plan = RunSpending(now=lambda: clock[0]), upstream(1 << 20, 1 << 20)
+    number = spending.new_range()
+    with relayed(spending, number, plan) as (end, theirs):
+        clock[0] = MAX_OPEN_S
+        assert spending.enforce(number) == []
+        clock[0] = MAX_OPEN_S + 1
+        assert spending.enforce(number) == [(plan, f"it was open for {MAX_OPEN_S:.0f} s")]
+        assert (end.recv(1), theirs.recv(1)) == (b"", b"")
+        assert spending.enforce(number) == []
+
+
+def test_a_range_that_is_over_gets_no_connection() -> None:
+    """One that was dialled meanwhile is closed at once."""
+    spending, plan = RunSpending(), upstream(1 << 20, 1 << 20)
+    number = spending.new_range()
+    spending.close(number)
+    with connection() as (ours, theirs), spending.dialling(number, plan):
+        with pytest.raises(ConnectionAbortedError):
+            spending.relay(number, plan, ours)
+        assert theirs.recv(1) == b""
+
+
+@pytest.mark.promise("2.7")
+@given(
+    st.integers(DIAL_BYTES, 5000),
+    st.integers(0, 20_000),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), max_size=60),
+)
+def test_no_order_of_dials_spends_more_than_a_budget(
+    budget: int, more: int, dials: list[tuple[int, int]]
+) -> None:
+    """Neither a range's nor the run's; what was refused cost nothing."""
+    spending, plan = RunSpending(), upstream(budget, budget + more)
+    numbers = [spending.new_range() for _ in range(5)]
+    cost = 0
+    by_range = dict.fromkeys(numbers, 0)
+    for which, tries in dials:
+        try:
+            with spending.dialling(numbers[which], plan):
+                for number in range(tries):
+                    if number:
+                        spending.charge_dial(numbers[which], plan)
+                    cost += DIAL_BYTES
+                    by_range[numbers[which]] += DIAL_BYTES
+        except SpentError:
+            pass
+    assert spending.spent_bytes(HOST) == cost <= budget + more
+    assert max(by_range.values()) <= budget
