@@ -72,6 +72,9 @@ def export(
     from belljar.cli.ledger import new_file, run_path, write_lines
 
     path = run_path(run)
+    if kind != "intoto" and (path / "units").is_dir():
+        notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
+        click.echo(notice, err=True)
     with reading(path, "RUN"):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)

@@ -23,11 +23,13 @@ CALL_S: Final = 660.0
 class Engine(Protocol):
     """A connection to a cluster, for one evaluation.
 
-    `is_alone`: this machine is the only node, with the head's store. `last_heard_s`: when each
+    `needs_token`: nodes must have its token authentication on. `is_alone`: this machine is the only
+    node, with the head's store. `last_heard_s`: when each
     node answered last; one that is removed is expected to no more. `is_stopping`: nodes are to end
     their units.
     """
 
+    needs_token: bool
     is_alone: bool
     last_heard_s: dict[str, float]
     is_stopping: bool

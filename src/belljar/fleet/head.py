@@ -161,6 +161,10 @@ class Head:
 
     def _step(self, workspace: str) -> None:
         now, task = time.monotonic(), self._task
+        if by_handle := {id(each.handle): each for each in self._running}:
+            handles = [each.handle for each in self._running]
+            for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
+                self._take(by_handle[id(handle)], item)
         for node_id, heard_s in list(self._engine.last_heard_s.items()):
             if now - heard_s > NODE_TIMEOUT_S:
                 self._lose(node_id)
@@ -169,13 +173,13 @@ class Head:
         elif now - self._stopping_s > STOP_S:
             self._give_up("it did not end in time")
         for running in list(self._running):
-            limit_s = deadline_s(running.unit, task.epochs, self._cells, task.time_limit_s)
-            if limit_s is not None and now - running.began_s > limit_s:
-                self._break_off(running, f"no result within {limit_s:.0f} s")
-        by_handle = {id(each.handle): each for each in self._running}
-        handles = [each.handle for each in self._running]
-        for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
-            self._take(by_handle[id(handle)], item)
+            limit_s = deadline_s(
+                running.unit, task.epochs, self._cells, task.time_limit_s, retries=task.retries
+            )
+            # What waits for a node takes none of its time.
+            if running.node and limit_s is not None and now - running.began_s > limit_s:
+                # Its node lives: a guest may have caused this, and must not get a second chance.
+                self._break_off(running, f"no result within {limit_s:.0f} s", may_retry=False)
 
     def _place(self, workspace: str) -> None:
         """Give units to the engine while there is room."""
@@ -225,6 +229,7 @@ class Head:
                 self._fail_here(running, error)
         elif isinstance(item, dict) and "node" in item:
             running.node = node = self.usable.get(str(item["node"]))
+            running.began_s = time.monotonic()
             if node is None:
                 self._fail(running, "it came from a node that is not of this fleet")
                 return
@@ -318,13 +323,13 @@ class Head:
         if not is_bad:
             self._try_again(unit, unit.samples, node.node_id if node else "")
 
-    def _break_off(self, running: _Running, why: str) -> None:
+    def _break_off(self, running: _Running, why: str, *, may_retry: bool = True) -> None:
         """Wait no longer for a unit. If all of it has come, it is judged: it may be breached."""
         if running.end is not None:
             self._engine.cancel(running.handle)
             self._collect(running)
         else:
-            self._fail(running, why)
+            self._fail(running, why, is_bad=not may_retry)
 
     def _fail_here(self, running: _Running, error: OSError) -> None:
         """End the run: this machine can't keep or read what came, and nothing is tried again."""
@@ -359,8 +364,8 @@ class Head:
             if running.node is node:
                 self._break_off(running, why)
             elif running.node is None and self._stopping_s is None:
-                self._withdraw(running)  # it may wait for that very node
-                self._again.append(running.unit)
+                # It may wait for that very node, or have begun there unheard.
+                self._fail(running, f"it was not heard of when {node.name} was lost")
 
     def _stop(self, why: str) -> None:
         if self._stopping_s is None:

@@ -82,7 +82,8 @@ def judge_fleet(
     for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
         mine, found = tried.get(sample, []), last.get((sample, epoch))
         # The end of the evaluation alone may explain that there is no record of a sample.
-        if found is None and is_ended and (not mine or _ended_early(mine[-1])):
+        is_unseen = any(each.began and each.findings is None for each in mine)
+        if found is None and is_ended and not is_unseen and (not mine or _ended_early(mine[-1])):
             continue
         rows.append(row := _row(asked, mine, sample, epoch, found))
         doubts += [] if found else row.reasons

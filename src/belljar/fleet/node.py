@@ -61,8 +61,7 @@ def describe() -> dict[str, Any]:
         "key": load_or_make_key(belljar_home()).fingerprint,
         "version": __version__,
         "inspect": version("inspect-ai"),
-        # Slurm has its own way to know who asks.
-        "has_token": os.environ.get("RAY_AUTH_MODE") == "token" or "SLURM_JOB_ID" in os.environ,
+        "has_token": os.environ.get("RAY_AUTH_MODE") == "token",
     }
 
 

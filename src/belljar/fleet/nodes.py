@@ -38,7 +38,7 @@ def describe_nodes(engine: Engine, home: Path, tier: Tier) -> list[Node]:
             continue
         name, key = printable(str(said["name"]), max_chars=64), str(said["key"])
         why = ""
-        if said["has_token"] is not True:
+        if engine.needs_token and said["has_token"] is not True:
             why = "Ray's token authentication is off there: set RAY_AUTH_MODE=token"
         elif said["version"] != __version__:
             why = f"it runs Belljar {printable(str(said['version']))}, and the head {__version__}"

@@ -26,11 +26,15 @@ MARKER: Final = 0.001
 """How much of a tier's marker a unit takes: it counts nothing."""
 TRANSFER_S: Final = 60.0
 """A piece of an archive that takes longer comes from a node that hangs."""
+# An older one takes RAY_AUTH_MODE for nothing.
+_FIRST_WITH_TOKENS: Final = (2, 52)
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 
 
 class RayEngine:
     """See `Engine`."""
+
+    needs_token = True
 
     def __init__(self, address: str) -> None:
         """Join the cluster at `address` or RAY_ADDRESS, or start one of this machine alone."""
@@ -52,6 +56,9 @@ class RayEngine:
             import ray
         except ImportError as error:
             raise HostError("Ray is not installed", hint=HINT_EXTRA) from error
+        if tuple(map(int, ray.__version__.split(".")[:2])) < _FIRST_WITH_TOKENS:
+            what = f"Ray {ray.__version__} knows no tokens: whoever reaches its port may run code"
+            raise HostError(what, hint=HINT_EXTRA)
         try:
             where = address or "local"
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **alone)
@@ -130,7 +137,8 @@ class RayEngine:
         if not units:
             time.sleep(timeout_s)
             return
-        done, _ = self._ray.wait([*units], timeout=timeout_s, fetch_local=False)
+        self._ray.wait([*units], timeout=timeout_s, fetch_local=False)  # until one has an item
+        done, _ = self._ray.wait([*units], num_returns=len(units), timeout=0, fetch_local=False)
         for unit in done:
             item: Any
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -157,7 +158,8 @@ def run_to_resume(home: Path, ref: str) -> tuple[Path, dict[str, Any], list[Try]
         plan, tries = record_of(run)
         for each in tries:
             # Evidence that came and was not judged may be that of a breach.
-            if each.is_bad or (each.archive and each.findings is None):
+            came = each.archive or is_whole(archive_of(run, each.unit))
+            if each.is_bad or (came and each.findings is None):
                 raise LedgerError(f"{each.where} has evidence that was not judged: {each.why}")
             if each.findings is not None and each.findings.verdict is Verdict.BREACHED:
                 raise LedgerError("it is breached, and a breach is never run again")
@@ -168,6 +170,16 @@ def run_to_resume(home: Path, ref: str) -> tuple[Path, dict[str, Any], list[Try]
             hint="run it anew",
         ) from error
     return run, plan, tries
+
+
+def is_whole(archive: Path) -> bool:
+    """Return whether all of an archive is there: it ends with two blocks of zeros (POSIX pax)."""
+    try:
+        with archive.open("rb") as file:
+            file.seek(-1024, os.SEEK_END)
+            return not any(file.read())
+    except OSError:  # none, or one that has hardly begun
+        return False
 
 
 def findings_of(run: Path, evidence: Evidence) -> tuple[RunFindings, list[str]]:

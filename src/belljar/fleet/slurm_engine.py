@@ -71,6 +71,8 @@ class _Unit:
 class SlurmEngine:
     """See `Engine`."""
 
+    needs_token = False  # Slurm has its own way to know who asks
+
     def __init__(self, partition: str) -> None:
         self._where = [f"--partition={partition}"] if partition else []
         self._units: list[_Unit] = []

@@ -151,12 +151,15 @@ def another_try(
     return replace(unit, samples=tuple(samples), attempt=unit.attempt + 1, not_on=not_on)
 
 
-def deadline_s(unit: Unit, epochs: int, cells: int, time_limit_s: float | None) -> float | None:
-    """Return how long a unit may take; None without the task's own time limit.
+def deadline_s(
+    unit: Unit, epochs: int, cells: int, time_limit_s: float | None, *, retries: int = 0
+) -> float | None:
+    """Return how long a unit may take on its node; None without the task's own time limit.
 
     Rounds of samples side by side, each with as long again for scoring and proof of its end.
+    `retries`: attempts at a sample after an error, each with a time limit of its own.
     """
     if time_limit_s is None:
         return None
-    rounds = math.ceil(len(unit.samples) * epochs / cells)
+    rounds = math.ceil(len(unit.samples) * epochs / cells) * (1 + retries)
     return 120.0 + rounds * (2 * time_limit_s + 60.0)

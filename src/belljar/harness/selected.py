@@ -47,6 +47,7 @@ class SelectedTask:
     tier: Tier
     policies: tuple[str, ...] = ()
     time_limit_s: float | None = None
+    retries: int = 0
     limits: tuple[int, ...] = ()
 
     def at_once(self, cells: int) -> int:
@@ -83,7 +84,7 @@ def select_task(request: RunRequest) -> SelectedTask:
             raise each.error  # what a node lacks, each node says itself
     selection = read_selection(options)
     spec, task = _only(options, tasks)
-    _check_shared(options, selection)
+    _check_shared(options, selection, task)
     samples = _samples(task, selection)
     path, at, name = spec.partition("@")
     root = Path(path).absolute().parent if Path(path).is_file() else None
@@ -125,6 +126,7 @@ def select_task(request: RunRequest) -> SelectedTask:
             for each in kinds
         ),
         time_limit_s=None if limit is None else float(limit),
+        retries=int(params.get("retry_on_error") or 0),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
 
@@ -147,8 +149,16 @@ def _only(options: InspectOptions, tasks: Sequence[Task]) -> tuple[str, Task]:
     return specs[0], tasks[0]
 
 
-def _check_shared(options: InspectOptions, selection: Selection) -> None:
+def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> None:
     """Refuse what would differ between units."""
+    given = options.context.params.get("fail_on_error")
+    bound = task.fail_on_error if given is None else given
+    if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
+        raise PolicyError(
+            "errors can't be counted over all units",
+            where=f"--fail-on-error {bound}",
+            hint="give --fail-on-error (the first ends the evaluation) or --no-fail-on-error",
+        )
     if not selection.is_foreseen:
         raise PolicyError(
             "samples in a random order can't be shared among nodes",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,7 +48,7 @@ class Scripted:
     def __init__(self, home: Path, first: Iterable[Any]) -> None:
         self.first: Iterable[Any] = first
         self.last_heard_s, self.is_stopping = dict[str, float](), False
-        self.is_alone = False
+        self.is_alone, self.needs_token = False, True
         self.runs = {name: unit_run(home / name) for name in ("n1", "n2")}
         self.placed: list[str] = []
 
@@ -260,6 +260,38 @@ def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_chang
     (old / "units" / "00001-1.tar").write_bytes(b"")
     with pytest.raises(PolicyError):
         run_to_resume(tmp_path / "head", name)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_record_that_came_and_was_not_judged_is_never_run_again(
+    tmp_path: Path, *, is_whole: bool
+) -> None:
+    """The head died while it judged: it may be that of a breach. What broke off on its way is run
+    again."""
+    archive, _ = unit_run(tmp_path / "n1", breached=True)
+    with create_run(tmp_path / "head", KIND, []) as run:
+        about = {"unit": 1, "attempt": 1, "node": "n1", "samples": ["a"]}
+        plan = {"task": "t", "samples": ["a"], "epochs": 1, "code": "0" * 64}
+        run.recorder.record(Event(kind=Kind.FLEET_PLANNED, data=plan))
+        run.recorder.record(Event(kind=Kind.FLEET_UNIT_PLACED, data=about))
+        (run.path / "units").mkdir()
+        (run.path / "units" / "00001-1.tar").write_bytes(archive[: None if is_whole else -1024])
+    if is_whole:
+        with pytest.raises(PolicyError, match="not judged"):
+            run_to_resume(tmp_path / "head", run.run_id)
+    else:
+        assert run_to_resume(tmp_path / "head", run.run_id)[2][0].findings is None
+
+
+def test_a_unit_past_its_deadline_is_void_and_has_no_second_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node lives, so a guest may have caused it; what waits for a node has no deadline."""
+    monkeypatch.setattr("belljar.fleet.head.deadline_s", lambda *_, **__: 0.0)
+    ended = run_of(tmp_path, repeat(b""))
+    assert ended.engine.placed == ["n1"]
+    assert ended.outcome.findings.verdict is Verdict.VOID
+    assert ended.failed[0]["is_bad"] is True
 
 
 PLAN: Mapping[str, Any] = {

@@ -108,6 +108,18 @@ def test_an_interrupted_evaluation_has_no_void_rows_for_what_did_not_begin() -> 
     assert (len(whole.rows), whole.exit_code) == (1, 130)
 
 
+def test_an_interruption_explains_no_attempt_that_was_lost() -> None:
+    """A sample that began on a node which died has a void row, whatever became of its next try."""
+    tries = [
+        Try(unit=SECOND, node="n2", why="the node did not answer"),
+        Try(unit=replace(SECOND, attempt=2), node="n1", began=False, why="interrupted"),
+    ]
+    whole = judge_fleet(
+        ASKED, [Try(unit=FIRST, node="n1", findings=found("a")), *tries], interrupted=True
+    )
+    assert [row.verdict for row in whole.rows] == [Verdict.CONTAINED, Verdict.VOID]
+
+
 def test_an_error_of_the_task_ends_with_1() -> None:
     """Samples that it kept from beginning are not missing."""
     failed = found("a", errors=("t: error: boom",))

@@ -27,7 +27,7 @@ class Offering:
     """A cluster whose nodes describe themselves so, and answer so when they are called again."""
 
     def __init__(self, said: Sequence[Mapping[str, Any]], *, is_alone: bool = False) -> None:
-        self.said, self.is_alone = said, is_alone
+        self.said, self.is_alone, self.needs_token = said, is_alone, True
         self.answers: dict[str, Any] = {}
 
     def offers(self, **_: bool) -> dict[str, dict[str, float]]:

@@ -127,8 +127,12 @@ def test_another_try_goes_to_a_node_that_has_not_had_it_within_a_bound() -> None
 
 
 def test_a_deadline_leaves_room_for_scoring() -> None:
-    """Twice the samples' own limit and more for each round; none without a limit."""
+    """Twice the samples' own limit and more for each round and each attempt after an error; none
+    without a limit."""
     limit = deadline_s(Unit(number=1, samples=("a",) * 4), 2, 4, 600.0)
     assert limit is not None
     assert limit > 2 * 2 * 600.0
+    again = deadline_s(Unit(number=1, samples=("a",) * 4), 2, 4, 600.0, retries=1)
+    assert again is not None
+    assert again > 2 * 2 * 2 * 600.0
     assert deadline_s(UNIT, 1, 1, None) is None
