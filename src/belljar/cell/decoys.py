@@ -109,6 +109,12 @@ async def decoys_in(
     own = [value for decoy in minted for value in decoy.values]
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
 
+    if replaced and files:
+        # What was running goes on between the new file and its watch, and can put one in its place.
+        of, why = sorted(set(files.values())), "not watched while the fork's files were replaced"
+        cell.seen_decoys.update(of)
+        cell.note(Kind.SENSOR_FAILED, {"sensor": "guest", "decoys": of, "reason": why})
+
     def on_touch(touch: Touch) -> None:
         cell.seen_decoys.add(touch.decoy)
         known = {name: value for name, value in asdict(touch).items() if value not in ("", None)}
