@@ -146,7 +146,8 @@ def gateway_filter(machine: str | None = None) -> bytes:
     for name in ("mmap", "mprotect"):
         program += _when(_number(name, column), _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
     for name, flags in (("sendto", 3), ("sendmsg", 2)):
-        test = (_ANY_BIT, 1, 0, _MSG_FASTOPEN)
+        # Urgent bytes of a unix stream are code of the kernel's that nothing here needs.
+        test = (_ANY_BIT, 1, 0, _MSG_FASTOPEN | socket.MSG_OOB)
         program += _when(_number(name, column), _argument(flags), test)
     for level, option in OPTIONS:
         program += _set_option(_number("setsockopt", column), level, option)

@@ -76,7 +76,9 @@ def test_no_memory_becomes_code(machine: str, mmap: int, mprotect: int) -> None:
     ("machine", "sendto", "sendmsg"), [("x86_64", 44, 46), ("aarch64", 206, 211)]
 )
 def test_nothing_is_connected_by_sending(machine: str, sendto: int, sendmsg: int) -> None:
-    """MSG_FASTOPEN is refused, with whatever else; other flags are not."""
+    """MSG_FASTOPEN and MSG_OOB are refused, with whatever else; other flags are not."""
+    assert verdict(machine, sendto, 3, 0, 1, 0x4001) == EPERM
+    assert verdict(machine, sendmsg, 3, 0, 1) == EPERM
     assert verdict(machine, sendto, 3, 0, 1, 0x4000) == ALLOW
     assert verdict(machine, sendto, 3, 0, 1, 0x2000_4000) == EPERM
     assert verdict(machine, sendmsg, 3, 0, 0x4000) == ALLOW

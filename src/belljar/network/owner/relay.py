@@ -23,6 +23,8 @@ from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 PIECE_BYTES: Final = 64 << 10
 # A gateway of ours ends a connection earlier (`Bounds.upstream_exchange_s`).
 MAX_OPEN_S: Final = 180.0
+# To an upstream at a time, each a thread of the owner's; a gateway of ours has eight.
+MAX_OPEN: Final = 16
 
 
 class SpentError(ValueError):
@@ -77,6 +79,8 @@ class RunSpending:
                 if sum(a.set_aside_bytes() for a in of_host) > upstream.run_budget_bytes:
                     what = "used up, or set aside for samples that use it now"
                     raise SpentError(f"the upstream's budget for the run is {what}")
+                if len(account.relays) + account.dialling > MAX_OPEN:
+                    raise SpentError(f"{MAX_OPEN} connections to the upstream are open")
                 account.spend(DIAL_BYTES)
             except SpentError:
                 account.dialling -= 1

@@ -190,6 +190,7 @@ class _Supervisor:
             raise
 
     def _end_at_once(self, *_: object) -> NoReturn:
+        signal.signal(PORTS_DOWN, signal.SIG_IGN)  # a second one would read this one's replies
         # By a socket of its own: what was interrupted may have left a reply unread in the other
         with suppress(OSError):
             links.all_down(self._kernel_at_end)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.owner.relay import MAX_OPEN_S, RunSpending, SpentError
+from belljar.network.owner.relay import MAX_OPEN, MAX_OPEN_S, RunSpending, SpentError
 from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
 HOST = "real.example"
@@ -144,6 +144,20 @@ def test_a_run_has_its_budget_over_all_ranges() -> None:
 
 
 @pytest.mark.promise("2.7")
+def test_so_many_connections_are_open_at_a_time() -> None:
+    """Each costs the owner a thread: a gateway that is not ours can't have as many as it likes."""
+    spending, plan = RunSpending(), upstream(1 << 20, 1 << 20)
+    with ExitStack() as held:
+        for _ in range(MAX_OPEN):
+            ours, _theirs = held.enter_context(connection())
+            with spending.dialling(1, plan):
+                held.enter_context(spending.relay(1, plan, ours))
+        with pytest.raises(SpentError), spending.dialling(1, plan):
+            pass
+        with spending.dialling(2, plan):
+            pass
+
+
 def test_a_connection_beyond_its_time_is_ended() -> None:
     """However little passes: both sides see its end, and the reason is reported once."""
     clock = [0.0]
