@@ -146,7 +146,7 @@ def test_a_run_has_its_budget_over_all_ranges() -> None:
 @pytest.mark.promise("2.7")
 def test_so_many_connections_are_open_at_a_time() -> None:
     """Each costs the owner a thread: a gateway that is not ours can't have as many as it likes."""
-    spending, plan = RunSpending(), upstream(1 << 20, 1 << 20)
+    spending, plan = RunSpending(), upstream(1 << 20, 4 << 20)
     with ExitStack() as held:
         for _ in range(MAX_OPEN):
             ours, _theirs = held.enter_context(connection())
