@@ -99,11 +99,6 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
     )
 
 
-def as_recorded(frame: bytes) -> bytes:
-    """As a packet socket has it: Linux has taken a VLAN's tag off."""
-    return frame[:12] + frame[16:] if frame[12:14] == b"\x81\0" else frame
-
-
 def _ethernet(
     port: CellPort, kind: int, data: bytes, *, source: str = "", target: str = ""
 ) -> bytes:

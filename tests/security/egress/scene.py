@@ -191,7 +191,7 @@ def _recorded(made: Mapping[str, Any], layout: RangeLayout) -> frozenset[str]:
     """The forged frames that stand in the range's packet record, byte for byte."""
     record = Path(made["packets"]).read_bytes()
     sent = forged.frames(layout.cell("default"), layout.resolver)
-    return frozenset(name for name, frame in sent.items() if forged.as_recorded(frame) in record)
+    return frozenset(name for name, frame in sent.items() if frame in record)
 
 
 def _seconds(time: str) -> float:

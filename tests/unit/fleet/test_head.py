@@ -270,8 +270,8 @@ def test_a_record_that_came_and_was_not_judged_is_never_run_again(
     again."""
     archive, _ = unit_run(tmp_path / "n1", breached=True)
     with create_run(tmp_path / "head", KIND, []) as run:
-        about = {"unit": 1, "attempt": 1, "node": "n1", "samples": ["a"]}
-        plan = {"task": "t", "samples": ["a"], "epochs": 1, "code": "0" * 64}
+        about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n1", "samples": ["a"]}
+        plan: dict[str, JsonValue] = {"task": "t", "samples": ["a"], "epochs": 1, "code": "0" * 64}
         run.recorder.record(Event(kind=Kind.FLEET_PLANNED, data=plan))
         run.recorder.record(Event(kind=Kind.FLEET_UNIT_PLACED, data=about))
         (run.path / "units").mkdir()
