@@ -36,7 +36,7 @@ _KEPT: Final = (
 )
 # What of a plan decides what a sample is: a resumed run has the same.
 _DECIDES: Final = ("task", "samples", "epochs", "code", "policies", "images", "versions")
-CLEAR_S: Final = 20.0
+CLEAR_S: Final = 120.0  # a busy node takes long to start a worker
 
 
 def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
