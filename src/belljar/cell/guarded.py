@@ -142,8 +142,8 @@ class GuardedRecorder:
             self._sort_values()
 
     def adopt(self, cells: Iterable[str]) -> None:
-        """What these cells' decoys hold is no other sample's: this one goes on from them. The same
-        for what comes to be known of them later.
+        """Take what these cells' decoys hold for this cell's own, as it goes on from them; and what
+        comes to be known of them later.
         """
         with self._lock:
             self.ancestors = tuple(dict.fromkeys((*self.ancestors, *cells)))[-MAX_FOREIGN:]

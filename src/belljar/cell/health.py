@@ -1,4 +1,4 @@
-"""Whether a cell can still run commands: a cheap check, compared with a baseline.
+"""Checks cheaply whether a cell can still run commands, compared with a baseline.
 
 The check runs the image's shell as the workload's user, through the guest agent, which is static
 and needs no file of the image. A cell without a shell at its baseline is not degraded by having
@@ -217,7 +217,7 @@ class HealthWatch:
         self._baseline: Health | None = None
 
     async def take_baseline(self) -> None:
-        """What later checks are compared with."""
+        """Take what later checks are compared with."""
         self._baseline, _ = await self._check("baseline")
 
     async def look(self, phase: Literal["call", "end"]) -> None:

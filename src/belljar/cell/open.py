@@ -190,7 +190,7 @@ async def _machine(
 
 
 def import_what_runs_later() -> None:
-    """What a cell's operations and the first checkpoint need."""
+    """Import what a cell's operations and the first checkpoint need."""
     import_module("belljar.cell.cell")
     import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
 
@@ -285,7 +285,7 @@ async def ready_cell(
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
-    """What the event `cell.planned` says of a cell to come."""
+    """Return what the event `cell.planned` says of a cell to come."""
     early: dict[str, object] = {"ahead": True} if ahead else {}
     if loaded.weights is not None and (model := loaded.policy.model) is not None:
         about = {"name": loaded.policy.name, "weights": loaded.weights.name}

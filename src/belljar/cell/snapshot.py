@@ -233,7 +233,7 @@ class SavedFiles:
 
 
 def key_of(cell: Cell) -> str:
-    """What a cell's files go on with alone."""
+    """Return the key of a tier and image: a cell's files go on with the same alone."""
     image = "" if cell.plan.image is None else cell.plan.image.digest
     return hashlib.sha256(f"{cell.tier} {image}".encode()).hexdigest()
 
