@@ -32,7 +32,7 @@ from tests.guard_cases import Case, feeds, read_cases, scan_case
 from belljar.policy import load_policy
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, Source, read_protected, spec_of
+from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, read_protected, spec_of
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests/security/guard"
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     texts = [token(RANDOM.randint(16, 40)) for _ in range(10_000)]
-    values = [KnownValue(id=str(n), text=text, source=Source.PROTECTED) for n, text in enumerate(texts)]
+    values = [KnownValue(id=str(n), text=text, source=ValueSource.PROTECTED) for n, text in enumerate(texts)]
     begun = time.perf_counter()
     bounds = ScanBounds(time_s=600, decoded_bytes=1 << 30)
     scanner = Scanner(spec_of(values, (), (), bytes(32), bounds))

@@ -23,7 +23,7 @@ from belljar.host.cgroups import CONTROLLERS
 from belljar.isolation.cgroup import usable
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import SERVE
-from belljar.network.owner.range import Range, open_range
+from belljar.network.owner.range import NetworkRange, open_range
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 
@@ -42,7 +42,7 @@ def layout() -> RangeLayout:
     return lay_out(NETWORK, ["agent"], random_bytes=os.urandom(16), avoid=[])
 
 
-def memory_mib(made: Range) -> dict[str, float]:
+def memory_mib(made: NetworkRange) -> dict[str, float]:
     """Of supervisor and gateway together, as the kernel counts."""
     return {
         "private": sum(size_mib(pid, "Private_Clean", "Private_Dirty") for pid in made.pids),
@@ -56,7 +56,7 @@ def size_mib(pid: int, *names: str) -> float:
     return sum(int(words[1]) for words in lines if words[0].rstrip(":") in names) / 1024
 
 
-def family_mib(made: Range) -> float:
+def family_mib(made: NetworkRange) -> float:
     """What the fork server and all its forks have together."""
     fork_server = Path(f"/proc/{made.pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
     forks = Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()
@@ -76,7 +76,7 @@ async def measure(rounds: int, serve: str) -> dict[str, list[float]]:
     return figures
 
 
-async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float]], first: Range) -> None:
+async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float]], first: NetworkRange) -> None:
     without_mib = family_mib(first)
     began = time.perf_counter()
     async with _range(home, serve) as made:

@@ -21,8 +21,8 @@ import click
 from scripts import promises
 
 from belljar.cli.main import COMMANDS, root
-from belljar.compose.keys import KEYS, Outcome
-from belljar.compose.model import Network, Place, reasons_of
+from belljar.compose.keys import KEYS, KeyOutcome
+from belljar.compose.model import ComposeNetwork, NetworkPlace, reasons_of
 from belljar.ledger import kinds
 from belljar.ledger.kinds import DATA, Check
 from belljar.policy import policy_schema
@@ -244,7 +244,7 @@ def compose_page() -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         see = "see [compose files](compose.md#keys-of-a-service)"
         for key, fate in sorted(KEYS.items()):
-            is_applied = fate.outcome is Outcome.APPLIED
+            is_applied = fate.outcome is KeyOutcome.APPLIED
             yield f"`{key}`", fate.outcome.value, see if is_applied else fate.why
 
     def of_networks(keys: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
@@ -255,8 +255,8 @@ def compose_page() -> str:
         "converter. What the words mean and how values are converted: [compose files](compose.md).\n\n"
         "```console\n$ belljar check compose.yaml\n```\n\n"
         f"## Services\n\n{table(('key', 'outcome', 'reason'), rows())}\n"
-        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(Network)))}\n"
-        f"## A service's networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(Place)))}"
+        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(ComposeNetwork)))}\n"
+        f"## A service's networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(NetworkPlace)))}"
     )
 
 

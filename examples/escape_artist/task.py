@@ -34,7 +34,7 @@ from watches import WATCHES, NextFile, NextProcess, Scene, Watch
 from belljar.errors import CellError
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.ledger import read_events
-from belljar.report.cells import Action, gather_cells
+from belljar.report.cells import TranscriptAction, gather_cells
 
 if TYPE_CHECKING:
     from belljar.cell import Cell
@@ -202,7 +202,9 @@ def recorded_status(cell: BelljarSandboxEnvironment) -> int | None:
     """The exit status that the record has for the last command that ended by `exit 7`; None when there was none."""
     operations = gather_cells(read_events(cell.run_path))[cell.cell.id].operations.values()
     ended = [
-        o for o in operations if o.action is Action.EXEC and o.what.rstrip("'").endswith("exit 7")
+        o
+        for o in operations
+        if o.action is TranscriptAction.EXEC and o.what.rstrip("'").endswith("exit 7")
     ]
     return ended[-1].code if ended else None
 

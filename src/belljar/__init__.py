@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         CommandError,
         ExecOutput,
         FileInfo,
-        Health,
+        HealthFinding,
         Metrics,
         OutputSoFar,
         Pool,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         open_range,
         start_run,
     )
-    from belljar.channel import FileTooLarge
+    from belljar.channel import FileTooLargeError
     from belljar.errors import (
         BelljarError,
         CellError,
@@ -71,8 +71,8 @@ __all__ = [
     "Destruction",
     "ExecOutput",
     "FileInfo",
-    "FileTooLarge",
-    "Health",
+    "FileTooLargeError",
+    "HealthFinding",
     "HostError",
     "KillReport",
     "LedgerError",
@@ -110,7 +110,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "belljar.channel": ("FileTooLarge",),
+    "belljar.channel": ("FileTooLargeError",),
     "belljar.errors": (
         "BelljarError",
         "CellError",

@@ -18,7 +18,7 @@ MAX_NAMED: Final = 3
 """Samples that are named where many have the same outcome."""
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What became of it. Only `KEPT` leaves the task as it was written."""
 
     KEPT = "kept"
@@ -46,7 +46,7 @@ class Difference:
         hint: what to do about it, "" for nothing.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     where: str = ""
     key: str = ""
     detail: str = ""
@@ -67,7 +67,7 @@ class Difference:
         """Of an event's data. A kind that is not known here counts as `changed`."""
         kind = str(data.get("kind", ""))
         return cls(
-            kind=Kind(kind) if kind in set(Kind) else Kind.CHANGED,
+            kind=DifferenceKind(kind) if kind in set(DifferenceKind) else DifferenceKind.CHANGED,
             **{name: str(data.get(name, "")) for name in ("where", "key", "detail", "hint")},
         )
 
@@ -77,12 +77,12 @@ def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
 
     Keys and parts that share a detail are named together.
     """
-    by_part: dict[tuple[Kind, str, str], dict[str, dict[str, None]]] = {}
+    by_part: dict[tuple[DifferenceKind, str, str], dict[str, dict[str, None]]] = {}
     for fact in differences:
-        if fact.kind is not Kind.KEPT:
+        if fact.kind is not DifferenceKind.KEPT:
             parts = by_part.setdefault((fact.kind, fact.detail, fact.hint), {})
             parts.setdefault(fact.where, {})[fact.key] = None
-    alike: dict[tuple[Kind, str, tuple[str, ...]], list[str]] = {}
+    alike: dict[tuple[DifferenceKind, str, tuple[str, ...]], list[str]] = {}
     for (kind, detail, _), parts in by_part.items():
         for where, keys in parts.items():
             alike.setdefault((kind, detail, tuple(keys)), []).append(where)
@@ -93,7 +93,7 @@ def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
     )
 
 
-def _sentence(kind: Kind, wheres: Iterable[str], keys: Iterable[str], detail: str) -> str:
+def _sentence(kind: DifferenceKind, wheres: Iterable[str], keys: Iterable[str], detail: str) -> str:
     named = [f"`{printable(key, max_chars=100)}`" for key in keys if key]
     parts = [printable(where, max_chars=100) for where in wheres if where]
     verb = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} {kind.value}" if named else ""

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.fakes.asking import sh
 
-from belljar.channel import ExecRequest, FileTooLarge, GuestClient
+from belljar.channel import ExecRequest, FileTooLargeError, GuestClient
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
@@ -91,7 +91,7 @@ async def test_permissions(client: GuestClient, folder: str) -> None:
 async def test_too_large(client: GuestClient, folder: str) -> None:
     """A file beyond the limit is refused with its size; one of exactly the limit is read."""
     await client.write_file(f"{folder}/f", b"x" * 2048)
-    with pytest.raises(FileTooLarge) as caught:
+    with pytest.raises(FileTooLargeError) as caught:
         await client.read_file(f"{folder}/f", max_bytes=1024)
     assert caught.value.size_bytes == 2048
     assert len(await client.read_file(f"{folder}/f", max_bytes=2048)) == 2048
@@ -100,7 +100,7 @@ async def test_too_large(client: GuestClient, folder: str) -> None:
 async def test_files_that_do_not_know_their_size(client: GuestClient) -> None:
     """A file of /proc is read, and bounded, though it says that it is empty."""
     assert b"Uid:" in await client.read_file("/proc/self/status", max_bytes=MIB)
-    with pytest.raises(FileTooLarge):
+    with pytest.raises(FileTooLargeError):
         await client.read_file("/proc/self/status", max_bytes=10)
 
 

@@ -12,8 +12,8 @@ import anyio.from_thread
 import pytest
 
 from belljar.cell import Cell
-from belljar.cell.local_tree import Manifest, Source, records_of
-from belljar.channel import FileTooLarge
+from belljar.cell.local_tree import Source, TreeManifest, records_of
+from belljar.channel import FileTooLargeError
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
@@ -115,14 +115,14 @@ async def test_a_directory_that_is_there_keeps_what_it_has(cell: Cell, tmp_path:
 async def test_bounds_are_kept_before_harm(cell: Cell, tmp_path: Path) -> None:
     """More files or bytes than allowed is an error, and nothing is left on either side."""
     tree = project(tmp_path)
-    with pytest.raises(FileTooLarge):
+    with pytest.raises(FileTooLargeError):
         await cell.upload(tree, "/tmp/bounds", max_bytes=MIB)
     with pytest.raises(ValueError, match="more than 3"):
         await cell.upload(tree, "/tmp/bounds", max_files=3)
     with pytest.raises(FileNotFoundError):
         await cell.stat("/tmp/bounds")
     await cell.upload(tree, "/tmp/bounds")
-    with pytest.raises(FileTooLarge):
+    with pytest.raises(FileTooLargeError):
         await cell.download("/tmp/bounds", tmp_path / "back", max_bytes=MIB)
     with pytest.raises(OSError, match="more than 3"):
         await cell.download("/tmp/bounds", tmp_path / "back", max_files=3)
@@ -253,7 +253,7 @@ async def test_an_interrupted_upload_leaves_nothing(
     await cell.write_file("/tmp/interrupted/own", b"")
     with anyio.CancelScope() as scope:
 
-        def cut(source: Source, name: str, manifest: Manifest) -> Iterator[bytes]:
+        def cut(source: Source, name: str, manifest: TreeManifest) -> Iterator[bytes]:
             sent = 0
             for part in records_of(source, name, manifest):
                 sent += len(part)

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from belljar.cell import Cell, open_cell
-from belljar.cell.health import PROGRAMS, Cause, Health, damage
+from belljar.cell.health import PROGRAMS, Cause, HealthFinding, damage
 from belljar.policy import load_policy
 
 pytestmark = pytest.mark.anyio
@@ -59,10 +59,10 @@ async def fresh(
         yield cell
 
 
-async def baseline_of(cell: Cell) -> Health:
+async def baseline_of(cell: Cell) -> HealthFinding:
     """What the check finds in a healthy cell."""
     found = await cell.check_health()
-    assert found == Health(ended=True, ran=True, programs=frozenset(PROGRAMS))
+    assert found == HealthFinding(ended=True, ran=True, programs=frozenset(PROGRAMS))
     return found
 
 

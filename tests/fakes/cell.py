@@ -21,10 +21,10 @@ from typing import Any, cast
 import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
 
-from belljar.cell.health import Health
+from belljar.cell.health import HealthFinding
 from belljar.cell.range import Range
 from belljar.cell.revert import revertible
-from belljar.channel import ExecOutput, FileTooLarge
+from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.data import ServiceBuild
 from belljar.differences import Difference
 from belljar.errors import CellError, HostError
@@ -105,7 +105,7 @@ class FakeCell:
         self.last_op = 0
         self.guard: Any = None
         self.described: dict[str, Any] = {}
-        self.healths = [Health(ended=True, ran=True, programs=frozenset({"ls", "rm"}))]
+        self.healths = [HealthFinding(ended=True, ran=True, programs=frozenset({"ls", "rm"}))]
         self.image_command, self.image_entrypoint = (), ()
         self.image_health: dict[str, Any] = {}
         self.run_probe_program = FakeProgram()
@@ -225,13 +225,13 @@ class FakeCell:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         contents = target.read_bytes()
         if len(contents) > max_bytes:
-            raise FileTooLarge(path, size_bytes=len(contents), max_bytes=max_bytes, head=b"")
+            raise FileTooLargeError(path, size_bytes=len(contents), max_bytes=max_bytes, head=b"")
         return contents
 
-    async def check_health(self) -> Health:
+    async def check_health(self) -> HealthFinding:
         """As the real one: what it finds is next of `healths`, the last for ever."""
         if self.dead:
-            return Health(died="it died")
+            return HealthFinding(died="it died")
         return self.healths.pop(0) if len(self.healths) > 1 else self.healths[0]
 
     async def ping(self, **_: Any) -> float:

@@ -15,7 +15,7 @@ from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.policy import Resources
 from belljar.policy.limits import NOTHING_GRANTED
-from belljar.probe.model import Outcome, Probe, Witness
+from belljar.probe.model import AttemptOutcome, Probe, Witness
 
 PROBES: tuple[Probe, ...] = (
     Probe(
@@ -55,10 +55,12 @@ def parameters(said: bytes) -> dict[str, str]:
 
 
 def answer(
-    probes: Sequence[Probe], nonce: str, outcomes: Mapping[str, tuple[Outcome, str]] | None = None
+    probes: Sequence[Probe],
+    nonce: str,
+    outcomes: Mapping[str, tuple[AttemptOutcome, str]] | None = None,
 ) -> bytes:
     """The whole output of a program to which everything is denied, but for `outcomes`."""
-    said = {probe.name: (Outcome.DENIED, "EPERM") for probe in probes} | dict(outcomes or {})
+    said = {probe.name: (AttemptOutcome.DENIED, "EPERM") for probe in probes} | dict(outcomes or {})
     lines = [f"{name}\t{outcome}\t{detail}\n" for name, (outcome, detail) in said.items()]
     return "".join([*lines, f"end\t{len(lines)}\t{nonce}\n"]).encode()
 
@@ -69,7 +71,7 @@ class FakeProgram:
 
     def __init__(self, probes: Sequence[Probe] = PROBES) -> None:
         self.probes = probes
-        self.outcomes: dict[str, tuple[Outcome, str]] = {}
+        self.outcomes: dict[str, tuple[AttemptOutcome, str]] = {}
         self.touch: Callable[[dict[str, str]], object] = lambda _: None
         self.spoil: Callable[[bytes], bytes] = lambda output: output
         self.error: Exception | None = None

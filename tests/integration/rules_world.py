@@ -37,7 +37,7 @@ from belljar.plan.rules import (
     LOG_GROUP,
     LOG_SNAP_BYTES,
     REFUSE_MARK,
-    Reason,
+    DropReason,
     counts,
     render_rules,
 )
@@ -184,7 +184,7 @@ class World:
         """From what was rendered."""
         return list(changed_rules(known_rules(render_rules(self.layout, self.plan)), self.listed()))
 
-    def counted(self) -> dict[Reason, int]:
+    def counted(self) -> dict[DropReason, int]:
         """Packets by reason."""
         return counts(self.listed())
 
@@ -207,7 +207,7 @@ def counting(world: World) -> Iterator[dict[str, int]]:
     moved.update(
         {
             str(reason): after[reason] - before[reason]
-            for reason in Reason
+            for reason in DropReason
             if after[reason] != before[reason]
         }
     )

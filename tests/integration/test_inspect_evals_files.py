@@ -16,7 +16,7 @@ from tests.real_packages import inspect_evals
 
 from belljar.compose.document import read_document
 from belljar.compose.interpolate import references
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.harness.compat import Honoured, judge_for_sample
 from belljar.harness.compat import TaskRefused as Refused
 from belljar.harness.config import BelljarConfig, judged, of_log
@@ -100,7 +100,7 @@ def test_the_refused_files_are_those_the_docs_list() -> None:
         for file, judgement in judgements().items()
         if isinstance(judgement, Refused)
         for fact in judgement.differences
-        if fact.kind is Kind.REFUSED
+        if fact.kind is DifferenceKind.REFUSED
     }
     assert refused == listed
     files = {file for file, judgement in judgements().items() if isinstance(judgement, Refused)}
@@ -117,7 +117,7 @@ def test_what_is_not_kept_is_reported_and_listed() -> None:
         for judgement in judgements().values()
         if not isinstance(judgement, Refused)
         for fact in judgement.differences
-        if fact.kind is not Kind.KEPT
+        if fact.kind is not DifferenceKind.KEPT
     ]
     assert all(fact.detail for fact in facts)
     assert {(fact.kind.value, fact.key) for fact in facts} <= listed

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from belljar.cell import Cell, Range, open_range
 from belljar.ledger import RunDirectory
-from belljar.network.owner.range import Range as Network
+from belljar.network.owner.range import NetworkRange as Network
 from belljar.policy import LoadedPolicy
 
 CLIENT: Final = """

@@ -13,7 +13,7 @@ from belljar.cell import Cell, open_cell
 from belljar.channel import ExecRequest
 from belljar.events import Kind, MemoryRecorder
 from belljar.policy import load_policy
-from belljar.probe.model import Outcome, ProbeReport, Verdict
+from belljar.probe.model import AttemptOutcome, ProbeReport, Verdict
 from belljar.probe.run import probe_cell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root]
@@ -116,7 +116,7 @@ async def held_until_seen(cell: Cell) -> AsyncIterator[bytes]:
     yield b"nonce=n\n"
 
 
-def said(report: ProbeReport) -> dict[str, tuple[Outcome | None, Verdict]]:
+def said(report: ProbeReport) -> dict[str, tuple[AttemptOutcome | None, Verdict]]:
     """What each probe said, and what it was taken for."""
     return {finding.name: (finding.outcome, finding.verdict) for finding in report.findings}
 

@@ -28,7 +28,7 @@ from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image import Store
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.headers import read_entries
-from belljar.image.layers.tree import Tree
+from belljar.image.layers.tree import MergedTree
 from belljar.image.oci import import_image
 
 SMALL = ImportLimits(max_bytes=4 << 20, max_entries=1000, max_layers=20, timeout_s=60)
@@ -410,7 +410,7 @@ def test_a_merged_tree_never_has_a_name_that_leads_out(
 ) -> None:
     """Whatever links, whiteouts and names come together: every emitted path stays inside, and
     parents are directories before it."""
-    content, tree = layer(*made), Tree(SMALL)
+    content, tree = layer(*made), MergedTree(SMALL)
     tree.begin_layer()
     try:
         for found in read_entries(Bytes(content), len(content)):

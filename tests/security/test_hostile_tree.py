@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes.vm import staged
 
-from belljar.cell.local_tree import Destination
-from belljar.channel.trees import Record, RecordKind, TreeReader, encode
+from belljar.cell.local_tree import TreeDestination
+from belljar.channel.trees import RecordKind, TreeReader, TreeRecord, encode
 from belljar.errors import CellError, ProtocolViolation
 
 pytestmark = pytest.mark.anyio
-LEAVE = Record(path="", kind=RecordKind.LEAVE)
+LEAVE = TreeRecord(path="", kind=RecordKind.LEAVE)
 NAMES = st.sampled_from(["a", "A", "b", "\udcff", "é", "é", " ", "-rf", ".git", "CON"])
 LINKS = st.sampled_from(
     [
@@ -36,11 +36,12 @@ LINKS = st.sampled_from(
 )
 RECORDS = st.one_of(
     st.builds(
-        lambda n: (Record(path=n, kind=RecordKind.FILE, mode=0o7777, size_bytes=4), b"evil"), NAMES
+        lambda n: (TreeRecord(path=n, kind=RecordKind.FILE, mode=0o7777, size_bytes=4), b"evil"),
+        NAMES,
     ),
-    st.builds(lambda n: (Record(path=n, kind=RecordKind.ENTER, mode=0o7777), b""), NAMES),
-    st.builds(lambda n, to: (Record(path=n, kind=RecordKind.LINK, link=to), b""), NAMES, LINKS),
-    st.builds(lambda n: (Record(path=n, kind=RecordKind.OTHER, mode=0o6666), b""), NAMES),
+    st.builds(lambda n: (TreeRecord(path=n, kind=RecordKind.ENTER, mode=0o7777), b""), NAMES),
+    st.builds(lambda n, to: (TreeRecord(path=n, kind=RecordKind.LINK, link=to), b""), NAMES, LINKS),
+    st.builds(lambda n: (TreeRecord(path=n, kind=RecordKind.OTHER, mode=0o6666), b""), NAMES),
     st.just((LEAVE, b"")),
 )
 
@@ -63,7 +64,7 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(records=st.lists(RECORDS, max_size=14), overwrite=st.booleans(), skip=st.booleans())
 def test_no_stream_leaves_the_target(
-    records: list[tuple[Record, bytes]], overwrite: bool, skip: bool
+    records: list[tuple[TreeRecord, bytes]], overwrite: bool, skip: bool
 ) -> None:
     """Any order of files, directories, links and devices: what is outside stays as it was, no link
     leads out, no set-user-ID bit and no device comes; a failure leaves the target as it was."""
@@ -75,10 +76,10 @@ def test_no_stream_leaves_the_target(
         (target / "b").symlink_to(outside)
         (outside / "kept").write_text("kept")
         before, kept = state(outside), state(target)
-        stream = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
+        stream = encode(TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755))
         stream += b"".join(encode(record) + content for record, content in records)
         reader = TreeReader(contents=True, depth=64, max_entries=10, max_bytes=40)
-        destination = Destination(target, overwrite=overwrite, skip_unsafe=skip)
+        destination = TreeDestination(target, overwrite=overwrite, skip_unsafe=skip)
         try:
             destination.take(reader.feed(stream))
             reader.finish()
@@ -103,7 +104,7 @@ async def test_a_link_is_no_answer_to_a_download(tmp_path: Path) -> None:
     """The target never becomes a link or a device, whatever is allowed besides."""
     for kind, link in ((RecordKind.LINK, "outside"), (RecordKind.OTHER, "")):
         async with staged() as stage:
-            stage.guest.answers[5] = encode(Record(path="", kind=kind, link=link))
+            stage.guest.answers[5] = encode(TreeRecord(path="", kind=kind, link=link))
             with pytest.raises(CellError, match="broke the protocol"):
                 await stage.cell.download("/d", tmp_path / "d", overwrite=True, skip_unsafe=True)
         assert not names(tmp_path)
@@ -112,11 +113,11 @@ async def test_a_link_is_no_answer_to_a_download(tmp_path: Path) -> None:
 @pytest.mark.promise("4.3")
 async def test_a_bomb_is_bounded(tmp_path: Path) -> None:
     """A file that says it is endless and entries without end stop at what was asked for."""
-    endless = encode(Record(path="f", kind=RecordKind.FILE, size_bytes=1 << 50))
-    many = b"".join(encode(Record(path=str(n), kind=RecordKind.FILE)) for n in range(100))
+    endless = encode(TreeRecord(path="f", kind=RecordKind.FILE, size_bytes=1 << 50))
+    many = b"".join(encode(TreeRecord(path=str(n), kind=RecordKind.FILE)) for n in range(100))
     for bomb in (endless + b"x" * 4096, many):
         async with staged() as stage:
-            stage.guest.answers[5] = encode(Record(path="", kind=RecordKind.ENTER)) + bomb
+            stage.guest.answers[5] = encode(TreeRecord(path="", kind=RecordKind.ENTER)) + bomb
             with pytest.raises(CellError, match="broke the protocol"):
                 await stage.cell.download("/d", tmp_path / "d", max_files=50, max_bytes=1 << 20)
         assert not names(tmp_path)

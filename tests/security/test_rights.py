@@ -14,7 +14,7 @@ from tests.security.egress import forged
 from belljar.cell import Cell, open_cell, open_range
 from belljar.cell.parts import start_run
 from belljar.events import MemoryRecorder
-from belljar.plan.rules import Reason
+from belljar.plan.rules import DropReason
 from belljar.policy import Tier, load_policy
 from belljar.policy.limits import NOTHING_GRANTED
 from belljar.probe.model import Verdict
@@ -249,7 +249,7 @@ async def test_who_administers_a_cells_network_reaches_nothing_more(
                 assert sent.success, (name, sent.stderr)
                 await network.check()
                 after = network.counters()
-                moved[name] = {word: after[word] - before[word] for word in Reason}
+                moved[name] = {word: after[word] - before[word] for word in DropReason}
                 before = after
             assert {
                 name: {word: n for word, n in each.items() if n} for name, each in moved.items()

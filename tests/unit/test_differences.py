@@ -6,35 +6,38 @@ import json
 
 import pytest
 
-from belljar.differences import Difference, Kind, sentences
+from belljar.differences import Difference, DifferenceKind, sentences
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_difference_is_json(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", DifferenceKind)
+def test_a_difference_is_json(kind: DifferenceKind) -> None:
     """Every kind goes through an event and comes back with all its fields."""
     written = Difference(
         kind=kind, where="service web", key="cpuset", detail="no such limit", hint=""
     )
     read = json.loads(json.dumps(written.data()))
-    assert Difference(**{**read, "kind": Kind(read["kind"])}) == written
+    assert Difference(**{**read, "kind": DifferenceKind(read["kind"])}) == written
 
 
 @pytest.mark.promise("1.5")
 def test_the_same_of_several_is_one_sentence() -> None:
     """Keys of one part, and parts, of which one thing is true; nothing is said of what is kept."""
     facts = [
-        Difference(kind=Kind.DROPPED, where=where, key=key, detail="why")
+        Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail="why")
         for where in ("service a", "service b")
         for key in ("labels", "tty")
     ]
-    kept = Difference(kind=Kind.KEPT, key="image")
+    kept = Difference(kind=DifferenceKind.KEPT, key="image")
     (sentence,) = sentences([*facts, kept])
     assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
-    assert len(sentences([*facts, Difference(kind=Kind.CHANGED, key="tty", detail="why")])) == 2
+    assert (
+        len(sentences([*facts, Difference(kind=DifferenceKind.CHANGED, key="tty", detail="why")]))
+        == 2
+    )
 
 
 @pytest.mark.promise("1.5")
 def test_sentences_are_safe_for_a_terminal() -> None:
     """Whatever an author wrote."""
-    hostile = Difference(kind=Kind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")
+    hostile = Difference(kind=DifferenceKind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")
     assert not set("\x1b\r\u202e") & set(sentences([hostile])[0])

@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
-from belljar.airgap.looks import Finding, Seen, State, judged, look
+from belljar.airgap.looks import AirGapFinding, Seen, State, judged, look
 from belljar.network.supervisor import netlink
 from belljar.network.supervisor.netlink import Link
 from belljar.network.syscalls import CLONE_NEWNET, enter
@@ -57,7 +57,7 @@ _NO_WAY: Final = {
 }
 
 
-def check_air_gap(address: str = "") -> tuple[Finding, ...]:
+def check_air_gap(address: str = "") -> tuple[AirGapFinding, ...]:
     """Every finding on this host now.
 
     Sends nothing beyond it, except to `address`, an IP address that the operator named.
@@ -238,7 +238,7 @@ def vsock_seen(number: int) -> Seen:
     return State.PRESENT, f"this machine is {number} on its hypervisor's vsock"
 
 
-def _sent(address: str) -> Iterator[Finding]:
+def _sent(address: str) -> Iterator[AirGapFinding]:
     """Send TCP, a DNS query, an NTP request. Silence proves nothing: the packet may have left."""
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     query = secrets.token_bytes(2) + bytes.fromhex("01000001000000000000") + b"\0\0\2\0\1"

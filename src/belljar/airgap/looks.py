@@ -46,7 +46,7 @@ Seen: TypeAlias = tuple[State, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AirGapFinding:
     """One way. `name` is stable; `evidence` may quote this host: escape it where it is shown."""
 
     name: str
@@ -55,12 +55,12 @@ class Finding:
     evidence: str
 
 
-def is_air_gapped(findings: Iterable[Finding]) -> bool:
+def is_air_gapped(findings: Iterable[AirGapFinding]) -> bool:
     """Return true if there are findings and all are absent."""
     return {each.state for each in findings} == {State.ABSENT}
 
 
-def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen]) -> Finding:
+def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen]) -> AirGapFinding:
     """Judge a way by its worst evidence. A place that can't be read is one that can't be told."""
     seen: dict[State, list[str]] = {State.PRESENT: [], State.UNKNOWN: [], State.ABSENT: []}
     try:
@@ -72,7 +72,7 @@ def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen])
     shown = seen[state][:_MAX_SHOWN] or ["none"]
     if len(seen[state]) > _MAX_SHOWN:
         shown.append(f"{len(seen[state]) - _MAX_SHOWN} more")
-    return Finding(name=name, state=state, how=how, evidence="; ".join(shown))
+    return AirGapFinding(name=name, state=state, how=how, evidence="; ".join(shown))
 
 
 class _Place(NamedTuple):
@@ -102,7 +102,7 @@ _PLACES: Final = (
 )
 
 
-def look(root: Path = Path("/")) -> Iterator[Finding]:
+def look(root: Path = Path("/")) -> Iterator[AirGapFinding]:
     """One finding for each kind of thing below `root`."""
     finders: dict[str, Callable[[Path], Iterator[Seen]]] = {
         "radios": _radios,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import anyio
 
-from belljar.bench.figures import Figures, Measure, Row
+from belljar.bench.figures import BenchRow, Figures, Measure
 from belljar.cell import Cell, Pool, open_cell, open_pool, start_run
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.ledger import RunDirectory
@@ -77,32 +77,32 @@ async def time_tier(work: Workload, figures: Figures, report: Callable[[str], No
 
 async def _use(cell: Cell, work: Workload, figures: Figures) -> None:
     for _ in range(work.rounds):
-        with figures.timed(Row(work.tier, Measure.EXEC)):
+        with figures.timed(BenchRow(work.tier, Measure.EXEC)):
             await cell.exec(["true"])
     used_bytes = (await cell.metrics()).memory_bytes
     if used_bytes is not None:
         figures.memory_mib[work.tier] = round(used_bytes / (1 << 20), 1)
     for _ in range(_FILE_ROUNDS):
-        with figures.timed(Row(work.tier, Measure.FILE_IN)):
+        with figures.timed(BenchRow(work.tier, Measure.FILE_IN)):
             await cell.write_file(_BLOB, work.blob)
-        with figures.timed(Row(work.tier, Measure.FILE_OUT)):
+        with figures.timed(BenchRow(work.tier, Measure.FILE_OUT)):
             back = await cell.read_file(_BLOB, max_bytes=len(work.blob))
         if back != work.blob:
             raise CellError("a file came back changed", where=f"cell {cell.id}")
     for _ in range(work.rounds):
         await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])
-        with figures.timed(Row(work.tier, Measure.REVERT)):
+        with figures.timed(BenchRow(work.tier, Measure.REVERT)):
             await cell.revert(verify=False)
 
 
 async def _save(cell: Cell, work: Workload, figures: Figures) -> None:
     await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])
     for _ in range(_FILE_ROUNDS):
-        with figures.timed(Row(work.tier, Measure.SNAPSHOT)):
+        with figures.timed(BenchRow(work.tier, Measure.SNAPSHOT)):
             snapshot = await cell.snapshot()
         began = perf_counter()
         async with snapshot.fork() as fork:
-            figures.add(Row(work.tier, Measure.FORK), (perf_counter() - began) * 1e3)
+            figures.add(BenchRow(work.tier, Measure.FORK), (perf_counter() - began) * 1e3)
             output = await fork.exec(["cat", _BLOB])
         if output.stdout != b"used\n":
             raise CellError("a fork lacks what its cell had", where=f"cell {fork.id}")
@@ -114,15 +114,17 @@ async def _use_pool(pool: Pool, work: Workload, figures: Figures) -> None:
         await pool.filled()
         began = perf_counter()
         async with pool.cell() as cell:
-            figures.add(Row(work.tier, Measure.POOL_CREATE), (perf_counter() - began) * 1e3)
+            figures.add(BenchRow(work.tier, Measure.POOL_CREATE), (perf_counter() - began) * 1e3)
             await _hello(cell)
-            figures.add(Row(work.tier, Measure.POOL_FIRST_OUTPUT), (perf_counter() - began) * 1e3)
+            figures.add(
+                BenchRow(work.tier, Measure.POOL_FIRST_OUTPUT), (perf_counter() - began) * 1e3
+            )
     async with pool.cell() as cell:
         for _ in range(work.rounds):
             pool.refill()
             await pool.filled()
             await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])
-            with figures.timed(Row(work.tier, Measure.POOL_REVERT)):
+            with figures.timed(BenchRow(work.tier, Measure.POOL_REVERT)):
                 await cell.revert(verify=False)
 
 
@@ -135,7 +137,7 @@ async def _lives(work: Workload, run: RunDirectory, figures: Figures, count: int
         except ContainmentBreach:
             raise
         except BelljarError as error:
-            figures.fail(Row(work.tier, Measure.LIFE, count), str(error))
+            figures.fail(BenchRow(work.tier, Measure.LIFE, count), str(error))
 
     async with anyio.create_task_group() as tasks:
         for _ in range(count):
@@ -146,7 +148,7 @@ async def _life(work: Workload, run: RunDirectory, figures: Figures, count: int)
     began = perf_counter()
 
     def passed(measure: Measure) -> None:
-        figures.add(Row(work.tier, measure, count), (perf_counter() - began) * 1e3)
+        figures.add(BenchRow(work.tier, measure, count), (perf_counter() - began) * 1e3)
 
     async with open_cell(work.policy, run=run) as cell:
         passed(Measure.CREATE)
@@ -155,7 +157,7 @@ async def _life(work: Workload, run: RunDirectory, figures: Figures, count: int)
     if cell.destruction is None or not cell.destruction.clean:
         raise CellError("a cell was not destroyed clean", where=f"cell {cell.id}")
     passed(Measure.LIFE)
-    figures.add(Row(work.tier, Measure.DESTROY, count), cell.destruction.duration_ms)
+    figures.add(BenchRow(work.tier, Measure.DESTROY, count), cell.destruction.duration_ms)
 
 
 async def _hello(cell: Cell) -> None:

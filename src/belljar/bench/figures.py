@@ -42,7 +42,7 @@ PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One series: a tier or a peer, what was timed, and how many of them at once."""
 
     subject: str
@@ -69,31 +69,31 @@ class Series:
 class Figures:
     """All samples of a run, in milliseconds; what failed; what is absent, and why."""
 
-    samples_ms: dict[Row, list[float]] = field(default_factory=dict)
-    failures: dict[Row, list[str]] = field(default_factory=dict)
+    samples_ms: dict[BenchRow, list[float]] = field(default_factory=dict)
+    failures: dict[BenchRow, list[str]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     memory_mib: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def timed(self, row: Row) -> Iterator[None]:
+    def timed(self, row: BenchRow) -> Iterator[None]:
         """Add the block's duration, if it ends without an error."""
         began = perf_counter()
         yield
         self.add(row, (perf_counter() - began) * 1e3)
 
-    def add(self, row: Row, sample_ms: float) -> None:
+    def add(self, row: BenchRow, sample_ms: float) -> None:
         """Add one sample."""
         self.samples_ms.setdefault(row, []).append(sample_ms)
 
-    def fail(self, row: Row, why: str) -> None:
+    def fail(self, row: BenchRow, why: str) -> None:
         """Add one failure: a row with failures has fewer samples than were asked for."""
         self.failures.setdefault(row, []).append(why)
 
-    def ratio(self, row: Row, peer: str) -> float | None:
+    def ratio(self, row: BenchRow, peer: str) -> float | None:
         """Return the row's median over the peer's with as many in flight, if both were measured."""
         if row.measure not in PEER_MEASURE or row.subject == peer:
             return None
-        theirs = Row(peer, PEER_MEASURE[row.measure], row.in_flight)
+        theirs = BenchRow(peer, PEER_MEASURE[row.measure], row.in_flight)
         mine_ms, theirs_ms = (percentile(self.samples_ms.get(e, []), 50) for e in (row, theirs))
         return mine_ms / theirs_ms if mine_ms and theirs_ms else None
 
@@ -118,7 +118,7 @@ class Figures:
             )
         return found
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[BenchRow]:
         """Return all rows: subjects as they were measured, then by number at once."""
         rows, measures = dict.fromkeys([*self.samples_ms, *self.failures]), list(Measure)
         subjects = list(dict.fromkeys(row.subject for row in rows))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from uuid import uuid4
 
-from belljar.bench.figures import Figures, Measure, Row
+from belljar.bench.figures import BenchRow, Figures, Measure
 from belljar.errors import HostError
 
 DOCKER: Final = "docker run --rm"
@@ -29,7 +29,7 @@ Life: TypeAlias = Callable[[], Sequence[str | Path]]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class BenchPeer:
     """A tool that runs one command in a fresh container. `life` returns its command line."""
 
     name: str
@@ -37,7 +37,7 @@ class Peer:
 
     def run(self, figures: Figures, in_flight: int) -> None:
         """Time one life; a failure is noted."""
-        row, argv = Row(self.name, Measure.LIFE, in_flight), self.life()
+        row, argv = BenchRow(self.name, Measure.LIFE, in_flight), self.life()
         try:
             with figures.timed(row):
                 if _run(*argv) != b"hello\n":
@@ -47,7 +47,7 @@ class Peer:
 
 
 @contextmanager
-def peers(rootfs: Path, scratch: Path, figures: Figures) -> Iterator[list[Peer]]:
+def peers(rootfs: Path, scratch: Path, figures: Figures) -> Iterator[list[BenchPeer]]:
     """Yield the peers that work here; the others are noted as absent, with the reason.
 
     Args:
@@ -66,13 +66,13 @@ def peers(rootfs: Path, scratch: Path, figures: Figures) -> Iterator[list[Peer]]
         for name, prepare in prepares.items():
             trial = Figures()
             try:
-                peer = Peer(name, prepare())
+                peer = BenchPeer(name, prepare())
             except HostError as error:
                 figures.absent[name] = error.what
                 continue
             peer.run(trial, 1)
             if trial.failures:
-                figures.absent[name] = trial.failures[Row(name, Measure.LIFE)][0]
+                figures.absent[name] = trial.failures[BenchRow(name, Measure.LIFE)][0]
             else:
                 found.append(peer)
         yield found
@@ -90,10 +90,10 @@ def time_docker(figures: Figures, rounds: int, blob: Path) -> None:
         )
         for measure, times, words in steps:
             for _ in range(times):
-                with figures.timed(Row(DOCKER, measure)):
+                with figures.timed(BenchRow(DOCKER, measure)):
                     _run("docker", *words)
     finally:
-        with figures.timed(Row(DOCKER, Measure.DESTROY)):
+        with figures.timed(BenchRow(DOCKER, Measure.DESTROY)):
             _run("docker", "rm", "--force", name)
 
 

@@ -83,7 +83,7 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         raise HostError("a bundle is made on Debian with its python3, and this host lacks it")
     key = load_or_make_key(home)
     with _part(home, out) as part, scratch_dir(home) as scratch:
-        debian = _Debian(scratch / "apt", wanted)
+        debian = _DebianSource(scratch / "apt", wanted)
         own_bytes = sum(file.stat().st_size for file in files.values())
         deb_bytes = sum(size for size, _ in debian.files.values())
         report(
@@ -237,7 +237,7 @@ def _keep_only(part: Path, names: Mapping[str, str]) -> None:
             file.unlink()
 
 
-class _Debian:
+class _DebianSource:
     """Debian's packages from this host's sources; `files`: their sizes and SHA-256 by name."""
 
     def __init__(self, folder: Path, wanted: Contents) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from belljar.cell.command import OutputSoFar, RunningCommand
     from belljar.cell.connection import CellStream
     from belljar.cell.files import FileInfo
-    from belljar.cell.health import Health, Metrics
+    from belljar.cell.health import HealthFinding, Metrics
     from belljar.cell.local_tree import Transfer
     from belljar.cell.open import open_cell, open_range
     from belljar.cell.parts import Parts, prepare, start_run
@@ -30,7 +30,7 @@ __all__ = [
     "CommandError",
     "ExecOutput",
     "FileInfo",
-    "Health",
+    "HealthFinding",
     "Metrics",
     "OutputSoFar",
     "Parts",
@@ -57,7 +57,7 @@ __getattr__ = lazy_names(
         "FileInfo": "belljar.cell.files",
         "Metrics": "belljar.cell.health",
         "Transfer": "belljar.cell.local_tree",
-        "Health": "belljar.cell.health",
+        "HealthFinding": "belljar.cell.health",
         "Range": "belljar.cell.range",
         **dict.fromkeys(("Parts", "prepare", "start_run"), "belljar.cell.parts"),
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),

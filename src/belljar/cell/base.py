@@ -131,11 +131,11 @@ class CellBase:
         """The number of the operation that was begun last; 0 before the first."""
         return self._last_op
 
-    def _operation(self) -> record.Operation:
+    def _operation(self) -> record.RecordedOperation:
         if self._dead is not None:
             raise self._dead
         self._last_op += 1
-        return record.Operation(cell_id=self.id, op=self._last_op, actor=self._actor)
+        return record.RecordedOperation(cell_id=self.id, op=self._last_op, actor=self._actor)
 
     def _user(self, user: str | None) -> str:
         return self.plan.user if user is None else user
@@ -148,7 +148,9 @@ class CellBase:
         *,
         sent: Sequence[Body] = (),
         seen: Callable[[], Sequence[Body]] = tuple,
-        limits: Callable[[record.Operation, BaseException], Iterable[Event]] = lambda *_: (),
+        limits: Callable[
+            [record.RecordedOperation, BaseException], Iterable[Event]
+        ] = lambda *_: (),
     ) -> Iterator[dict[str, JsonValue]]:
         """Record an operation's start, and its end with what the block puts into the result.
 
@@ -167,12 +169,14 @@ class CellBase:
     @contextmanager
     def _failure_recorded(
         self,
-        operation: record.Operation,
+        operation: record.RecordedOperation,
         kind: Kind,
         *,
         action: str = "",
         bodies: Callable[[], Sequence[Body]] = tuple,
-        limits: Callable[[record.Operation, BaseException], Iterable[Event]] = lambda *_: (),
+        limits: Callable[
+            [record.RecordedOperation, BaseException], Iterable[Event]
+        ] = lambda *_: (),
     ) -> Iterator[None]:
         """Record how the block failed, and the limits it ran into.
 

@@ -17,7 +17,7 @@ from anyio.lowlevel import current_token
 from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.base import spawn_task
-from belljar.cell.record import LimitWatch, Operation
+from belljar.cell.record import LimitWatch, RecordedOperation
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, Stream
 from belljar.channel import Operation as ChannelOperation
 from belljar.channel.frames import OUTPUT_WINDOW_BYTES
@@ -62,7 +62,7 @@ class CommandRecord:
 
     def __init__(
         self,
-        operation: Operation,
+        operation: RecordedOperation,
         request: ExecRequest,
         recorder: Recorder,
         live: Sandbox,

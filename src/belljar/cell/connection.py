@@ -259,7 +259,9 @@ class ConnectOperations(CellBase):
             f"{format_duration(timeout_s)}"
         )
 
-    def _record_closed(self, operation: record.Operation, stream: CellStream, began: float) -> None:
+    def _record_closed(
+        self, operation: record.RecordedOperation, stream: CellStream, began: float
+    ) -> None:
         data = {
             "sent_bytes": stream.sent.total_bytes,
             "received_bytes": stream.received.total_bytes,

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from belljar.cell.guarded import MAX_FOREIGN, GuardedRecorder
-from belljar.cell.local_tree import Manifest
-from belljar.channel import FileTooLarge
-from belljar.channel.trees import Record, RecordKind, encode
+from belljar.cell.local_tree import TreeManifest
+from belljar.channel import FileTooLargeError
+from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.errors import BelljarError, PolicyError
 from belljar.events import Actor, Event, Kind, Trust
@@ -141,7 +141,7 @@ class _RunValues:
 @contextmanager
 def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator[None]:
     """Have the cell's guard look for its own values, and the run's guards for each other's."""
-    from belljar.signals.values import Source
+    from belljar.signals.values import ValueSource
 
     recorder = cell._recorder
     if not isinstance(recorder, GuardedRecorder):
@@ -149,7 +149,9 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
         return
 
     values = run.enter_once("decoy values", lambda: nullcontext(_RunValues()))
-    theirs = [replace(value, id=f"{cell.id}/{value.id}", source=Source.FOREIGN) for value in own]
+    theirs = [
+        replace(value, id=f"{cell.id}/{value.id}", source=ValueSource.FOREIGN) for value in own
+    ]
     with values.lock:
         recorder.know((*own, *values.foreign))
         for other in values.recorders.values():
@@ -239,7 +241,7 @@ async def find_changed(cell: Cell, decoys: Sequence[Minted]) -> Minted | None:
                     max_bytes=len(file.content),
                     timeout_s=cell.plan.limits.exec_timeout_s,
                 )
-            except (OSError, FileTooLarge, TimeoutError):
+            except (OSError, FileTooLargeError, TimeoutError):
                 return decoy
             if found != file.content:
                 return decoy
@@ -262,7 +264,7 @@ def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
 async def _home(cell: Cell) -> str:
     try:
         passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
-    except (OSError, FileTooLarge):
+    except (OSError, FileTooLargeError):
         passwd = b""
     return home_of(passwd, cell.plan.user)
 
@@ -332,7 +334,7 @@ async def _put(
     for file in minted.files:
         in_folder.setdefault(posixpath.dirname(file.path), []).append(file)
     for folder, files in in_folder.items():
-        manifest = Manifest()
+        manifest = TreeManifest()
         await cell._put_records(
             folder,
             _records(files, newest_s, manifest),
@@ -348,9 +350,11 @@ async def _put(
         )
 
 
-def _records(files: Sequence[MintedFile], newest_s: float, manifest: Manifest) -> Iterator[bytes]:
+def _records(
+    files: Sequence[MintedFile], newest_s: float, manifest: TreeManifest
+) -> Iterator[bytes]:
     for file in files:
-        record = Record(
+        record = TreeRecord(
             path=posixpath.basename(file.path),
             kind=RecordKind.FILE,
             mode=file.mode,

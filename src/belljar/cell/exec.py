@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from belljar.cell.base import CellBase
 from belljar.cell.command import CommandRecord, RunningCommand
-from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
+from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding, read_health
 from belljar.channel import ExecOutput, ExecRequest, PtySize, Stream
 from belljar.errors import CellError
 from belljar.events import Kind
@@ -196,7 +196,7 @@ class ExecOperations(CellBase):
             self._end_if_dead(error)
             raise
 
-    async def check_health(self) -> Health:
+    async def check_health(self) -> HealthFinding:
         """Run the check of `belljar.cell.health` as the workload's default user.
 
         Not recorded as a command: the caller records the check. A dead cell is a fact, not an
@@ -216,7 +216,7 @@ class ExecOperations(CellBase):
                 raise self._dead
             return read_health(await self._exec_unrecorded(request, None))
         except CellError as error:
-            return Health(died=error.what)
+            return HealthFinding(died=error.what)
 
     def _begin(
         self,

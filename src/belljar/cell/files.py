@@ -24,9 +24,9 @@ from belljar.cell.base import CellBase
 from belljar.cell.health import Metrics, join_metrics
 from belljar.cell.local_tree import (
     KIND_NAMES,
-    Destination,
-    Manifest,
     Transfer,
+    TreeDestination,
+    TreeManifest,
     destination,
     fed,
     list_source,
@@ -34,7 +34,7 @@ from belljar.cell.local_tree import (
     root_mode,
 )
 from belljar.channel import trees
-from belljar.channel.trees import MAX_DEPTH, Record, RecordKind
+from belljar.channel.trees import MAX_DEPTH, RecordKind, TreeRecord
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, Event, JsonValue, Kind
@@ -147,8 +147,8 @@ class FileOperations(CellBase):
     ) -> bytes:
         """Read a regular file of the cell, of at most `max_bytes`.
 
-        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond
-        `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
+        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLargeError`
+        (beyond `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
         """
         who, seen = self._user(user), list[Body]()
         started: dict[str, JsonValue] = {
@@ -191,7 +191,7 @@ class FileOperations(CellBase):
             max_files, max_bytes: more is an error before anything is sent.
 
         Raises:
-            FileExistsError: something is there already. FileTooLarge: more than `max_bytes`.
+            FileExistsError: something is there already. FileTooLargeError: more than `max_bytes`.
             ValueError: more than `max_files`; a link that may lead out of the directory; a socket,
                 pipe or device. `OSError`, `TimeoutError`, `CellError`: as `write_file`.
         """
@@ -204,7 +204,7 @@ class FileOperations(CellBase):
                 raise ValueError(
                     f"{target!r} names no file; give the file's whole path in the cell"
                 )
-        manifest = Manifest()
+        manifest = TreeManifest()
         return await self._put_records(
             directory,
             records_of(source, name, manifest),
@@ -222,7 +222,7 @@ class FileOperations(CellBase):
         self,
         directory: str,
         records: Iterator[bytes],
-        manifest: Manifest,
+        manifest: TreeManifest,
         *,
         target: str,
         entries: int,
@@ -287,7 +287,8 @@ class FileOperations(CellBase):
 
         Raises:
             FileNotFoundError: it is not there, or `local_path` has no directory to be in.
-            FileExistsError: something of it is there already. FileTooLarge: more than `max_bytes`.
+            FileExistsError: something of it is there already.
+            FileTooLargeError: more than `max_bytes`.
             OSError: `E2BIG` for more than `max_files`; others as `read_file`. `TimeoutError`,
                 `CellError`: as `read_file`.
         """
@@ -296,7 +297,7 @@ class FileOperations(CellBase):
             Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe
         ) as copy:
 
-            async def take(items: Iterator[Record | bytes]) -> None:
+            async def take(items: Iterator[TreeRecord | bytes]) -> None:
                 await anyio.to_thread.run_sync(copy.take, items)
 
             with self._files_recorded("download", path, who, copy.manifest, **bounds) as result:
@@ -318,7 +319,7 @@ class FileOperations(CellBase):
                 result |= transfer.counts()
         return transfer
 
-    def _let_out_files(self, copy: Destination) -> None:
+    def _let_out_files(self, copy: TreeDestination) -> None:
         """Have the guard scan the copy before it is placed, and change it as the policy says.
 
         The record has the digest of what the cell sent.
@@ -420,14 +421,14 @@ class FileOperations(CellBase):
         max_entries: int,
         timeout_s: float | None,
         follow: bool = True,
-    ) -> list[Record]:
-        found: list[Record] = []
+    ) -> list[TreeRecord]:
+        found: list[TreeRecord] = []
 
-        async def take(items: Iterator[Record | bytes]) -> None:
-            wanted = (item for item in items if isinstance(item, Record))
+        async def take(items: Iterator[TreeRecord | bytes]) -> None:
+            wanted = (item for item in items if isinstance(item, TreeRecord))
             found.extend(item for item in wanted if item.kind is not RecordKind.LEAVE)
 
-        who, manifest = self._user(user), Manifest()
+        who, manifest = self._user(user), TreeManifest()
         with self._files_recorded(action, path, who, manifest) as result:
             await trees.walk(
                 self._live.client,
@@ -462,7 +463,12 @@ class FileOperations(CellBase):
 
     @contextmanager
     def _files_recorded(
-        self, action: str, path: str, user: str, manifest: Manifest | None = None, **more: JsonValue
+        self,
+        action: str,
+        path: str,
+        user: str,
+        manifest: TreeManifest | None = None,
+        **more: JsonValue,
     ) -> Iterator[dict[str, JsonValue]]:
         """Record the operation's start, and what came of it: the block fills that in.
 
@@ -473,7 +479,7 @@ class FileOperations(CellBase):
             content = b"" if manifest is None else manifest.content()
             return [body_of("entries", content)] if content else []
 
-        def limits(operation: record.Operation, error: BaseException) -> list[Event]:
+        def limits(operation: record.RecordedOperation, error: BaseException) -> list[Event]:
             is_full = record.write_limits(operation, error) if action == "upload" else []
             return [*record.too_large(operation, error, limit="max_bytes", value=None), *is_full]
 
@@ -483,7 +489,7 @@ class FileOperations(CellBase):
             yield result
 
 
-def _info(found: Record, name: str = "") -> FileInfo:
+def _info(found: TreeRecord, name: str = "") -> FileInfo:
     return FileInfo(
         name=name or found.name,
         kind=KIND_NAMES[found.kind],  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ class LetOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _EventJob:
     """Parts of one recorded event."""
 
     parts: tuple[Carried, ...]
@@ -91,7 +91,7 @@ class GuardedRecorder:
         self._upstreams = upstreams
         self._lock = threading.Lock()
         self._queued_bytes = 0
-        self._jobs: queue.SimpleQueue[_Job | threading.Event | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_EventJob | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._scanner: Scanner | None = None
         self._streams: StreamScanner | None = None
@@ -132,7 +132,7 @@ class GuardedRecorder:
             for part in carried(event)
         )
         if parts:
-            self._submit(_Job(parts=parts, cell_id=event.cell_id, evidence=number))
+            self._submit(_EventJob(parts=parts, cell_id=event.cell_id, evidence=number))
         return number
 
     def know(self, values: Iterable[KnownValue]) -> None:
@@ -150,15 +150,15 @@ class GuardedRecorder:
             self._sort_values()
 
     def _sort_values(self) -> None:
-        from belljar.signals.values import KnownValue, Source
+        from belljar.signals.values import KnownValue, ValueSource
 
         own, foreign, ancestors = list[KnownValue](), list[KnownValue](), frozenset(self.ancestors)
         for value in self._values:
             cell, _, name = value.id.partition("/")
-            if value.source is not Source.FOREIGN:
+            if value.source is not ValueSource.FOREIGN:
                 own.append(value)
             elif cell in ancestors:
-                own.append(replace(value, id=name, source=Source.DECOY))
+                own.append(replace(value, id=name, source=ValueSource.DECOY))
             else:
                 foreign.append(value)
         self._values = (*own, *foreign[-MAX_FOREIGN:])
@@ -243,14 +243,14 @@ class GuardedRecorder:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(job, _Job):
+            if isinstance(job, _EventJob):
                 self._report_unscanned(job, "the cell ended before it was scanned", *job.parts)
         with self._lock:
             held = [each for digest, each in self._held.items() if digest not in self._told]
         for key, event in held:  # the range ended before its gateway had looked
             self._record_counted(key, event)
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: _EventJob) -> None:
         with self._lock:
             is_late = self._is_closed
             is_full = self._queued_bytes + job.size_bytes > MAX_QUEUED_BYTES
@@ -284,7 +284,7 @@ class GuardedRecorder:
                 with self._lock:
                     self._queued_bytes -= job.size_bytes
 
-    def _scan(self, job: _Job) -> None:
+    def _scan(self, job: _EventJob) -> None:
         self._made_scanner()
         streams = self._streams
         if streams is None:
@@ -312,11 +312,11 @@ class GuardedRecorder:
                 self._streams = StreamScanner(self._scanner)
             return self._scanner
 
-    def _report(self, part: Carried, hit: Hit, job: _Job) -> None:
-        from belljar.signals.values import Source
+    def _report(self, part: Carried, hit: Hit, job: _EventJob) -> None:
+        from belljar.signals.values import ValueSource
 
         action = self.rules.action(part.place)
-        is_known = hit.source in {Source.DECOY, Source.FOREIGN}
+        is_known = hit.source in {ValueSource.DECOY, ValueSource.FOREIGN}
         done = action if action is Action.STOP else Action.FLAG
         event = event_of(part, hit, cell_id=job.cell_id, evidence=job.evidence, action=done)
         key = (hit.value_id or hit.digest, part.operation, part.to)
@@ -340,7 +340,7 @@ class GuardedRecorder:
                 event if count == 1 else replace(event, data={**event.data, "count": count})
             )
 
-    def _report_unscanned(self, job: _Job, reason: str, *parts: Carried) -> None:
+    def _report_unscanned(self, job: _EventJob, reason: str, *parts: Carried) -> None:
         for part in parts:
             self._inner.record(
                 unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason)

@@ -53,7 +53,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class HealthFinding:
     """What one check found.
 
     Attributes:
@@ -83,10 +83,10 @@ class Damage:
     detail: str = ""
 
 
-def read_health(output: ExecOutput) -> Health:
+def read_health(output: ExecOutput) -> HealthFinding:
     """The facts of one check."""
     words = output.stdout[:MAX_OUTPUT_BYTES].decode("ascii", "replace").splitlines()
-    return Health(
+    return HealthFinding(
         stage=output.stage if output.not_started_errno is not None else "",
         errno=output.not_started_errno or 0,
         ended="+end" in words,
@@ -97,7 +97,7 @@ def read_health(output: ExecOutput) -> Health:
     )
 
 
-def damage(baseline: Health, now: Health) -> Damage | None:
+def damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
     """What broke since the baseline. None: nothing, or the baseline can't tell."""
     if now.died:
         return Damage(cause=Cause.AGENT_DIED, detail=now.died)
@@ -114,7 +114,7 @@ def damage(baseline: Health, now: Health) -> Damage | None:
     return _shell_damage(baseline, now)
 
 
-def _not_started(now: Health) -> Damage:
+def _not_started(now: HealthFinding) -> Damage:
     why = os.strerror(now.errno)
     if now.processes_full or (now.stage == "fork" and now.errno == errno.EAGAIN):
         return Damage(cause=Cause.PROCESS_TABLE_FULL, detail="no process can be started")
@@ -129,7 +129,7 @@ def _not_started(now: Health) -> Damage:
     return Damage(cause=Cause.CANNOT_START, detail=f"{now.stage}: {why}")
 
 
-def _shell_damage(baseline: Health, now: Health) -> Damage | None:
+def _shell_damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
     missing = sorted(baseline.programs - now.programs)
     no_longer = (baseline.ended and not now.ended) or (baseline.ran and not now.ran)
     # A shell that can't fork (dash) ends at the first program that it is to start, behind the list.
@@ -214,7 +214,7 @@ class HealthWatch:
         self.degraded: dict[str, JsonValue] = {}
         self._cell = cell
         self._record = record
-        self._baseline: Health | None = None
+        self._baseline: HealthFinding | None = None
 
     async def take_baseline(self) -> None:
         """Take what later checks are compared with."""
@@ -229,7 +229,7 @@ class HealthWatch:
             self.degraded = {"cell": self._cell.id, "cause": found.cause.value, "phase": phase}
             self.degraded["op"] = self._cell.last_op
 
-    async def _check(self, phase: str) -> tuple[Health, Damage | None]:
+    async def _check(self, phase: str) -> tuple[HealthFinding, Damage | None]:
         self._record_check(Kind.CELL_CHECKING, phase=phase)
         began = anyio.current_time()
         health = await self._cell.check_health()

@@ -24,8 +24,8 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel import FileTooLarge
-from belljar.channel.trees import Record, RecordKind, encode
+from belljar.channel import FileTooLargeError
+from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 from belljar.policy.files import Entry, EntryKind, Tree, link_stays, list_tree, open_regular
@@ -72,7 +72,7 @@ class Transfer:
         }
 
 
-class Manifest:
+class TreeManifest:
     """One tree's entries: a line of JSON each, sorted by path."""
 
     def __init__(self) -> None:
@@ -81,13 +81,13 @@ class Manifest:
         self.skipped: list[str] = []
         self.total_bytes = 0
 
-    def add(self, record: Record, sha256: str = "") -> None:
+    def add(self, record: TreeRecord, sha256: str = "") -> None:
         """One entry more; `sha256` is of a file's contents."""
         self._counts[record.kind] += 1
         self.total_bytes += record.size_bytes
         self.begin(record, sha256)
 
-    def begin(self, record: Record, sha256: str = "") -> None:
+    def begin(self, record: TreeRecord, sha256: str = "") -> None:
         """A file whose contents are on their way: on the list without a digest if they don't come
         whole.
         """
@@ -134,7 +134,7 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
     """List what is to be copied. Blocking. Reads no contents.
 
     Raises:
-        OSError: it can't be read. FileTooLarge: more than `max_bytes` together.
+        OSError: it can't be read. FileTooLargeError: more than `max_bytes` together.
         ValueError: more than `max_files` files and directories, a link that may lead out of the
             directory, a socket, pipe or device, or a name that is no UTF-8.
     """
@@ -146,11 +146,11 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
         raise ValueError(f"{path}: {error}") from error
     if tree.total_bytes > max_bytes:
         size = tree.total_bytes
-        raise FileTooLarge(str(path), max_bytes=max_bytes, size_bytes=size, head=b"")
+        raise FileTooLargeError(str(path), max_bytes=max_bytes, size_bytes=size, head=b"")
     return Source(root=root, tree=tree)
 
 
-def records_of(source: Source, name: str, manifest: Manifest) -> Iterator[bytes]:
+def records_of(source: Source, name: str, manifest: TreeManifest) -> Iterator[bytes]:
     """The records of what lies in a directory, or of a file that is to be called `name`. Blocking.
 
     Raises `OSError` and `ValueError` where it has become something else since it was listed.
@@ -159,17 +159,17 @@ def records_of(source: Source, name: str, manifest: Manifest) -> Iterator[bytes]
     if not tree.is_directory:
         yield from _file_records(source, tree.entries[0], name, manifest)
         return
-    manifest.add(Record(path="", kind=RecordKind.ENTER, mode=root_mode(source)))
+    manifest.add(TreeRecord(path="", kind=RecordKind.ENTER, mode=root_mode(source)))
     for entry in tree.entries[1:]:
         above = entry.path.count("/")
         while depth > above:
-            yield encode(Record(path="", kind=RecordKind.LEAVE))
+            yield encode(TreeRecord(path="", kind=RecordKind.LEAVE))
             depth -= 1
         if entry.kind is EntryKind.FILE:
             yield from _file_records(source, entry, entry.path, manifest)
             continue
         is_link = entry.kind is EntryKind.LINK
-        record = Record(
+        record = TreeRecord(
             path=entry.path,
             kind=RecordKind.LINK if is_link else RecordKind.ENTER,
             mode=0o777 if is_link else entry.mode | 0o700,
@@ -178,7 +178,7 @@ def records_of(source: Source, name: str, manifest: Manifest) -> Iterator[bytes]
         manifest.add(record)
         yield encode(record)
         depth += not is_link
-    yield encode(Record(path="", kind=RecordKind.LEAVE)) * depth
+    yield encode(TreeRecord(path="", kind=RecordKind.LEAVE)) * depth
 
 
 def root_mode(source: Source) -> int:
@@ -186,8 +186,12 @@ def root_mode(source: Source) -> int:
     return source.tree.entries[0].mode | 0o700
 
 
-def _file_records(source: Source, entry: Entry, path: str, manifest: Manifest) -> Iterator[bytes]:
-    record = Record(path=path, kind=RecordKind.FILE, mode=entry.mode, size_bytes=entry.size_bytes)
+def _file_records(
+    source: Source, entry: Entry, path: str, manifest: TreeManifest
+) -> Iterator[bytes]:
+    record = TreeRecord(
+        path=path, kind=RecordKind.FILE, mode=entry.mode, size_bytes=entry.size_bytes
+    )
     manifest.begin(record)
     yield encode(record)
     digest, left = hashlib.sha256(), entry.size_bytes
@@ -227,9 +231,9 @@ async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def destination(
     target: Path, *, overwrite: bool, skip_unsafe: bool
-) -> AsyncIterator[Destination]:
-    """As `Destination`; discarded after the block unless it was placed."""
-    making = partial(Destination, target, overwrite=overwrite, skip_unsafe=skip_unsafe)
+) -> AsyncIterator[TreeDestination]:
+    """As `TreeDestination`; discarded after the block unless it was placed."""
+    making = partial(TreeDestination, target, overwrite=overwrite, skip_unsafe=skip_unsafe)
     made = await anyio.to_thread.run_sync(making)
     try:
         yield made
@@ -238,7 +242,7 @@ async def destination(
             await anyio.to_thread.run_sync(made.discard)
 
 
-class Destination:
+class TreeDestination:
     """Where a tree of a cell is put. Blocking; `take` as it comes, then `place` or `discard`.
 
     Args:
@@ -250,26 +254,26 @@ class Destination:
     """
 
     def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:
-        self.manifest = Manifest()
+        self.manifest = TreeManifest()
         self._target = target
         self._overwrite = overwrite
         self._skip_unsafe = skip_unsafe
         self._digest = hashlib.sha256()
         self._left = 0
-        self._file: tuple[int, Record] | None = None
+        self._file: tuple[int, TreeRecord] | None = None
         above = target if target.is_dir() else target.parent
         self._stage = Path(tempfile.mkdtemp(prefix=".download-", dir=above))
         self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
 
-    def take(self, items: Iterable[Record | bytes]) -> None:
+    def take(self, items: Iterable[TreeRecord | bytes]) -> None:
         """What the guest sent next. Raises `OSError`; `ValueError`: not accepted."""
         for item in items:
-            if isinstance(item, Record):
+            if isinstance(item, TreeRecord):
                 self._begin(item)
             else:
                 self._write(item)
 
-    def _begin(self, record: Record) -> None:
+    def _begin(self, record: TreeRecord) -> None:
         name, at = record.name or _ROOT, self._open[-1][0]
         match record.kind:
             case RecordKind.FILE:

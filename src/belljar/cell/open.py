@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, start_run
-from belljar.cell.range import FileClock, Origin, Range
+from belljar.cell.range import CellOrigin, FileClock, Range
 from belljar.cell.revert import revertible
 from belljar.cell.stop_rules import stop_rules
 from belljar.descriptors import exhaustion_as_host_error, require_free
@@ -42,7 +42,7 @@ from belljar.store.journal import CellAbout, Journal
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.ranges import OnTarget
-    from belljar.isolation.renewal import Port
+    from belljar.isolation.renewal import GivenPort
     from belljar.isolation.sandbox import Sandbox
 
 _CELL_DESCRIPTORS: Final = 32
@@ -175,7 +175,7 @@ async def _machine(
                 again = partial(
                     _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
                 )
-                opened.cell.origin = Origin(run, home, parts, since, again)
+                opened.cell.origin = CellOrigin(run, home, parts, since, again)
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 
@@ -208,7 +208,7 @@ async def ready_cell(
     home: Path,
     actor: Actor,
     ahead: bool = False,
-    port: Port | None = None,
+    port: GivenPort | None = None,
     place: Mapping[str, str] = MappingProxyType({}),
     part_of: str = "",
     snapshot: Snapshot | None = None,

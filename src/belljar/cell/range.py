@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from belljar.cell.stop_rules import StopRulesRecorder
     from belljar.isolation.hold import KillOrder
     from belljar.ledger import RunDirectory
-    from belljar.network.owner.range import Range as Network
+    from belljar.network.owner.range import NetworkRange as Network
     from belljar.probe.judge import Router
 
 _COARSE: Final = 5
@@ -72,7 +72,7 @@ class FileClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CellOrigin:
     """What another machine for a cell without a network is made from: `machine` makes one.
 
     `since`: nothing of this machine's own was written before.

@@ -28,12 +28,12 @@ from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Recorder
-from belljar.isolation.renewal import Port, PortSettings
+from belljar.isolation.renewal import GivenPort, PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import started_fork_server
-from belljar.network.owner.range import Range as Network
+from belljar.network.owner.range import NetworkRange as Network
 from belljar.network.owner.range import open_range as open_network
 from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
@@ -63,7 +63,7 @@ class MakeCell(Protocol):
         parts: Parts,
         *,
         recorder: Recorder,
-        port: Port | None,
+        port: GivenPort | None,
         place: dict[str, str],
         part_of: str,
     ) -> AbstractAsyncContextManager[Cell]:

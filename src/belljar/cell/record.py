@@ -9,14 +9,14 @@ import errno
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from belljar.channel import ExecOutput, ExecRequest, FileTooLarge
+from belljar.channel import ExecOutput, ExecRequest, FileTooLargeError
 from belljar.dataclass import dataclass
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 from belljar.isolation.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class RecordedOperation:
     """What the events of one operation share."""
 
     cell_id: str
@@ -44,7 +44,7 @@ class Operation:
 
 
 def exec_started(
-    operation: Operation, request: ExecRequest, *, bodies: Sequence[Body] = ()
+    operation: RecordedOperation, request: ExecRequest, *, bodies: Sequence[Body] = ()
 ) -> Event:
     """A command is about to be sent.
 
@@ -70,7 +70,7 @@ def exec_started(
 
 
 def exec_finished(
-    operation: Operation,
+    operation: RecordedOperation,
     output: ExecOutput,
     *,
     timeout_s: float | None,
@@ -113,7 +113,9 @@ def exec_finished(
     return operation.event(kind, data, trust=Trust.GUEST_REPORTED, bodies=bodies)
 
 
-def limits_hit(operation: Operation, output: ExecOutput, *, timeout_s: float | None) -> list[Event]:
+def limits_hit(
+    operation: RecordedOperation, output: ExecOutput, *, timeout_s: float | None
+) -> list[Event]:
     """One event for each limit that fired during the command."""
     values: dict[str, JsonValue] = {
         "exec_timeout": timeout_s,
@@ -129,7 +131,7 @@ def limits_hit(operation: Operation, output: ExecOutput, *, timeout_s: float | N
     ]
 
 
-def write_limits(operation: Operation, error: BaseException) -> list[Event]:
+def write_limits(operation: RecordedOperation, error: BaseException) -> list[Event]:
     """The limit that a write ran into, by the guest's error."""
     name = _LIMIT_OF_ERROR.get(error.errno or 0) if isinstance(error, OSError) else None
     data: dict[str, JsonValue] = {"limit": name, "value": None}
@@ -137,15 +139,15 @@ def write_limits(operation: Operation, error: BaseException) -> list[Event]:
 
 
 def too_large(
-    operation: Operation, error: BaseException, *, limit: str, value: int | None
+    operation: RecordedOperation, error: BaseException, *, limit: str, value: int | None
 ) -> list[Event]:
     """The limit that a copy out of the cell hit, by the host's count."""
     data: dict[str, JsonValue] = {"limit": limit, "value": value}
-    return [operation.event(Kind.LIMIT_HIT, data)] if isinstance(error, FileTooLarge) else []
+    return [operation.event(Kind.LIMIT_HIT, data)] if isinstance(error, FileTooLargeError) else []
 
 
 def failed(
-    operation: Operation,
+    operation: RecordedOperation,
     kind: Kind,
     error: BaseException,
     *,

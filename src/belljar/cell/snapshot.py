@@ -38,7 +38,7 @@ from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.range import Origin
+    from belljar.cell.range import CellOrigin
     from belljar.channel.outcomes import ExecOutput
 
 HOOKS: Final = "/etc/resume.d"
@@ -95,7 +95,7 @@ async def run_hooks(snapshot: Snapshot, cell: Cell) -> None:
 
 async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     """See `Cell.snapshot`."""
-    origin: Origin = cell.origin
+    origin: CellOrigin = cell.origin
     await _check(cell, origin)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
@@ -134,7 +134,7 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     return snapshot
 
 
-async def _save(cell: Cell, origin: Origin, directory: Path) -> SavedMachine | SavedFiles:
+async def _save(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine | SavedFiles:
     live, parts = cell._live, origin.parts
     try:
         if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
@@ -150,7 +150,7 @@ async def _save(cell: Cell, origin: Origin, directory: Path) -> SavedMachine | S
         raise
 
 
-async def _check(cell: Cell, origin: Origin) -> None:
+async def _check(cell: Cell, origin: CellOrigin) -> None:
     policy, why, hint = cell.plan.policy, "", ""
     has_secret = any(file.secret for file in policy.files)
     if not policy.snapshots:
@@ -184,7 +184,7 @@ async def _find_hooks(cell: Cell) -> tuple[str, ...]:
 
 
 @contextmanager
-def _kept(origin: Origin, id_: str) -> Iterator[Path]:
+def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
     """A directory for a snapshot, whose removal is on record. Raises `HostError` if it stays."""
     with ExitStack() as after:
         directory = after.enter_context(scratch_dir(origin.home))

@@ -20,7 +20,7 @@ import anyio.to_thread
 from belljar.cell.base import spawn_task
 from belljar.cell.cell import Cell
 from belljar.cell.command import RunningCommand
-from belljar.channel import ExecOutput, FileTooLarge
+from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
@@ -293,7 +293,7 @@ async def log_tail(cell: Cell) -> str:
     for path in LOGS:
         try:
             written = await cell.read_file(path, max_bytes=_MAX_LOG_BYTES)
-        except FileTooLarge:
+        except FileTooLargeError:
             return f"; its output is in {path}"
         except (OSError, TimeoutError):
             continue

@@ -9,7 +9,7 @@ from belljar.channel.client import GuestClient
 from belljar.channel.frames import RenewedBit, Stage, Stream
 from belljar.channel.messages import Configured, Ready, Renewed, Welcome
 from belljar.channel.operations import Operation, Timeout
-from belljar.channel.outcomes import CommandError, ExecOutput, FileTooLarge, OutputTexts
+from belljar.channel.outcomes import CommandError, ExecOutput, FileTooLargeError, OutputTexts
 from belljar.channel.requests import ExecRequest, PtySize
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "Configured",
     "ExecOutput",
     "ExecRequest",
-    "FileTooLarge",
+    "FileTooLargeError",
     "GuestClient",
     "Operation",
     "OutputTexts",

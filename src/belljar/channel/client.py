@@ -45,7 +45,7 @@ from belljar.channel.operations import (
     feed_file,
     judge,
 )
-from belljar.channel.outcomes import ExecOutput, FileTooLarge
+from belljar.channel.outcomes import ExecOutput, FileTooLargeError
 from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
 from belljar.channel.requests import ExecRequest
 from belljar.dataclass import dataclass, field, replace
@@ -413,7 +413,7 @@ class GuestClient:
         """Read a regular file of at most `max_bytes`.
 
         Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError` or another `OSError`,
-        each with the path; `FileTooLarge`; `TimeoutError`; `ValueError`; `CellError`.
+        each with the path; `FileTooLargeError`; `TimeoutError`; `ValueError`; `CellError`.
         """
         body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
         contents = bytearray()
@@ -423,10 +423,10 @@ class GuestClient:
                 contents += chunk[1]
             result = operation.ended()
             if len(contents) > max_bytes or (
-                result.outcome is Outcome.IO_FAILED and result.code == FileTooLarge.CODE
+                result.outcome is Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
             ):
                 size_bytes = max(operation.size_bytes, max_bytes + 1)
-                raise FileTooLarge(
+                raise FileTooLargeError(
                     path,
                     max_bytes=max_bytes,
                     size_bytes=size_bytes,

@@ -149,7 +149,7 @@ class CommandError(Exception):
         return f"{ended}: {printable(last, max_chars=MAX_SHOWN_CHARS)}" if last else ended
 
 
-class FileTooLarge(OSError):  # noqa: N818 - named as its builtin siblings are
+class FileTooLargeError(OSError):
     """A guest's file is larger than what may be read (errno EFBIG).
 
     Attributes:

@@ -19,7 +19,7 @@ from belljar.channel.client import GuestClient
 from belljar.channel.frames import FrameType, OpKind, Outcome, Stage
 from belljar.channel.messages import violated
 from belljar.channel.operations import feed_file, judge
-from belljar.channel.outcomes import FileTooLarge
+from belljar.channel.outcomes import FileTooLargeError
 from belljar.dataclass import dataclass
 
 MAX_DEPTH: Final = 64
@@ -50,7 +50,7 @@ class RecordKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class TreeRecord:
     """One entry, as the guest says.
 
     Attributes:
@@ -72,7 +72,7 @@ class Record:
         return self.path.rpartition("/")[2]
 
 
-def encode(record: Record) -> bytes:
+def encode(record: TreeRecord) -> bytes:
     """A record without the file's contents, which follow it; its time in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
     head = (
@@ -116,7 +116,7 @@ class TreeReader:
         self._directories: list[str] = []
         self._begun = self._over = False
 
-    def feed(self, data: bytes) -> Iterator[Record | bytes]:
+    def feed(self, data: bytes) -> Iterator[TreeRecord | bytes]:
         """What these bytes complete, to be taken before more are fed."""
         self._pending += data
         while self._pending:
@@ -135,7 +135,7 @@ class TreeReader:
         if self._pending or self._file_left or not self._over:
             _violated("a walk that ends early")
 
-    def _take_record(self) -> Record | None:
+    def _take_record(self) -> TreeRecord | None:
         if self._over:
             _violated("a walk that goes on after its end")
         if len(self._pending) < _HEAD.size:
@@ -154,7 +154,7 @@ class TreeReader:
             _violated(f"an entry of kind {kind} with a link of {len(link)} bytes")
         if size > (_MAX_SIZE if kind == RecordKind.FILE else 0):
             _violated(f"an entry of kind {kind} with {size} bytes")
-        record = Record(
+        record = TreeRecord(
             path=self._path(RecordKind(kind), name),
             kind=RecordKind(kind),
             mode=mode,
@@ -190,7 +190,7 @@ class TreeReader:
             )
         return path
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: TreeRecord) -> None:
         """Where the walk is after this record, and what it may still send."""
         first = (RecordKind.FILE, RecordKind.ENTER)
         skipped = self._contents and record.kind is RecordKind.DIRECTORY
@@ -247,7 +247,7 @@ def _violated(what: str) -> NoReturn:
     violated(what, FrameType.DATA, 0)
 
 
-TakeItems = Callable[[Iterator[Record | bytes]], Awaitable[None]]
+TakeItems = Callable[[Iterator[TreeRecord | bytes]], Awaitable[None]]
 _FOLLOW, _CONTENTS = 1, 2  # of a walk
 _REPLACE, _TIMES = 1, 2  # of a put
 _WALK_BOUNDS: Final = struct.Struct("<IQQQ")
@@ -271,7 +271,7 @@ async def walk(
     """Hand what a path is (`depth` 0), a directory holds (1), or a tree, to `take`, as it comes.
 
     Raises as `GuestClient.read_file`, besides `NotADirectoryError`; `OSError` with `E2BIG` for more
-    than `max_entries`; `FileTooLarge` for more than `max_bytes` of contents.
+    than `max_entries`; `FileTooLargeError` for more than `max_bytes` of contents.
     """
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)
@@ -288,7 +288,7 @@ async def walk(
         if result.outcome is Outcome.IO_FAILED:
             if result.code == errno.EFBIG:
                 size_bytes = max_bytes + 1
-                raise FileTooLarge(path, max_bytes=max_bytes, size_bytes=size_bytes, head=b"")
+                raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=size_bytes, head=b"")
             if result.code == errno.E2BIG:
                 raise OSError(errno.E2BIG, f"more than {max_entries:,} files and directories", path)
             if result.code == errno.ELOOP and result.stage is Stage.READ:

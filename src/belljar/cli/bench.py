@@ -97,7 +97,7 @@ def bench(
       5  a cell failed: its row says how many
     """
     from belljar.bench.cells import Workload, time_tier
-    from belljar.bench.figures import Figures, Measure, Row
+    from belljar.bench.figures import BenchRow, Figures, Measure
 
     if quick:
         rounds, samples = min(rounds, 5), 0
@@ -119,7 +119,7 @@ def bench(
                 except (HostError, PolicyError) as error:
                     figures.absent[tier] = str(error)
                 except CellError as error:
-                    figures.fail(Row(tier, Measure.LIFE), str(error))
+                    figures.fail(BenchRow(tier, Measure.LIFE), str(error))
         finally:
             _print(figures, peer, as_json=as_json)
     if any(tier in figures.absent for tier in tiers or TIERS):
@@ -151,7 +151,7 @@ def _time_peers(
 def _time_evaluation(tier: str, figures: Figures, samples: int, scratch: Path) -> None:
     """Time a whole `belljar run`, Python's and Inspect's start included."""
     from belljar.bench.cells import POLICY
-    from belljar.bench.figures import Measure, Row
+    from belljar.bench.figures import BenchRow, Measure
 
     notice(f"{tier}: an evaluation of {samples} samples")
     task, policy = scratch / "bench_task.py", scratch / f"{tier}.yaml"
@@ -159,7 +159,7 @@ def _time_evaluation(tier: str, figures: Figures, samples: int, scratch: Path) -
     policy.write_text(json.dumps({**POLICY, "tier": tier}))
     argv = [sys.executable, "-m", "belljar", "run", str(task), "--policy", str(policy)]
     argv += ["--model", "mockllm/model", "--display", "none", "--json"]
-    row = Row(tier, Measure.EVALUATION, samples)
+    row = BenchRow(tier, Measure.EVALUATION, samples)
     try:
         with figures.timed(row):
             done = subprocess.run(

@@ -10,7 +10,7 @@ from belljar.bundle.create import Contents, create_bundle
 from belljar.bundle.install import install_bundle, installed, open_bundle
 from belljar.cli.console import (
     CommandGroup,
-    Misuse,
+    MisuseError,
     json_option,
     parsed_by,
     print_json,
@@ -89,7 +89,7 @@ def create(
     root = Path(__file__).resolve().parents[3]
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
-        raise Misuse(f"{others[0]} has no block `model`")
+        raise MisuseError(f"{others[0]} has no block `model`")
     wanted = wanted_by_tasks([task, *task_args]) if task else []
     if refused := [each for each in wanted if each.why]:
         raise PolicyError(refused[0].why, where=refused[0].image)
@@ -173,7 +173,7 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     expected = key or installed(home).get("signer")
     if expected is None:
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
-        raise Misuse("no key is known that may sign a bundle", hint=hint)
+        raise MisuseError("no key is known that may sign a bundle", hint=hint)
     with progress("installing the bundle", quiet=False, is_step=True) as report:
         found = install_bundle(
             home,

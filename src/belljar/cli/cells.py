@@ -11,7 +11,7 @@ import click
 
 from belljar.cli.console import (
     Failure,
-    Misuse,
+    MisuseError,
     as_text,
     column_widths,
     complete_cells,
@@ -28,7 +28,7 @@ from belljar.units import format_duration, format_size, parse_duration, printabl
 if TYPE_CHECKING:
     from belljar.isolation import CellListing
     from belljar.isolation.kill import KillReport
-    from belljar.isolation.prune import Part
+    from belljar.isolation.prune import PrunedPart
 
 _ENDED_BY: Final = {
     "owner": "by its owner",
@@ -120,7 +120,7 @@ def reap(cell: str | None, *, as_json: bool) -> int:
         what, hint = f"there is no cell {cell} here", "`belljar ps` lists the cells"
         if cell in known:
             what, hint = f"{cell} is in use", "end the process that owns it (`belljar ps`)"
-        raise Misuse(what, param="CELL", hint=hint)
+        raise MisuseError(what, param="CELL", hint=hint)
     reaped = run_async(reap_cells, None, cell_id=cell)
     remove_dead_sockets()
     sweep_watches()
@@ -172,12 +172,12 @@ def kill(
     hint = "`belljar ps` lists the cells"
     if bool(names) == everything:
         both, neither = "--all and names exclude each other", "name cells or runs, or give --all"
-        raise Misuse(both if names else neither, hint=hint)
+        raise MisuseError(both if names else neither, hint=hint)
     if fleet:
         from belljar.fleet.nodes import kill_fleet
 
         if not everything:
-            raise Misuse("--fleet needs --all", hint=hint)
+            raise MisuseError("--fleet needs --all", hint=hint)
         nodes = kill_fleet(fleet, hold_too=hold_too, reason=reason)
         if as_json:
             print_json([asdict(each) for each in nodes])
@@ -193,7 +193,7 @@ def kill(
     except LookupError as unknown:
         name = printable(str(unknown.args[0]), max_chars=100)
         what = f"there is no cell or run {name} here; nothing was killed"
-        raise Misuse(what, param="CELL", hint=hint) from None
+        raise MisuseError(what, param="CELL", hint=hint) from None
     if as_json:
         order = report.order
         print_json(
@@ -288,17 +288,17 @@ def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) 
     return prune_exit_code(parts)
 
 
-def prune_exit_code(parts: Sequence[Part]) -> int:
+def prune_exit_code(parts: Sequence[PrunedPart]) -> int:
     """The host's, when something unused was not removed."""
     return HostError.exit_code if any(part.state == "failed" for part in parts) else 0
 
 
-def freed_bytes(parts: Sequence[Part]) -> int:
+def freed_bytes(parts: Sequence[PrunedPart]) -> int:
     """The size of what was removed, or would be."""
     return sum(part.size_bytes for part in parts if part.state in {"removed", "unneeded"})
 
 
-def prune_lines(parts: Sequence[Part], *, dry_run: bool) -> list[str]:
+def prune_lines(parts: Sequence[PrunedPart], *, dry_run: bool) -> list[str]:
     """One for each part, and the sum."""
     words = {
         "unneeded": "would remove",

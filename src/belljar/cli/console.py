@@ -253,7 +253,7 @@ class Failure(NamedTuple):
         return {"error": self._asdict()}
 
 
-class Misuse(click.UsageError):
+class MisuseError(click.UsageError):
     """A wrong command line. `param`: the argument or option."""
 
     def __init__(
@@ -285,7 +285,7 @@ class CommandGroup(click.Group):
             hint = self.others or f"use one of {', '.join(f'`{name}`' for name in names)}"
             hint = f"did you mean `{near[0]}`?" if near else hint
             hint = self.foreign.get(args[0], hint)
-            raise Misuse(f"there is no command `{args[0]}`", hint=hint, ctx=ctx)
+            raise MisuseError(f"there is no command `{args[0]}`", hint=hint, ctx=ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -295,7 +295,7 @@ def reading(path: object, param: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Misuse(f"{printable(str(path))}: {error.strerror}", param=param) from error
+        raise MisuseError(f"{printable(str(path))}: {error.strerror}", param=param) from error
 
 
 def wants_json(argv: Sequence[str]) -> bool:
@@ -322,7 +322,7 @@ def of_usage(error: click.ClickException) -> Failure:
     path = error.ctx.command_path if error.ctx is not None else "belljar"
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
     message, param, hint = error.message, "", ""
-    if isinstance(error, Misuse):
+    if isinstance(error, MisuseError):
         param, hint = error.param_name, error.hint
     elif isinstance(error, click.NoSuchOption):
         message = f"there is no option `{error.option_name}`"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.console import (
-    Misuse,
+    MisuseError,
     json_option,
     notice,
     parsed_by,
@@ -46,7 +46,7 @@ class CommandAfterDashes(click.Command):
     """Keeps everything after the first `--` for the guest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--`. Raises `Misuse` without it."""
+        """Split at the first `--`. Raises `MisuseError` without it."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
@@ -60,7 +60,7 @@ class CommandAfterDashes(click.Command):
             whole = shlex.join([*args[:begins], "--", *args[begins:]])
             hints.append(f"put `--` before the command: `belljar exec {whole}`")
             what = f"`{word}` is neither a preset nor a policy file"
-            raise Misuse(what, hint="\n".join(hints), ctx=ctx)
+            raise MisuseError(what, hint="\n".join(hints), ctx=ctx)
         return super().parse_args(ctx, args)
 
 
@@ -155,7 +155,7 @@ def exec_command(
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and ((policy is None and not image) or COMMAND_KEY in ctx.meta):
-        raise Misuse(
+        raise MisuseError(
             "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
         )
     from belljar.cell import open_cell, start_run

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import Misuse, key_option, reading, run_argument
+from belljar.cli.console import MisuseError, key_option, reading, run_argument
 from belljar.errors import HostError, LedgerError
 from belljar.units import printable
 
@@ -171,7 +171,7 @@ def _run_id(path: Path) -> str:
 
 
 def _one(found: Iterable[str | None], place: str, what: str) -> str:
-    """Return the one that is meant. Raises `Misuse`."""
+    """Return the one that is meant. Raises `MisuseError`."""
     meant = [each for each in dict.fromkeys(found) if each and each.startswith(place)]
     if len(meant) == 1:
         return meant[0]
@@ -179,7 +179,7 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
     hint = (
         f"name one with --cell: {names}" if meant else "`belljar ledger show RUN` lists its events"
     )
-    raise Misuse(f"{len(meant)} {what}s are meant", param="--cell", hint=hint)
+    raise MisuseError(f"{len(meant)} {what}s are meant", param="--cell", hint=hint)
 
 
 def _spans(lines: Iterable[Line], run_id: str) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from belljar.cli.console import CommandGroup, Misuse
+from belljar.cli.console import CommandGroup, MisuseError
 from belljar.errors import HostError
 from belljar.units import printable
 
@@ -48,7 +48,9 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.store.home import belljar_home
 
     if head == bool(address):
-        raise Misuse("give --head or --address", hint="the first node begins the cluster: --head")
+        raise MisuseError(
+            "give --head or --address", hint="the first node begins the cluster: --head"
+        )
     for host in filter(None, (ip, address.rpartition(":")[0])):
         check_private(host, where=f"belljar fleet node, {host}")
     program = Path(sys.executable).with_name("ray")

@@ -13,7 +13,7 @@ import click
 
 from belljar.cli.console import (
     CommandGroup,
-    Misuse,
+    MisuseError,
     Report,
     json_option,
     of_error,
@@ -30,7 +30,7 @@ from belljar.units import format_size, parse_size, printable
 if TYPE_CHECKING:
     from belljar.compose.data import ServiceBuild
     from belljar.image import Image, Store
-    from belljar.image.oci import ImportLimits, Obtained, Wanted
+    from belljar.image.oci import ImportLimits, Obtained, WantedImage
 
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
@@ -106,7 +106,7 @@ def import_(
     limits = ImportLimits(max_bytes=max_size)
     if is_compose or is_task:
         if name or keep_setuid or (is_compose and is_task):
-            raise Misuse(
+            raise MisuseError(
                 "--from-compose and --from-task exclude each other, --name and --keep-setuid",
                 hint="give only one of these options",
             )
@@ -114,7 +114,7 @@ def import_(
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
     if len(sources) > 1:
-        raise Misuse("only one SOURCE can be imported at a time", hint="run it once for each")
+        raise MisuseError("only one SOURCE can be imported at a time", hint="run it once for each")
     store = _store()
     with progress(f"Importing {sources[0]}", quiet=as_json) as report:
         made = import_image(
@@ -324,14 +324,14 @@ def build(
     home = _store().home
     if apt or pip:
         if context or dockerfile or target:
-            raise Misuse(
+            raise MisuseError(
                 "--apt and --pip can't be combined with CONTEXT, --file or --target",
                 hint="add packages to an image with --base IMAGE, or in the Dockerfile",
             )
         if not name:
-            raise Misuse("the image needs a name", hint="add -t NAME")
+            raise MisuseError("the image needs a name", hint="add -t NAME")
         if not network:
-            raise Misuse("--apt and --pip need the network", hint="add --network")
+            raise MisuseError("--apt and --pip need the network", hint="add --network")
         from belljar.image.packages import build_packages
 
         with termination_as_interrupt():
@@ -365,12 +365,12 @@ def build(
 # --- import of all images of compose files or tasks
 
 
-def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
+def wanted_by_files(files: Sequence[str]) -> list[WantedImage]:
     """Raises `PolicyError` for a file that can't be read."""
     from belljar.compose.data import service_images
     from belljar.compose.document import read_document
     from belljar.compose.values import CannotKeepError
-    from belljar.image.oci import Wanted
+    from belljar.image.oci import WantedImage
 
     wanted = []
     for file in files:
@@ -379,7 +379,7 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
         except CannotKeepError as error:
             raise PolicyError(str(error), where=printable(file)) from error
         wanted += [
-            Wanted(
+            WantedImage(
                 image=each.image or f"{file}, service {each.service}",
                 build=each.build,
                 bases=_bases(each.build) if each.build else (),
@@ -406,7 +406,7 @@ def _bases(build: ServiceBuild) -> tuple[str, ...]:
         return ()
 
 
-def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
+def wanted_by_tasks(inspect_args: Sequence[str]) -> list[WantedImage]:
     """The images of all samples of tasks, loaded but not run.
 
     The tasks' changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
@@ -420,9 +420,9 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-    from belljar.image.oci import Wanted
+    from belljar.image.oci import WantedImage
 
-    wanted: dict[Wanted, None] = {}
+    wanted: dict[WantedImage, None] = {}
     refused: dict[str, str] = {}
     for each in previews:
         if each.policy is not None:
@@ -430,14 +430,14 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
             for image in each.policy.policy.images:
                 build = builds.get(image)
                 bases = _bases(build) if build else ()
-                wanted[Wanted(image=image, build=build, bases=bases)] = None
+                wanted[WantedImage(image=image, build=build, bases=bases)] = None
         elif each.error is not None:
             refused.setdefault(each.error.what, f"task {each.task}, sample {each.sample}")
-    return [*wanted, *(Wanted(image=where, why=what) for what, where in refused.items())]
+    return [*wanted, *(WantedImage(image=where, why=what) for what, where in refused.items())]
 
 
 def obtain_all(
-    store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool
+    store: Store, wanted: Iterable[WantedImage], limits: ImportLimits, *, as_json: bool
 ) -> None:
     """Get them, a line for each. Raises one `HostError` for all that failed.
 
@@ -447,7 +447,7 @@ def obtain_all(
     from belljar.image.build import build_image, recipe
     from belljar.image.oci import obtain
 
-    def build(missing: Wanted, report: Report) -> None:
+    def build(missing: WantedImage, report: Report) -> None:
         if missing.image in MADE_HERE:
             build_image(store.home, recipe(missing.image), report=report)
             return

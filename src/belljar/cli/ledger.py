@@ -15,7 +15,7 @@ import click
 
 from belljar.cli.console import (
     CommandGroup,
-    Misuse,
+    MisuseError,
     json_option,
     key_option,
     print_json,
@@ -224,7 +224,7 @@ def new_file(output: Path | None) -> Iterator[BinaryIO]:
         # It quotes what cells printed
         fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
-        raise Misuse(f"{output} exists", param="-o", hint="name a new file") from error
+        raise MisuseError(f"{output} exists", param="-o", hint="name a new file") from error
     with os.fdopen(fd, "wb") as file:
         try:
             yield file
@@ -302,7 +302,7 @@ def expected_run(ref: str, path: Path) -> str | None:
 
 
 def run_path(ref: str) -> Path:
-    """The run directory. Raises `Misuse`."""
+    """The run directory. Raises `MisuseError`."""
     from belljar.ledger.listing import find_run
     from belljar.store.home import belljar_home
 
@@ -311,8 +311,12 @@ def run_path(ref: str) -> Path:
     except OSError as error:
         where = belljar_home() / "runs"
         if not is_path(ref) and not (where.is_dir() and any(where.iterdir())):
-            raise Misuse("there are no runs yet", hint="try `belljar exec -- uname -a`") from error
-        raise Misuse(str(error), param="RUN", hint="`belljar runs --all` lists them") from error
+            raise MisuseError(
+                "there are no runs yet", hint="try `belljar exec -- uname -a`"
+            ) from error
+        raise MisuseError(
+            str(error), param="RUN", hint="`belljar runs --all` lists them"
+        ) from error
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:

@@ -14,7 +14,7 @@ import click
 
 from belljar.cli.console import (
     CommandGroup,
-    Misuse,
+    MisuseError,
     json_option,
     notice,
     policy_argument,
@@ -320,10 +320,12 @@ def check(
     }
     kind, home = preview.kind_of(target), belljar_home()
     if override and not run_policy:
-        raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
+        raise MisuseError(
+            "--override needs --policy", hint="add --policy FILE, or leave --override out"
+        )
     if kind == "policy" and run_policy:
         what = f"--policy can't be combined with the policy `{target}`"
-        raise Misuse(what, hint="leave --policy out, or check a task or a compose file")
+        raise MisuseError(what, hint="leave --policy out, or check a task or a compose file")
     if kind == "compose":
         previews = preview.check_compose(target, options)
     elif kind == "policy":
@@ -350,7 +352,7 @@ def check(
 
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:
     """What a person reads; task words are escaped."""
-    from belljar.differences import Kind, samples_named, sentences
+    from belljar.differences import DifferenceKind, samples_named, sentences
     from belljar.harness.preview import all_missing
 
     for each in found:
@@ -365,7 +367,7 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
         yield from (f"  {sentence}" for sentence in sentences(first.differences))
         error = each.error or each.lacking
         # What a compose file is refused for stands above, each key for itself.
-        if error and not any(fact.kind is Kind.REFUSED for fact in first.differences):
+        if error and not any(fact.kind is DifferenceKind.REFUSED for fact in first.differences):
             place = f"{printable(error.where)}: " if error.where else ""
             first_line, *problems = error.what.splitlines() or [""]
             yield f"  {place}{printable(first_line, max_chars=1000)}"

@@ -10,7 +10,7 @@ import click
 
 from belljar.cli.console import (
     COLOURS,
-    Misuse,
+    MisuseError,
     json_option,
     policy_argument,
     print_json,
@@ -95,7 +95,7 @@ def probe(
         chosen(PROBES, wanted)
     except ValueError as error:
         hint = "`belljar probe --list` lists them"
-        raise Misuse(str(error), param="--group", hint=hint) from None
+        raise MisuseError(str(error), param="--group", hint=hint) from None
     if listing:
         return _list(groups, as_json=as_json)
     return run_async(_probe, policy, tier, wanted, user, as_json=as_json)

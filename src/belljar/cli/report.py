@@ -95,7 +95,7 @@ def make_page(
     from belljar.ledger.listing import read_body
     from belljar.report.collect import collect
     from belljar.report.html import render
-    from belljar.report.source import Source
+    from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState
 
@@ -108,7 +108,7 @@ def make_page(
         found = _files(path)
     if evidence.verification is None:
         raise ValueError("stored evidence is always verified")
-    source = Source(
+    source = RunSource(
         verification=evidence.verification,
         read=lambda body, max_bytes: read_body(path, body, max_bytes=max_bytes),
         timelines=timelines,

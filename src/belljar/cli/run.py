@@ -9,7 +9,7 @@ import click
 
 from belljar.cli.console import (
     COLOURS,
-    Misuse,
+    MisuseError,
     column_widths,
     json_option,
     key_option,
@@ -139,13 +139,15 @@ def run(
 
     context = click.get_current_context()
     if override and not policy:
-        raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
+        raise MisuseError(
+            "--override needs --policy", hint="add --policy FILE, or leave --override out"
+        )
     if resume and (inspect_args or policy or tier or allow_upstreams or require_contained):
         hint = "leave them out: the run that is resumed has its own"
-        raise Misuse("--resume takes no task and no options of it", hint=hint)
+        raise MisuseError("--resume takes no task and no options of it", hint=hint)
     if (fleet or resume) and (warm or otlp):
         hint = "leave it out, or run on this machine alone"
-        raise Misuse("--warm and --otlp can't be used with --fleet", hint=hint)
+        raise MisuseError("--warm and --otlp can't be used with --fleet", hint=hint)
     if not resume:
         check_early(inspect_args, context)
     if policy:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from belljar.cli.console import (
-    Misuse,
+    MisuseError,
     cell_argument,
     json_option,
     notice,
@@ -58,7 +58,7 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     goes to your terminal unescaped: use a terminal you would trust with hostile output.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise Misuse(
+        raise MisuseError(
             "a shell needs a terminal on standard input and output",
             hint="for pipes use `belljar exec -- sh`",
         )
@@ -195,7 +195,7 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
 def _check_cell_id(cell_id: str) -> None:
     """It becomes a part of a path."""
     if "/" in cell_id or cell_id in {"", ".", ".."}:
-        raise Misuse(
+        raise MisuseError(
             f"{cell_id!r} is not the id of a cell",
             param="CELL",
             hint="`belljar ps` lists the cells",

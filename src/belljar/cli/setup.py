@@ -15,7 +15,15 @@ from typing import Final, Literal, TextIO
 
 import click
 
-from belljar.cli.console import Failure, Misuse, Report, as_text, json_option, print_json, progress
+from belljar.cli.console import (
+    Failure,
+    MisuseError,
+    Report,
+    as_text,
+    json_option,
+    print_json,
+    progress,
+)
 from belljar.errors import HostError
 from belljar.image.apt import (
     AptSource,
@@ -98,7 +106,7 @@ def setup(
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(shown(step))}")
     if act and plan.steps and not yes:
         if not sys.stdin.isatty():
-            raise Misuse(
+            raise MisuseError(
                 "confirmation is needed, but standard input is not a terminal",
                 hint="add --yes, or --dry-run to only show the steps",
             )
@@ -282,7 +290,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SetupProblem:
     """`blocks_all`: no step is done before it is solved."""
 
     what: str
@@ -295,7 +303,7 @@ class SetupPlan:
     """Ordered steps, and what prevents readiness after them."""
 
     steps: tuple[Step, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SetupProblem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,13 +363,13 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
         return SetupPlan(problems=(_elsewhere(state, missing, named),))
     if missing and state.codename not in {"bookworm", *_WHOLE_SUITES}:
         what = f"{named}; the packages of {state.pretty_name} are too old"
-        return SetupPlan(problems=(Problem(what, "use Debian 12 or 13"),))
+        return SetupPlan(problems=(SetupProblem(what, "use Debian 12 or 13"),))
     installing = _installing(state, missing) if missing else []
     problems = []
     if missing and not state.is_root:
         commands = (shown(step) for step in installing)
         hint = "\n".join(["as root, run `belljar setup`, or:", *commands])
-        problems, installing = [Problem(named, hint)], []
+        problems, installing = [SetupProblem(named, hint)], []
     absent = {need.command for need in missing} if problems else set()
     making = _making(state, wanted, is_building=not absent & {"mmdebstrap", "sqfstar"})
     if making:  # without a mirror, refuse before anything is begun
@@ -410,7 +418,7 @@ def _making(state: HostState, wanted: Wanted, *, is_building: bool) -> list[Step
     return steps
 
 
-def _no_space(state: HostState, making: Sequence[Step]) -> list[Problem]:
+def _no_space(state: HostState, making: Sequence[Step]) -> list[SetupProblem]:
     needed = sum(_IMAGES_DISK_BYTES for step in making if step.kind == "image")
     needed += _TOOLS_DISK_BYTES if making else 0
     if state.free_bytes >= needed:
@@ -420,10 +428,10 @@ def _no_space(state: HostState, making: Sequence[Step]) -> list[Problem]:
         f"free where the store is"
     )
     hint = "free some space, or set BELLJAR_HOME to a directory on a larger disk"
-    return [Problem(what, hint, blocks_all=True)]
+    return [SetupProblem(what, hint, blocks_all=True)]
 
 
-def _elsewhere(state: HostState, missing: Sequence[Need], named: str) -> Problem:
+def _elsewhere(state: HostState, missing: Sequence[Need], named: str) -> SetupProblem:
     """Names packages as the distribution probably does."""
     names = [need.package for need in missing]
     if state.distribution in {"ubuntu", "linuxmint", "pop", "raspbian"}:
@@ -435,7 +443,7 @@ def _elsewhere(state: HostState, missing: Sequence[Need], named: str) -> Problem
         how = "install with your distribution's tool:"
     only = f"`belljar setup` installs packages on Debian only, and this is {state.pretty_name}"
     hint = f"{how} {' '.join(names)}\nthen run `belljar setup` again"
-    return Problem(f"{named}; {only}", hint)
+    return SetupProblem(f"{named}; {only}", hint)
 
 
 def shown(step: Step) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from belljar.cli.console import Misuse, json_option, print_json, reading, run_argument
+from belljar.cli.console import MisuseError, json_option, print_json, reading, run_argument
 from belljar.ledger import redaction
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.redaction import CLASSES, Chosen
@@ -49,7 +49,7 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
     path, chosen, key = _chosen(run, classes)
     with reading(path, "RUN"):
         if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
-            raise Misuse(
+            raise MisuseError(
                 f"{printable(str(out))} can't be made",
                 param="OUT",
                 hint="name a new directory in one that exists, outside of the run",
@@ -83,7 +83,7 @@ def purge(run: str, classes: tuple[str, ...], *, dry_run: bool, force: bool, as_
     from belljar.cli.report import page_path
 
     if as_json and not (force or dry_run):
-        raise Misuse("it can't ask", param="--json", hint="add --force, or --dry-run")
+        raise MisuseError("it can't ask", param="--json", hint="add --force, or --dry-run")
     path, chosen, key = _chosen(run, classes)
     if not dry_run:
         what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"

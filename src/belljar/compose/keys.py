@@ -15,7 +15,7 @@ from belljar.compose.document import TaskFiles
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
 from belljar.dataclass import dataclass, field, replace
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, is_idle, parse_reference
@@ -35,7 +35,7 @@ _CALLING: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if m
 _CALLS: Final = ", ".join(DEBUGGER_CALLS)
 
 
-class Outcome(Enum):
+class KeyOutcome(Enum):
     """The fate of a key."""
 
     APPLIED = "converted"
@@ -81,7 +81,7 @@ class Converted:
     def granted(self, key: str, detail: str, **rights: object) -> None:
         """Note a right, in a policy's words."""
         self.add("rights", **rights)
-        fact = Difference(kind=Kind.GRANTED, where=self.where, key=key, detail=detail)
+        fact = Difference(kind=DifferenceKind.GRANTED, where=self.where, key=key, detail=detail)
         self.differences.append(fact)
 
     def add(self, section: str, **fields: object) -> None:
@@ -105,7 +105,7 @@ Convert = Callable[[Any, Converted], None]
 class Key:
     """The fate of a key; `convert` takes its value."""
 
-    outcome: Outcome
+    outcome: KeyOutcome
     why: str = ""
     convert: Convert | None = None
 
@@ -118,16 +118,16 @@ def read_service(
     written = {key: value for key, value in written.items() if not _means_nothing(key, value)}
     for key, value in written.items():
         fate = KEYS.get(key)
-        if fate is None or fate.outcome is Outcome.REFUSED:
+        if fate is None or fate.outcome is KeyOutcome.REFUSED:
             refused.add(where, key, fate.why if fate else UNKNOWN)
-        elif fate.outcome is not Outcome.DROPPED:
+        elif fate.outcome is not KeyOutcome.DROPPED:
             known[key] = value
     reasons = {key: fate.why for key, fate in KEYS.items()}
     model = parse(Service, known, where, refused, reasons)
     converted = Converted(name, model, home)
     for key in written:
         fate = KEYS.get(key)
-        if fate is not None and fate.outcome is Outcome.DROPPED:
+        if fate is not None and fate.outcome is KeyOutcome.DROPPED:
             converted.dropped(key, fate.why)
         elif fate is not None and fate.convert is not None and key in model.model_fields_set:
             with refused.collected():
@@ -141,7 +141,7 @@ def _means_nothing(key: str, value: object) -> bool:
     """Return whether it is as if the key were not written, for Compose."""
     if value is None or key.startswith("x-") or (key in _MAY_BE_BLANK and value == ""):
         return True
-    is_refused = key in KEYS and KEYS[key].outcome is Outcome.REFUSED
+    is_refused = key in KEYS and KEYS[key].outcome is KeyOutcome.REFUSED
     return is_refused and value in ([], {}, "", False, "private")
 
 
@@ -222,7 +222,7 @@ def _init(value: object, converted: Converted) -> None:
         converted.changed("init", why)
 
 
-def _reported(kind: Kind, key: str, detail: str) -> Convert:
+def _reported(kind: DifferenceKind, key: str, detail: str) -> Convert:
     def convert(value: object, converted: Converted) -> None:
         if value:
             fact = Difference(kind=kind, where=converted.where, key=key, detail=detail)
@@ -300,7 +300,7 @@ def _privileged(value: object, converted: Converted, *, key: str = "privileged")
 # ---- the table
 
 
-def _keys(outcome: Outcome, by_reason: Mapping[str, str]) -> dict[str, Key]:
+def _keys(outcome: KeyOutcome, by_reason: Mapping[str, str]) -> dict[str, Key]:
     return {key: Key(outcome, why) for why, keys in by_reason.items() for key in keys.split()}
 
 
@@ -323,8 +323,8 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "deploy": _deploy,
 }
 # Their values count for nothing else
-_REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
-    Kind.CHANGED: {
+_REPORTED: Final[Mapping[DifferenceKind, Mapping[str, str]]] = {
+    DifferenceKind.CHANGED: {
         "cap_drop": "it is not narrowed: root keeps a container's usual capabilities, over its "
         "cell alone",
         "restart": "a program that ends is started again, at most ten times, until it is ready; "
@@ -333,7 +333,7 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
         "read_only": "the cell's root file system can be written, and ends with the cell",
         "tmpfs": f"it {TMPFS}",
     },
-    Kind.DROPPED: {
+    DifferenceKind.DROPPED: {
         "ports": "no port is published on this host; the range's cells reach all of them",
         "shm_size": "shared memory may take at least half of a cell's memory",
         "ulimits": f"a program may open {_SOFT_FILES:,} files (it may raise that to "
@@ -341,16 +341,18 @@ _REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
     },
 }
 KEYS: Final[Mapping[str, Key]] = {
-    **dict.fromkeys(Service.model_fields, Key(Outcome.APPLIED)),
-    **{key: Key(Outcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
+    **dict.fromkeys(Service.model_fields, Key(KeyOutcome.APPLIED)),
+    **{key: Key(KeyOutcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
     **{
-        key: Key(Outcome.APPLIED, convert=_reported(kind, key, detail))
+        key: Key(KeyOutcome.APPLIED, convert=_reported(kind, key, detail))
         for kind, details in _REPORTED.items()
         for key, detail in details.items()
     },
-    "runtime": Key(Outcome.APPLIED, FOR_HOST, _reported(Kind.DROPPED, "runtime", _ISOLATION)),
+    "runtime": Key(
+        KeyOutcome.APPLIED, FOR_HOST, _reported(DifferenceKind.DROPPED, "runtime", _ISOLATION)
+    ),
     **_keys(
-        Outcome.LIMITED,
+        KeyOutcome.LIMITED,
         {
             "": "expose",
             "`none` and `bridge` are kept: a range has no other networks": "network_mode",
@@ -358,7 +360,7 @@ KEYS: Final[Mapping[str, Key]] = {
         },
     ),
     **_keys(
-        Outcome.DROPPED,
+        KeyOutcome.DROPPED,
         {
             "nothing in a cell depends on it": "annotations labels label_file logging attach "
             "develop pull_policy pull_refresh_after",
@@ -379,7 +381,7 @@ KEYS: Final[Mapping[str, Key]] = {
         },
     ),
     **_keys(
-        Outcome.REFUSED,
+        KeyOutcome.REFUSED,
         {
             FOR_HOST: "device_cgroup_rules devices gpus pid uts cgroup credential_spec "
             "use_api_socket",

@@ -172,7 +172,7 @@ class Dependency(Part):
     required: Switch = True
 
 
-class Place(Part):
+class NetworkPlace(Part):
     """A service's place in a network."""
 
     ignored: ClassVar[str] = "priority gw_priority"
@@ -186,7 +186,7 @@ class Place(Part):
     driver_opts: Empty = Field(None, description="none")
 
 
-class Network(Part):
+class ComposeNetwork(Part):
     """A declared network."""
 
     ignored: ClassVar[str] = "name internal attachable labels"
@@ -299,7 +299,7 @@ class Service(Part):
     runtime: Runtime | None = None
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
-    networks: Annotated[dict[str, Place], BeforeValidator(_names_as_keys)] = {}
+    networks: Annotated[dict[str, NetworkPlace], BeforeValidator(_names_as_keys)] = {}
     volumes: list[Annotated[Mount, BeforeValidator(_short_mount)]] = []
     init: Switch = False
     expose: list[Any] = []

@@ -17,7 +17,7 @@ from belljar.compose import values
 from belljar.compose.data import add_env_files, add_volumes
 from belljar.compose.document import TaskFiles, services_of
 from belljar.compose.keys import KEYS, Converted, read_service
-from belljar.compose.model import Condition, Healthcheck, Network, Service, parse, read_part
+from belljar.compose.model import ComposeNetwork, Condition, Healthcheck, Service, parse, read_part
 from belljar.compose.values import CannotKeepError, Refusals, mapping, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
@@ -274,7 +274,7 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
     refused = Refusals()
     declared = mapping(networks, "networks")
     for name, settings in declared.items():
-        parse(Network, mapping(settings, f"network {name}"), f"network {name}", refused)
+        parse(ComposeNetwork, mapping(settings, f"network {name}"), f"network {name}", refused)
     for name, service in services.items():
         with refused.collected():
             shown = f"its compose service {printable(name)}"

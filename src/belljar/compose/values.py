@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from math import isfinite
 from typing import Any, Final
 
-from belljar.differences import Difference, Kind, sentences
+from belljar.differences import Difference, DifferenceKind, sentences
 from belljar.units import printable
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
@@ -52,8 +52,10 @@ class CannotKeepError(ValueError):
     def __init__(
         self, message: str = "", *, hint: str = "", differences: Iterable[Difference] = ()
     ) -> None:
-        found = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=hint),)
-        refused = [fact for fact in found if fact.kind is Kind.REFUSED]
+        found = tuple(differences) or (
+            Difference(kind=DifferenceKind.REFUSED, detail=message, hint=hint),
+        )
+        refused = [fact for fact in found if fact.kind is DifferenceKind.REFUSED]
         super().__init__(message or "; ".join(sentences(refused)))
         self.differences = tuple(refused)
         self.hint = hint or (refused[0].hint if len(refused) == 1 else "")
@@ -61,7 +63,11 @@ class CannotKeepError(ValueError):
 
     def add(self, others: Iterable[Difference]) -> None:
         """Append what else differs, without further facts on refused keys."""
-        refused = {(fact.where, fact.key) for fact in self.differences if fact.kind is Kind.REFUSED}
+        refused = {
+            (fact.where, fact.key)
+            for fact in self.differences
+            if fact.kind is DifferenceKind.REFUSED
+        }
         more = (fact for fact in others if (fact.where, fact.key) not in refused)
         self.differences = tuple(dict.fromkeys((*self.differences, *more)))
 
@@ -78,18 +84,18 @@ class OutsideTaskError(ValueError):
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
     """The error for one key of, say, `service web`."""
-    fact = Difference(kind=Kind.REFUSED, where=where, key=key, detail=detail, hint=hint)
+    fact = Difference(kind=DifferenceKind.REFUSED, where=where, key=key, detail=detail, hint=hint)
     return CannotKeepError(differences=(fact,))
 
 
 def changed(where: str, key: str, detail: str) -> Difference:
     """A key that is kept in another form."""
-    return Difference(kind=Kind.CHANGED, where=where, key=key, detail=detail)
+    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=detail)
 
 
 def dropped(where: str, key: str, detail: str) -> Difference:
     """A key that is left out, which takes nothing from the model."""
-    return Difference(kind=Kind.DROPPED, where=where, key=key, detail=detail)
+    return Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail=detail)
 
 
 class Refusals:

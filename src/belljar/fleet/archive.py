@@ -18,7 +18,7 @@ from typing import IO, Final, cast
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError, PolicyError
 from belljar.image.layers import LayerError
-from belljar.image.layers.headers import EntryKind, read_entries
+from belljar.image.layers.headers import ImageEntryKind, read_entries
 from belljar.ledger.files import open_beneath, open_directory, walk_files
 
 PIECE_BYTES: Final = 4 << 20
@@ -107,7 +107,7 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
     source = _Archive(file.fileno())
     for entry in read_entries(source, os.fstat(source.fd).st_size, MAX_ENTRIES):
         name = b"/".join(entry.path).decode("utf-8", "strict")
-        if entry.kind is not EntryKind.FILE or not name.isprintable():
+        if entry.kind is not ImageEntryKind.FILE or not name.isprintable():
             raise LayerError("it holds something else than plain files with plain names")
         if not name.startswith(only):
             continue

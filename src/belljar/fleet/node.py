@@ -170,7 +170,7 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
     return _name(), done.returncode, _tail(done.stdout + done.stderr)
 
 
-class Watch:
+class HeadWatch:
     """Takes the head's heartbeats on one node, and renews the lease of its units."""
 
     def __init__(self, fleet: str, lease: str = LEASE) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from belljar.errors import HostError
 from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, check_private
 from belljar.fleet.guard import START_S
-from belljar.fleet.node import Watch, run_unit
+from belljar.fleet.node import HeadWatch, run_unit
 from belljar.policy import Tier
 from belljar.units import printable
 
@@ -156,7 +156,7 @@ class RayEngine:
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
         """Start an actor on each node, which is called every second."""
-        actor = self._ray.remote(Watch)
+        actor = self._ray.remote(HeadWatch)
         for each in nodes:
             options = actor.options(num_cpus=0, max_restarts=-1, label_selector=_on(each))
             self._watches[each] = options.remote(fleet)

@@ -246,7 +246,7 @@ def main() -> None:
     fleet, unit, lock = arguments[0], arguments[1], threading.Lock()
 
     def listen() -> None:
-        watch, number, word = on_node.Watch(fleet, lease=unit), 0, _GO_ON
+        watch, number, word = on_node.HeadWatch(fleet, lease=unit), 0, _GO_ON
         while word:
             word, number = source.read(1), number + 1
             watch.beat(number, stop=word != _GO_ON)

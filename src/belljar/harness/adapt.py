@@ -17,7 +17,7 @@ from belljar.compose.document import (
     read_document,
 )
 from belljar.compose.translate import default_service
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.compat import TaskRefused, judge
 from belljar.harness.config import (
@@ -105,7 +105,7 @@ class _Reader:
         if not self.may_override or not isinstance(error, TaskRefused):
             return error
         overridden = Difference(
-            kind=Kind.OVERRIDDEN,
+            kind=DifferenceKind.OVERRIDDEN,
             where=TASK,
             key="sandbox",
             detail=f"the policy's image instead of a sandbox that is refused: {error.what}",

@@ -18,7 +18,7 @@ from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import wrong_fields
@@ -48,7 +48,7 @@ class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
         self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...] = ()
     ) -> None:
         super().__init__(what, where=printable(where), hint=hint)
-        itself = Difference(kind=Kind.REFUSED, where=TASK, detail=what, hint=hint)
+        itself = Difference(kind=DifferenceKind.REFUSED, where=TASK, detail=what, hint=hint)
         self.differences = differences or (itself,)
 
 
@@ -60,7 +60,7 @@ _OWN_POLICY: Final = (
 
 def _hint(differences: Iterable[Difference]) -> str:
     keys = dict.fromkeys(
-        f"`{fact.key}`" for fact in differences if fact.kind is Kind.REFUSED and fact.key
+        f"`{fact.key}`" for fact in differences if fact.kind is DifferenceKind.REFUSED and fact.key
     )
     if not keys:
         return _OWN_POLICY
@@ -74,7 +74,7 @@ def judge(kind: str, *, has_config: bool, where: str) -> Honoured:
     """Decide about a sandbox without a compose file. Raises `TaskRefused`."""
     if kind == "local":
         detail = "the task asks to run on this host: using a cell with the policy's image"
-        fact = Difference(kind=Kind.CHANGED, where=TASK, key="sandbox", detail=detail)
+        fact = Difference(kind=DifferenceKind.CHANGED, where=TASK, key="sandbox", detail=detail)
         return Honoured(differences=(fact,))
     if kind == "docker" or not has_config:
         return Honoured(changes={"is_generic": True})

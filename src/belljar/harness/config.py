@@ -30,7 +30,7 @@ from belljar.compose.document import (
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
 from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.dataclass import dataclass, replace
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (
     Honoured,
@@ -330,11 +330,11 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
     if risk < settings.least_risk:
         where = printable(settings.least_risk_from)
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
-        raised = Difference(kind=Kind.CHANGED, where="policy", key="risk", detail=detail)
+        raised = Difference(kind=DifferenceKind.CHANGED, where="policy", key="risk", detail=detail)
         found = (*found, raised)
     data = ours.data
     if data is not None and any(
-        fact.kind is Kind.OVERRIDDEN and fact.key == "network" for fact in found
+        fact.kind is DifferenceKind.OVERRIDDEN and fact.key == "network" for fact in found
     ):
         # an operator's own cell may have the name of a service, and is not the task's
         left = {name: cell for name, cell in data.cells.items() if name == OWN_CELL}
@@ -351,7 +351,10 @@ def _generic(made: LoadedPolicy, *, is_overridden: bool) -> tuple[LoadedPolicy, 
     if made.policy.image == DEFAULT_IMAGE and not is_overridden:
         made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
     return made, Difference(
-        kind=Kind.CHANGED, where=TASK, key="image", detail=printable(detail, max_chars=400)
+        kind=DifferenceKind.CHANGED,
+        where=TASK,
+        key="image",
+        detail=printable(detail, max_chars=400),
     )
 
 

@@ -21,7 +21,7 @@ from belljar.ledger import Line, Verification, read_events, verify
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.verification import Status
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Action, Call, CellGatherer, gather_cells
+from belljar.report.cells import Call, CellGatherer, TranscriptAction, gather_cells
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
@@ -119,7 +119,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         error=_error(sample.error) if sample.error else "",
         calls=tuple(
             Call(
-                action=Action(event.action),
+                action=TranscriptAction(event.action),
                 what=(event.cmd if event.action == "exec" else event.file) or "",
                 shown_bytes=len((event.output or "").encode("utf-8", "replace")),
             )

@@ -16,7 +16,7 @@ import belljar.harness.tool_arguments  # noqa: F401 - a server's are bounded
 from belljar.errors import BelljarError
 from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session
-from belljar.model.http import Answer, BrokenOffError, Question
+from belljar.model.http import BrokenOffError, Question, ServerAnswer
 from belljar.model.serve import load_model
 from belljar.policy import LoadedPolicy
 
@@ -99,14 +99,14 @@ class CellTransport(httpx2.AsyncBaseTransport):
         path = request.url.raw_path.decode("ascii")
         question = Question(method=request.method, path=path, body=await request.aread())
 
-        async def answered() -> AsyncGenerator[Answer | bytes]:
+        async def answered() -> AsyncGenerator[ServerAnswer | bytes]:
             async with served.ask(question) as answer:
                 yield answer
                 while (part := await answer.next_part()) is not None:
                     yield part
 
         parts = answered()
-        answer = cast("Answer", await anext(parts))
+        answer = cast("ServerAnswer", await anext(parts))
         headers = {b"content-type": answer.content_type}
         return httpx2.Response(answer.status, headers=headers, stream=_Body(parts))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
 from belljar.dataclass import dataclass, replace
-from belljar.differences import Difference, Kind, samples_named, sentences
+from belljar.differences import Difference, DifferenceKind, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
@@ -107,7 +107,7 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
         stated["program"] = "what its compose file runs"
     for key, detail in stated.items():
         if detail and key not in changed and not (key == "services" and "network" in changed):
-            yield Difference(kind=Kind.KEPT, where=TASK, key=key, detail=detail)
+            yield Difference(kind=DifferenceKind.KEPT, where=TASK, key=key, detail=detail)
 
 
 def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[str, str]]:
@@ -177,22 +177,22 @@ def with_images(
         kept = tuple(
             fact
             for fact in facts
-            if fact.kind is Kind.KEPT and (fact.where, fact.key) not in each.replaced
+            if fact.kind is DifferenceKind.KEPT and (fact.where, fact.key) not in each.replaced
         )
-        more = tuple(fact for fact in facts if fact.kind is not Kind.KEPT)
+        more = tuple(fact for fact in facts if fact.kind is not DifferenceKind.KEPT)
         made.append(replace(each, kept=(*each.kept, *kept), differences=(*each.differences, *more)))
     return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class SampleGroup:
     """Samples of one task with the same outcome."""
 
     first: Preview
     samples: tuple[str, ...]
 
 
-def grouped(previews: Iterable[Preview]) -> list[Group]:
+def grouped(previews: Iterable[Preview]) -> list[SampleGroup]:
     """By outcome, in order; environment does not count."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
@@ -202,7 +202,7 @@ def grouped(previews: Iterable[Preview]) -> list[Group]:
         key = (each.task, bare, policy.base if policy is not None else None, each.differences, why)
         groups.setdefault(key, []).append(each)
     return [
-        Group(first=same[0], samples=tuple(each.sample for each in same))
+        SampleGroup(first=same[0], samples=tuple(each.sample for each in same))
         for same in groups.values()
     ]
 
@@ -238,7 +238,7 @@ class Outlook:
         lacking: what this host can't do.
     """
 
-    group: Group
+    group: SampleGroup
     missing: tuple[MissingImage, ...] = ()
     plan: Plan | None = None
     error: BelljarError | None = None
@@ -341,7 +341,7 @@ def outlooks(previews: Sequence[Preview], host: Host) -> list[Outlook]:
     return [_outlook(group, known) for group in grouped(whole)]
 
 
-def _outlook(group: Group, host: Host) -> Outlook:
+def _outlook(group: SampleGroup, host: Host) -> Outlook:
     from belljar.harness.source import command_of, missing_images
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan import make_plan

@@ -461,14 +461,14 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         """Read a regular file as the default user."""
-        from belljar.channel import FileTooLarge
+        from belljar.channel import FileTooLargeError
 
         try:
-            async with self._operation(FileNotFoundError, IsADirectoryError, FileTooLarge):
+            async with self._operation(FileNotFoundError, IsADirectoryError, FileTooLargeError):
                 contents = await self.cell.read_file(
                     file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
                 )
-        except FileTooLarge:
+        except FileTooLargeError:
             raise OutputLimitExceededError(
                 limit_str=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, truncated_output=None
             ) from None

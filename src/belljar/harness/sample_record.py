@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, sentences
-from belljar.differences import Kind as DifferenceKind
+from belljar.differences import DifferenceKind as DifferenceKind
 from belljar.events import JsonValue
 from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict, worst

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
 from belljar.events import Actor
 from belljar.harness.config import check_below
@@ -353,12 +353,15 @@ def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
     if image.setuid_programs == "removed":
         detail = "its programs lost the bit when it was imported, so `su` and `sudo` gain nothing"
         hint = "import it again with --keep-setuid"
-        yield Difference(kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint=hint)
+        yield Difference(kind=DifferenceKind.DROPPED, key="set-user-ID", detail=detail, hint=hint)
     elif granted(rights, tier).setuid_programs:
         detail = "its programs gain their owner's rights, those of the cell's root at most"
-        yield Difference(kind=Kind.GRANTED, key="set-user-ID", detail=detail)
+        yield Difference(kind=DifferenceKind.GRANTED, key="set-user-ID", detail=detail)
     else:
         detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
         yield Difference(
-            kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint="run it with --tier microvm"
+            kind=DifferenceKind.DROPPED,
+            key="set-user-ID",
+            detail=detail,
+            hint="run it with --tier microvm",
         )

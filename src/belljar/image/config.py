@@ -178,20 +178,20 @@ _IDLE: Final = "only waits, so it is not started"
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
     """Return one fact for each stated part: whether a cell keeps it, and how."""
-    from belljar.differences import Difference, Kind
+    from belljar.differences import Difference, DifferenceKind
 
     runs = _ON_DEMAND if config.program else _IDLE
     user, workdir = printable(config.user, max_chars=100), printable(config.workdir, max_chars=200)
     facts = (
-        (config.entrypoint, Kind.KEPT, "ENTRYPOINT", runs),
-        (config.cmd, Kind.KEPT, "CMD", runs),
-        (config.user != "root", Kind.KEPT, "USER", f"commands run as {user}"),
-        (config.workdir != "/", Kind.KEPT, "WORKDIR", f"commands run in {workdir}"),
-        (config.env, Kind.KEPT, "ENV", f"{len(config.env)} variables"),
-        (config.healthcheck, Kind.CHANGED, "HEALTHCHECK", _HEALTH),
-        (config.shell, Kind.KEPT, "SHELL", "it runs the health check's shell form"),
-        (config.volumes, Kind.KEPT, "VOLUME", _VOLUME),
-        (config.stop_signal, Kind.DROPPED, "STOPSIGNAL", _STOP),
+        (config.entrypoint, DifferenceKind.KEPT, "ENTRYPOINT", runs),
+        (config.cmd, DifferenceKind.KEPT, "CMD", runs),
+        (config.user != "root", DifferenceKind.KEPT, "USER", f"commands run as {user}"),
+        (config.workdir != "/", DifferenceKind.KEPT, "WORKDIR", f"commands run in {workdir}"),
+        (config.env, DifferenceKind.KEPT, "ENV", f"{len(config.env)} variables"),
+        (config.healthcheck, DifferenceKind.CHANGED, "HEALTHCHECK", _HEALTH),
+        (config.shell, DifferenceKind.KEPT, "SHELL", "it runs the health check's shell form"),
+        (config.volumes, DifferenceKind.KEPT, "VOLUME", _VOLUME),
+        (config.stop_signal, DifferenceKind.DROPPED, "STOPSIGNAL", _STOP),
     )
     return tuple(
         Difference(kind=kind, where="image", key=key, detail=detail)

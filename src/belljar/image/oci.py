@@ -22,9 +22,9 @@ from belljar.image.daemon import daemon_answers, daemon_hosts
 from belljar.image.fetch import fetched, transport_of
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.blob import Layer, open_layer
-from belljar.image.layers.headers import EntryKind, EntryPath, read_entries
-from belljar.image.layers.tree import Member, Tree, pack
+from belljar.image.layers.blob import LayerBlob, open_layer
+from belljar.image.layers.headers import EntryPath, ImageEntryKind, read_entries
+from belljar.image.layers.tree import Member, MergedTree, pack
 from belljar.image.origin import ImageParts, parse_document, read_bounded
 from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
 from belljar.policy.reference import IMAGE_ID
@@ -65,7 +65,7 @@ def import_image(
     source = printable(ref, max_chars=300)
     try:
         with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
-            rootfs, tree = scratch / "rootfs.sqfs", Tree(bounds, keep_setuid=keep_setuid)
+            rootfs, tree = scratch / "rootfs.sqfs", MergedTree(bounds, keep_setuid=keep_setuid)
             config, digest = _configuration(found, bounds)
             image_config = config_of(config)
             with ExitStack() as opened:
@@ -119,7 +119,7 @@ def check_platform(config: Mapping[str, Any]) -> None:
 
 
 def _merge(
-    tree: Tree,
+    tree: MergedTree,
     opened: ExitStack,
     scratch: Path,
     found: ImageParts,
@@ -127,8 +127,8 @@ def _merge(
     limits: ImportLimits,
     *,
     report: Report,
-) -> list[Layer]:
-    stated, layers = config.get("rootfs"), list[Layer]()
+) -> list[LayerBlob]:
+    stated, layers = config.get("rootfs"), list[LayerBlob]()
     diff_ids = stated.get("diff_ids") if isinstance(stated, dict) else None
     if not isinstance(diff_ids, list):
         raise LayerError("a document is broken: diff_ids")
@@ -153,14 +153,16 @@ def _merge(
     return layers
 
 
-def pack_tree(tree: Tree, layers: Sequence[Layer], config: ImageConfig, rootfs: Path) -> None:
+def pack_tree(
+    tree: MergedTree, layers: Sequence[LayerBlob], config: ImageConfig, rootfs: Path
+) -> None:
     """Pack a merged tree, with the places that each cell needs, as `rootfs`.
 
     Raises `LayerError` for a place of the start that is not what it must be.
     """
     for wanted, paths in _PLACES.items():
         for path in paths:
-            links = {EntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[EntryKind]()
+            links = {ImageEntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[ImageEntryKind]()
             if (kind := tree.kind_of(path)) not in {None, wanted, *links}:
                 raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
     for parts, mode, kind in _mount_points(config):
@@ -177,24 +179,24 @@ def pack_tree(tree: Tree, layers: Sequence[Layer], config: ImageConfig, rootfs: 
     pack(members, rootfs, made_s=tree.newest_s)
 
 
-def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, EntryKind]]:
+def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, ImageEntryKind]]:
     """Yield what each image must have, with its mode: the work directory, volumes, mount points."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
         for depth in range(1, len(parts) + 1) if parts != (b"",) else ():
-            yield parts[:depth], 0o755, EntryKind.DIRECTORY
+            yield parts[:depth], 0o755, ImageEntryKind.DIRECTORY
     for directory in (b"dev", b"proc", b"sys", b"run", b"etc"):
-        yield (directory,), 0o755, EntryKind.DIRECTORY
-    yield (b"tmp",), 0o1777, EntryKind.DIRECTORY
+        yield (directory,), 0o755, ImageEntryKind.DIRECTORY
+    yield (b"tmp",), 0o1777, ImageEntryKind.DIRECTORY
     for file in (b"machine-id", b"resolv.conf", b"hostname", b"hosts"):
-        yield (b"etc", file), 0o644, EntryKind.FILE
+        yield (b"etc", file), 0o644, ImageEntryKind.FILE
 
 
 # What a cell's start mounts over, reads or writes before the image's first program. A pipe would
 # hold the start, a link lead it elsewhere; some images have a link that does neither.
 _PLACES: Final = {
-    EntryKind.DIRECTORY: (b"dev", b"proc", b"sys", b"etc", b"run", b"tmp"),
-    EntryKind.FILE: (
+    ImageEntryKind.DIRECTORY: (b"dev", b"proc", b"sys", b"etc", b"run", b"tmp"),
+    ImageEntryKind.FILE: (
         *(b"etc/passwd", b"etc/group", b"etc/hostname", b"etc/hosts"),
         *(b"etc/machine-id", b"etc/resolv.conf"),
     ),
@@ -212,7 +214,7 @@ def default_name(ref: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedImage:
     """An image to get.
 
     `build`: how. `bases`: of its Dockerfile. `why`: it can't even be named.
@@ -228,19 +230,19 @@ class Wanted:
 class Obtained:
     """The image, or the error that prevented it."""
 
-    wanted: Wanted
+    wanted: WantedImage
     image: Image | None = None
     was_there: bool = False
     error: BelljarError | None = None
 
 
-Build: TypeAlias = Callable[[Wanted, Report], None]
+Build: TypeAlias = Callable[[WantedImage, Report], None]
 """Builds an image into the store. Raises `BelljarError`."""
 
 
 def obtain(
     home: Path,
-    wanted: Iterable[Wanted],
+    wanted: Iterable[WantedImage],
     *,
     limits: ImportLimits,
     build: Build,
@@ -253,9 +255,9 @@ def obtain(
         daemon = any(daemon_answers(host) for host in daemon_hosts(environ))
     except HostError as error:
         daemon = error
-    seen = set[Wanted]()
+    seen = set[WantedImage]()
 
-    def each(one: Wanted) -> Iterator[Obtained]:
+    def each(one: WantedImage) -> Iterator[Obtained]:
         if one in seen:
             return
         seen.add(one)
@@ -271,7 +273,7 @@ def obtain(
                 yield Obtained(wanted=one, error=error)
                 return
         for base in one.bases:
-            yield from each(Wanted(image=base))
+            yield from each(WantedImage(image=base))
         try:
             build(one, report_of)
             yield Obtained(wanted=one, image=Store(home).find(one.image))
@@ -283,7 +285,12 @@ def obtain(
 
 
 def _fetched(
-    home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, daemon: HostError | bool
+    home: Path,
+    wanted: WantedImage,
+    limits: ImportLimits,
+    report: Report,
+    *,
+    daemon: HostError | bool,
 ) -> Obtained:
     """`daemon`: True when one answers, or its error."""
     if wanted.why:

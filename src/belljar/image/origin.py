@@ -22,8 +22,8 @@ from belljar.errors import PolicyError
 from belljar.image.daemon import DIGEST, DaemonImage, ask_daemons, daemon_hosts
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.blob import Layer, is_plain, open_layer
-from belljar.image.layers.headers import EntryKind, read_entries
+from belljar.image.layers.blob import LayerBlob, is_plain, open_layer
+from belljar.image.layers.headers import ImageEntryKind, read_entries
 from belljar.policy.reference import Reference, parse_reference
 from belljar.units import format_size, printable
 
@@ -85,7 +85,7 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
     Links between them are followed: `docker save` wrote a layer that occurs twice as one.
     """
     opened = (
-        Layer(archive.open("rb"), archive.stat().st_size, "")
+        LayerBlob(archive.open("rb"), archive.stat().st_size, "")
         if is_plain(archive)
         else open_layer(archive, None, max_bytes=limits.max_bytes, scratch=work)
     )
@@ -93,9 +93,9 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
         found, links = dict[str, tuple[int, int]](), dict[str, str]()
         for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
             name = os.fsdecode(b"/".join(entry.path))
-            if entry.kind is EntryKind.FILE:
+            if entry.kind is ImageEntryKind.FILE:
                 found[name] = (entry.offset, entry.size_bytes)
-            elif entry.kind is EntryKind.SYMLINK:
+            elif entry.kind is ImageEntryKind.SYMLINK:
                 target = posixpath.join(posixpath.dirname(name), os.fsdecode(entry.target))
                 links[name] = posixpath.normpath(target)
 

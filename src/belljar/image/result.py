@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from belljar.image.config import ImageConfig, config_of
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.blob import Layer
+from belljar.image.layers.blob import LayerBlob
 from belljar.image.layers.headers import read_entries
-from belljar.image.layers.tree import Tree
+from belljar.image.layers.tree import MergedTree
 from belljar.image.oci import check_platform, pack_tree
 from belljar.image.origin import parse_document
 from belljar.image.storage import Tools
@@ -99,12 +99,12 @@ def _held_directory(path: Path, owner: int) -> Iterator[Path]:
         os.close(fd)
 
 
-def _packed(out: Path, config: ImageConfig, rootfs: Path, *, keep_setuid: bool) -> Tree:
+def _packed(out: Path, config: ImageConfig, rootfs: Path, *, keep_setuid: bool) -> MergedTree:
     limits = ImportLimits()
-    tree = Tree(limits, keep_setuid=keep_setuid)
+    tree = MergedTree(limits, keep_setuid=keep_setuid)
     with open_regular(out, "layer") as fd:
         file = os.fdopen(os.dup(fd), "rb")
-        with closing(Layer(file, os.fstat(fd).st_size, "")) as layer:
+        with closing(LayerBlob(file, os.fstat(fd).st_size, "")) as layer:
             if layer.size_bytes > limits.max_bytes:
                 raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
             tree.begin_layer()

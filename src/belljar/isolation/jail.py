@@ -368,7 +368,7 @@ _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.A
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)
 
 
-class Step(IntEnum):
+class JailStep(IntEnum):
     """Steps a host may forbid (`native/jail/main.c` has all)."""
 
     NAMESPACES = 3
@@ -387,13 +387,13 @@ class Step(IntEnum):
 
 _FORBIDDEN_STEPS: Final = frozenset(
     {
-        Step.NAMESPACES,
-        Step.IDENTITY,
-        Step.CGROUP_NAMESPACE,
-        Step.HOST_NAME,
-        Step.PRIVATE_MOUNTS,
-        Step.LOCK_MOUNTS,
-        Step.NETWORK,
+        JailStep.NAMESPACES,
+        JailStep.IDENTITY,
+        JailStep.CGROUP_NAMESPACE,
+        JailStep.HOST_NAME,
+        JailStep.PRIVATE_MOUNTS,
+        JailStep.LOCK_MOUNTS,
+        JailStep.NETWORK,
     }
 )
 _FORBIDDING: Final = frozenset(
@@ -413,10 +413,10 @@ _HINT_NO_IDS: Final = (
     "its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root"
 )
 _HINTS: Final = {
-    Step.ID_MAPPED_TREES: "id-mapped mounts need Linux 5.19 and a file system that can "
+    JailStep.ID_MAPPED_TREES: "id-mapped mounts need Linux 5.19 and a file system that can "
     "(ext4, xfs, btrfs): "
     "put BELLJAR_HOME on one",
-    Step.DEVICE_NODES: "root needs CAP_MKNOD here, and a device group that allows "
+    JailStep.DEVICE_NODES: "root needs CAP_MKNOD here, and a device group that allows "
     "null, zero, full, random, "
     "urandom and tty",
 }
@@ -457,7 +457,7 @@ def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = Fals
         return CellError(f"{what}{more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"
-    if step == Step.SUBORDINATE_IDS:
+    if step == JailStep.SUBORDINATE_IDS:
         refused = f"the host gives this user no ids for a jail: {what}{more}"
         return HostError(refused, where=where, hint=_HINT_NO_IDS)
     if hint := _host_hint(step, code):
@@ -469,8 +469,8 @@ def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = Fals
 def _host_hint(step: int, code: int) -> str:
     if step in _FORBIDDEN_STEPS and code in _FORBIDDING:
         return _HINT_FORBIDDEN
-    if step == Step.MOUNTS and code == errno.EOPNOTSUPP:
+    if step == JailStep.MOUNTS and code == errno.EOPNOTSUPP:
         return "the container tiers need Linux 6.6; the microvm tier does not"
-    if step == Step.KERNEL_FILES and code in (errno.EPERM, errno.EACCES):
+    if step == JailStep.KERNEL_FILES and code in (errno.EPERM, errno.EACCES):
         return _HINT_COVERED
-    return _HINTS.get(Step(step), "") if step in _HINTS else ""
+    return _HINTS.get(JailStep(step), "") if step in _HINTS else ""

@@ -47,7 +47,7 @@ class ProgramRoot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class RootRecipe:
     """How a root is made.
 
     Attributes:
@@ -79,7 +79,7 @@ class Recipe:
         return self.inside or str(self.program)
 
 
-def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
+def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
     """The root for the installed program, made once. Blocking.
 
     Raises `HostError`: the program is missing or too old, or the store can't be written.
@@ -125,7 +125,7 @@ def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str,
         yield str(library), library
 
 
-def _find(directory: Path, recipe: Recipe) -> ProgramRoot | None:
+def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
     for description in sorted(directory.glob(f"*/{recipe.directory}.json")):
         try:
             data = json.loads(description.read_text())
@@ -169,7 +169,7 @@ def _is_current(root: Path) -> bool:
         return False
 
 
-def _points(recipe: Recipe) -> list[str]:
+def _points(recipe: RootRecipe) -> list[str]:
     return [
         *recipe.file_points,
         *(f"{point}/" for point in recipe.directory_points),
@@ -200,7 +200,7 @@ def file_stamp(path: Path) -> _Stamp:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _make(directory: Path, recipe: Recipe) -> ProgramRoot:
+def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
     version = recipe.version()
     sources = dict(recipe.files())
     scratch = Path(tempfile.mkdtemp(prefix=owned_name(MAKING), dir=directory))
@@ -236,7 +236,7 @@ def _make(directory: Path, recipe: Recipe) -> ProgramRoot:
     return _root_of(final, data)
 
 
-def _fill(root: Path, sources: Mapping[str, Path], recipe: Recipe) -> dict[str, str]:
+def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[str, str]:
     digests = {
         target: _copy(original, root / target.lstrip("/"))
         for target, original in sorted(sources.items())
@@ -286,7 +286,7 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
     points = (*map(Path, DIRECTORY_POINTS), Path(CONFIG_PATH).parent)
     covered = any(program.is_relative_to(point) for point in points)
     inside = f"/usr/bin/{program.name}" if covered else str(program)
-    recipe = Recipe(
+    recipe = RootRecipe(
         directory="runtimes",
         program=program,
         what=runtime.name,
@@ -326,7 +326,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
             where=str(_UNPACKER),
             hint=_UNPACKER_HINT,
         )
-    recipe = Recipe(
+    recipe = RootRecipe(
         directory="unpackers",
         program=_UNPACKER,
         what="unsquashfs",
@@ -411,7 +411,7 @@ def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
     program = next((Path(path) for path in candidates if os.access(path, os.X_OK)), None)
     if program is None:
         raise HostError("QEMU is not installed", where=candidates[-1], hint=_SETUP)
-    recipe = Recipe(
+    recipe = RootRecipe(
         directory="vmm",
         program=program,
         what="QEMU",

@@ -28,9 +28,9 @@ from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
-from belljar.isolation.oci.trees import Tree
+from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ProgramRoot, ensure_runtime_root, ensure_vmm_root
-from belljar.isolation.renewal import Port, PortSettings, fresh_renewal
+from belljar.isolation.renewal import GivenPort, PortSettings, fresh_renewal
 from belljar.plan.jail import (
     JailBind,
     JailLimits,
@@ -92,7 +92,7 @@ _UNCONNECTED: Final = _Unconnected()
 
 
 async def _try_runtime(
-    runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | None
+    runtime: OciRuntime, root: ProgramRoot, home: Path, port: GivenPort | None
 ) -> CellError | None:
     cell_id = new_cell_id()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
@@ -127,7 +127,7 @@ async def _try_runtime(
     return None
 
 
-def _empty_tree(home: Path) -> Tree:
+def _empty_tree(home: Path) -> ImageTree:
     private = home / "runtimes" / "empty"
     uid, gid = (
         (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
@@ -141,7 +141,7 @@ def _empty_tree(home: Path) -> Tree:
             os.chown(directory, uid, gid)
     except OSError as exc:
         raise HostError(f"the store can't be written: {exc.strerror}", where=str(private)) from exc
-    return Tree(root=root, first_uid=uid, first_gid=gid)
+    return ImageTree(root=root, first_uid=uid, first_gid=gid)
 
 
 KVM_DEADLINE_S: Final = 10.0

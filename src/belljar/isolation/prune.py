@@ -40,7 +40,7 @@ _MAY_HAVE: Final = "cells live, and may have it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PrunedPart:
     """A removable part and its outcome; `note`: why kept."""
 
     kind: PartKind
@@ -53,7 +53,7 @@ class Part:
 
 async def prune(
     home: Path, *, unused_for_s: float, everything: bool = False, dry_run: bool = False
-) -> tuple[Part, ...]:
+) -> tuple[PrunedPart, ...]:
     """Remove what is unneeded; each part that was found, and what became of it.
 
     Args:
@@ -68,11 +68,11 @@ async def prune(
     return found if dry_run else tuple([await remove_part(part, home) for part in found])
 
 
-def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, ...]:  # noqa: FBT001
+def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[PrunedPart, ...]:  # noqa: FBT001
     """Everything removable, with sizes; parts in use are marked."""
     before = time.time() - unused_for_s
     images = [
-        Part(kind="image", path=image.rootfs.parent, why="it has no name")
+        PrunedPart(kind="image", path=image.rootfs.parent, why="it has no name")
         for image in (Store(home).list() if everything else ())
         if not image.names
     ]
@@ -83,12 +83,12 @@ def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, .
         *_of_images(home, "trees", "tree", gone, before),
         *_of_images(home, BASES, "build", gone, before),
         *(
-            Part(kind="build", path=layers, why=why)
+            PrunedPart(kind="build", path=layers, why=why)
             for layers in sorted((home / LAYERS).glob("*"))
             if (why := _unused(layers, before))
         ),
         *(
-            Part(kind="root", path=root, why="its program is another version now, or gone")
+            PrunedPart(kind="root", path=root, why="its program is another version now, or gone")
             for name in _ROOTS
             for root in outdated_roots(home / name)
         ),
@@ -102,7 +102,7 @@ def _cells_live(home: Path) -> bool:
     return any(entry.owner_lives() for entry in Journal(home).entries())
 
 
-def _templates(home: Path, gone: set[str], before: float) -> Iterator[Part]:
+def _templates(home: Path, gone: set[str], before: float) -> Iterator[PrunedPart]:
     for directory in _keyed(home / "templates"):
         inputs = _inputs(directory)
         if not _has(home, "images", inputs.get("image_digest"), gone):
@@ -112,7 +112,7 @@ def _templates(home: Path, gone: set[str], before: float) -> Iterator[Part]:
         else:
             why = _unused(directory, before)
         if why:
-            yield Part(kind="template", path=directory, why=why)
+            yield PrunedPart(kind="template", path=directory, why=why)
 
 
 def _inputs(directory: Path) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _has(home: Path, kind: str, digest: object, gone: set[str]) -> bool:
 
 def _of_images(
     home: Path, name: str, kind: PartKind, gone: set[str], before: float
-) -> Iterator[Part]:
+) -> Iterator[PrunedPart]:
     for directory in _keyed(home / name):
         why = (
             _unused(directory, before)
@@ -142,19 +142,21 @@ def _of_images(
             else "its image is gone"
         )
         if why:
-            yield Part(kind=kind, path=directory, why=why)
+            yield PrunedPart(kind=kind, path=directory, why=why)
 
 
-def _kernels(home: Path, before: float) -> Iterator[Part]:
+def _kernels(home: Path, before: float) -> Iterator[PrunedPart]:
     current = current_digest(home)
     if current is None:  # then any of them may be it
         return
     for directory in _keyed(home / "kernels"):
         if directory.name != current and _unused(directory, before):
-            yield Part(kind="kernel", path=directory, why="another guest kernel is the current one")
+            yield PrunedPart(
+                kind="kernel", path=directory, why="another guest kernel is the current one"
+            )
 
 
-def _halves(home: Path) -> Iterator[Part]:
+def _halves(home: Path) -> Iterator[PrunedPart]:
     places = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
     halves = [
         *orphans(home / "tmp"),
@@ -168,7 +170,9 @@ def _halves(home: Path) -> Iterator[Part]:
     trees = (home / "trees").glob(f"{MAKING}*") if (home / "trees").is_dir() else ()
     halves += [half for half in trees if not is_owned(half.name, prefix=MAKING)]
     for half in halves:
-        yield Part(kind="half-made", path=half, why="the process that made or removed it died")
+        yield PrunedPart(
+            kind="half-made", path=half, why="the process that made or removed it died"
+        )
 
 
 def _keyed(directory: Path) -> list[Path]:
@@ -186,7 +190,7 @@ def _unused(directory: Path, before: float) -> str:
     return f"not used for {format_duration(max(0.0, time.time() - used))}" if used <= before else ""
 
 
-def _measured(part: Part, *, busy: bool) -> Part:
+def _measured(part: PrunedPart, *, busy: bool) -> PrunedPart:
     sized = replace(part, size_bytes=disk_bytes(part.path))
     if part.kind in _CLAIMED and in_use(part.path):
         return replace(sized, state="in use", note="a cell or a build has it")
@@ -208,7 +212,7 @@ def disk_bytes(path: Path) -> int:
     return total
 
 
-async def remove_part(part: Part, home: Path) -> Part:
+async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
     """Remove it if still unneeded; returns the outcome."""
     if part.state == "in use":
         return part
@@ -226,7 +230,7 @@ async def remove_part(part: Part, home: Path) -> Part:
     return replace(part, state="removed") if not part.path.exists() else _kept(part, home)
 
 
-def _kept(part: Part, home: Path) -> Part:
+def _kept(part: PrunedPart, home: Path) -> PrunedPart:
     if part.kind in _UNCLAIMED:
         note = _MAY_HAVE if _cells_live(home) else "it is needed again"
         return replace(part, state="in use", note=note)
@@ -235,7 +239,7 @@ def _kept(part: Part, home: Path) -> Part:
     return replace(part, state="failed", note="it could not be removed")
 
 
-def _remove(part: Part, home: Path) -> None:
+def _remove(part: PrunedPart, home: Path) -> None:
     """Asks its rule again under its lock."""
     if part.kind in _UNCLAIMED and _cells_live(home):
         return

@@ -42,7 +42,7 @@ def fresh_renewal() -> Renewal:
     )
 
 
-async def renew(client: GuestClient, new: Renewal, port: Port | None) -> Renewed:
+async def renew(client: GuestClient, new: Renewal, port: GivenPort | None) -> Renewed:
     """Have the guest agent take the new identity; `judge` what it did. Raises `CellError`."""
     from belljar.channel.frames import renew_payload
 
@@ -111,7 +111,7 @@ class PortSettings:
     mtu: int = 1500
 
 
-class Port(Protocol):
+class GivenPort(Protocol):
     """A range's port for one cell."""
 
     @property

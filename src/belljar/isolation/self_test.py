@@ -24,7 +24,7 @@ from belljar.isolation.kill import halt, order_all
 from belljar.isolation.program_root import (
     PACKAGE_HINT,
     ProgramRoot,
-    Recipe,
+    RootRecipe,
     ensure_root,
     package_program,
 )
@@ -126,7 +126,7 @@ def _halt(home: Path, cell_id: str) -> str:
 
 def _ensure_agent_root(home: Path) -> ProgramRoot:
     agent = package_program("agent", "the guest agent")
-    recipe = Recipe(
+    recipe = RootRecipe(
         directory="self-tests",
         program=agent,
         what="the guest agent",

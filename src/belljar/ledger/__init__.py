@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from belljar.ledger.listing import read_events
     from belljar.ledger.rundir import RunDirectory, create_run
     from belljar.ledger.schema import Line
-    from belljar.ledger.verification import Problem, Status, Verification, parse_line, verify
+    from belljar.ledger.verification import RecordProblem, Status, Verification, parse_line, verify
     from belljar.ledger.writer import LedgerWriter
 
 __all__ = [
     "LedgerWriter",
     "Line",
-    "Problem",
+    "RecordProblem",
     "RunDirectory",
     "SigningKey",
     "Status",
@@ -42,7 +42,7 @@ __getattr__ = lazy_names(
             ("listing", ("read_events",)),
             ("rundir", ("RunDirectory", "create_run")),
             ("schema", ("Line",)),
-            ("verification", ("Problem", "Status", "Verification", "parse_line", "verify")),
+            ("verification", ("RecordProblem", "Status", "Verification", "parse_line", "verify")),
             ("writer", ("LedgerWriter",)),
         )
         for name in names

@@ -331,7 +331,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class RecordProblem:
     """The first problem; `where`: `file:line` or a file."""
 
     where: str
@@ -350,7 +350,7 @@ class Verification:
     """
 
     status: Status
-    problem: Problem | None
+    problem: RecordProblem | None
     warnings: tuple[str, ...]
     run_id: str | None
     key: str | None
@@ -387,12 +387,12 @@ def verify(
         try:
             checker.check()
         except LedgerError as error:
-            problem = Problem(where=error.where, what=error.what)
+            problem = RecordProblem(where=error.where, what=error.what)
         except PermissionError:
             raise
         except OSError as error:
             where = str(error.filename or run_dir)
-            problem = Problem(where=where, what=f"can't be read: {error.strerror}")
+            problem = RecordProblem(where=where, what=f"can't be read: {error.strerror}")
     last = checker.checkpoint
     return Verification(
         status=Status.BAD if problem else checker.status,

@@ -26,7 +26,7 @@ _CLIENT_TIMEOUT_S: Final = 60.0
 _LAST_ANSWERS_S: Final = 5.0
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """The request is answered here: a status, and why."""
 
 
@@ -55,10 +55,10 @@ async def answer_client(client: ByteStream, served: ModelCell, token: str) -> No
                         await send(h11.Data(data=part))
                         part = await answer.next_part()
                 await send(h11.EndOfMessage())  # its end is on record
-            except (RefusedError, CellError, ServerError, OSError) as error:
+            except (RequestRefusedError, CellError, ServerError, OSError) as error:
                 if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     status, why = 502, getattr(error, "what", type(error).__name__)
-                    if isinstance(error, RefusedError):
+                    if isinstance(error, RequestRefusedError):
                         status, why = error.args
                     body = json.dumps({"error": {"message": why, "type": "belljar"}}).encode()
                     answered = head(status, b"application/json")
@@ -66,7 +66,7 @@ async def answer_client(client: ByteStream, served: ModelCell, token: str) -> No
 
 
 async def _read_question(client: ByteStream, http: h11.Connection, token: str) -> Question:
-    """The whole request. Raises `RefusedError`; `EndOfStream` for what is none."""
+    """The whole request. Raises `RequestRefusedError`; `EndOfStream` for what is none."""
     method, path, body = "", "", bytearray()
     while not isinstance(event := http.next_event(), h11.EndOfMessage):
         if event is h11.NEED_DATA:
@@ -74,14 +74,14 @@ async def _read_question(client: ByteStream, http: h11.Connection, token: str) -
         elif isinstance(event, h11.Request):
             given = dict(event.headers).get(b"authorization", b"")
             if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-                raise RefusedError(401, "give the token as `Authorization: Bearer TOKEN`")
+                raise RequestRefusedError(401, "give the token as `Authorization: Bearer TOKEN`")
             method, path = event.method.decode(), event.target.decode(errors="replace")
             if not is_api(method, path):
-                raise RefusedError(404, "only GET and POST of /v1/… reach the model")
+                raise RequestRefusedError(404, "only GET and POST of /v1/… reach the model")
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MAX_BODY_BYTES:
-                raise RefusedError(413, "the request is too large")
+                raise RequestRefusedError(413, "the request is too large")
         else:
             raise anyio.EndOfStream
     return Question(method=method, path=path, body=bytes(body))

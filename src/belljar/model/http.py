@@ -152,7 +152,7 @@ class _Link:
         return True
 
 
-class Answer:
+class ServerAnswer:
     """An answer whose head has come; its body is checked as it is read.
 
     Attributes:
@@ -254,7 +254,7 @@ class Client:
     @asynccontextmanager
     async def ask(
         self, question: Question, *, max_bytes: int, timeout_s: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[ServerAnswer]:
         """Send the question and give its answer, whose body is read inside the block.
 
         `max_bytes`: of the answer's body. Leaving the block early ends the connection, by which a
@@ -279,7 +279,7 @@ class Client:
             if head is None:
                 link = _Link(await owner.enter_async_context(self._connect()))
                 head = await link.send(question, give_up)
-            answer = Answer(link, head, max_bytes, may_be_empty=question.may_be_empty)
+            answer = ServerAnswer(link, head, max_bytes, may_be_empty=question.may_be_empty)
             yield answer
             if answer.is_whole and link.may_go_on():
                 link.owner = owner.pop_all()

@@ -22,10 +22,10 @@ from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image.store import MODEL_IMAGE, Store, find_images
 from belljar.model.http import (
     KEEP_BYTES,
-    Answer,
     BrokenOffError,
     Client,
     Question,
+    ServerAnswer,
     ServerError,
     ServerViolationError,
     is_api,
@@ -172,7 +172,7 @@ class ModelCell:
         return self.problem
 
     @asynccontextmanager
-    async def ask(self, question: Question) -> AsyncIterator[Answer]:
+    async def ask(self, question: Question) -> AsyncIterator[ServerAnswer]:
         """An answer, to be read in the block; on record before it is sent and when it is over.
 
         At most `parallel` at a time; others wait. Raises `ValueError`: it is no request to the

@@ -84,7 +84,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class FlowVerdict:
     """Whether a flow is allowed, and its stand-in, or why not; `name` in lower case."""
 
     allowed: bool
@@ -94,7 +94,7 @@ class Verdict:
     name: str = ""
 
 
-def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> Verdict:
+def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> FlowVerdict:
     """The verdict on a flow so far; call again with the ClientHello, and with each request.
 
     Allowed only if address and port are a stand-in's, and every name in the flow (SNI, Host, an
@@ -102,16 +102,16 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     """
     place = _place(flow, layout, stand_ins)
     if isinstance(place, Refusal):
-        return Verdict(allowed=False, reason=place)
+        return FlowVerdict(allowed=False, reason=place)
     stand_in, protocol = place
     name = _claimed_name(flow, protocol)
     if isinstance(name, Refusal):
-        return Verdict(allowed=False, stand_in=stand_in, reason=name, protocol=protocol)
+        return FlowVerdict(allowed=False, stand_in=stand_in, reason=name, protocol=protocol)
     problem: Refusal | Literal[""] = ""
     if name is not None:
         problem = _name_refusal(name, flow.address, layout)
         problem = problem or _method_refusal(flow, stand_in, stand_ins)
-    return Verdict(
+    return FlowVerdict(
         allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or ""
     )
 

@@ -54,7 +54,7 @@ FORBIDDEN: Final = tuple(
 )
 
 
-class Reason(StrEnum):
+class DropReason(StrEnum):
     """Why a packet was not let through: the prefix of its log record, and its counter's.
 
     Those of `LET_THROUGH` are no refusals.
@@ -102,11 +102,11 @@ class Reason(StrEnum):
         return f"count_{self}"
 
 
-LET_THROUGH: Final = frozenset({Reason.CONNECTION})
+LET_THROUGH: Final = frozenset({DropReason.CONNECTION})
 ANSWERED: Final = frozenset(
     {
-        *(Reason.FORBIDDEN, Reason.NEIGHBOUR, Reason.PORT, Reason.ADDRESS),
-        *(Reason.UDP, Reason.ICMP, Reason.PROTOCOL, Reason.RATE),
+        *(DropReason.FORBIDDEN, DropReason.NEIGHBOUR, DropReason.PORT, DropReason.ADDRESS),
+        *(DropReason.UDP, DropReason.ICMP, DropReason.PROTOCOL, DropReason.RATE),
     }
 )
 """Refused by RST or ICMP port-unreachable (gVisor ignores admin-prohibited)."""
@@ -115,7 +115,7 @@ ANSWERED: Final = frozenset(
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
     """The rule set of a range; nothing in it comes from a guest."""
     services = _Services(layout, network)
-    counters = [reason.counter for reason in Reason if reason is not Reason.ARP]
+    counters = [reason.counter for reason in DropReason if reason is not DropReason.ARP]
     objects: list[dict[str, Any]] = [{"table": {"family": "inet", "name": TABLE}}]
     objects += [{"counter": _own(name=name)} for name in (*counters, _LOGGED)]
     objects += _sets(layout, services)
@@ -133,9 +133,9 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
     own: dict[str, Any] = {"family": "arp", "table": TABLE}
     commands += [
         {"add": {"table": {"family": "arp", "name": TABLE}}},
-        {"add": {"counter": {**own, "name": Reason.ARP.counter}}},
+        {"add": {"counter": {**own, "name": DropReason.ARP.counter}}},
     ]
-    expr = [nft.counter(Reason.ARP.counter), nft.DROP]
+    expr = [nft.counter(DropReason.ARP.counter), nft.DROP]
     for at in ("input", "output"):
         chain = {**own, "name": at, "type": "filter", "hook": at, "prio": 0, "policy": "drop"}
         commands.append({"add": {"chain": chain}})
@@ -159,10 +159,10 @@ def _without(network: IPv4Network, hole: IPv4Network) -> Iterator[IPv4Network]:
         yield network
 
 
-def counts(listed: Mapping[str, Any]) -> dict[Reason, int]:
+def counts(listed: Mapping[str, Any]) -> dict[DropReason, int]:
     """Packets by reason, from `nft -j list ruleset` (or `list counters`)."""
     packets = _counted(listed)
-    return {reason: packets.get(reason.counter, 0) for reason in Reason}
+    return {reason: packets.get(reason.counter, 0) for reason in DropReason}
 
 
 def logged(listed: Mapping[str, Any]) -> int:
@@ -256,8 +256,8 @@ def _chains(
 ) -> Iterator[tuple[str, list[Rule]]]:
     """Every chain with its rules, before those that go to it."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
-    for reason in Reason:
-        if reason not in LET_THROUGH | {Reason.ARP}:
+    for reason in DropReason:
+        if reason not in LET_THROUGH | {DropReason.ARP}:
             yield _to(reason), _end(reason, *refused)
     yield _CHECK, list(_checked())
     yield _UNNAMED, list(_unnamed(layout))
@@ -270,17 +270,17 @@ def _chains(
     verdicts = {"vmap": {"key": nft.IIFNAME, "data": {"set": by_device}}}
     entering = _entering(layout.proxy_port) if layout.proxy_port is not None else ()
     first = [*([[verdicts]] if by_device else []), *entering]
-    yield "prerouting", [*first, [nft.goto(_to(Reason.STRAY))]]
+    yield "prerouting", [*first, [nft.goto(_to(DropReason.STRAY))]]
     yield "input", list(_input(layout))
-    yield "forward", [[nft.goto(_to(Reason.FORWARDED))]]
+    yield "forward", [[nft.goto(_to(DropReason.FORWARDED))]]
     yield "output", list(_output(layout))
 
 
-def _to(reason: Reason) -> str:
+def _to(reason: DropReason) -> str:
     return f"{'refuse' if reason in ANSWERED else 'drop'}_{reason}"
 
 
-def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
+def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
     """Counts, logs and answers; a flood's excess is only counted."""
     limit = [nft.over(per_s, burst)]
     excess = {"set": {"op": "update", "elem": nft.IIFNAME, "set": "@refused", "stmt": limit}}
@@ -292,29 +292,32 @@ def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
 
 def _checked() -> Iterator[Rule]:
     """What no packet of a cell may be, whatever its destination."""
-    yield [nft.FRAGMENT, nft.goto(_to(Reason.FRAGMENT))]
-    yield [nft.option("lsrr"), nft.goto(_to(Reason.SOURCE_ROUTE))]
-    yield [nft.option("ssrr"), nft.goto(_to(Reason.SOURCE_ROUTE))]
-    yield [nft.match(nft.field("ip", "hdrlength"), 5, "!="), nft.goto(_to(Reason.OPTIONS))]
+    yield [nft.FRAGMENT, nft.goto(_to(DropReason.FRAGMENT))]
+    yield [nft.option("lsrr"), nft.goto(_to(DropReason.SOURCE_ROUTE))]
+    yield [nft.option("ssrr"), nft.goto(_to(DropReason.SOURCE_ROUTE))]
+    yield [nft.match(nft.field("ip", "hdrlength"), 5, "!="), nft.goto(_to(DropReason.OPTIONS))]
     multicast = {"prefix": {"addr": "224.0.0.0", "len": 4}}
-    yield [nft.match(nft.field("ip", "daddr"), multicast), nft.goto(_to(Reason.MULTICAST))]
-    yield [nft.match(nft.field("ip", "daddr"), "255.255.255.255"), nft.goto(_to(Reason.BROADCAST))]
-    yield [nft.match(nft.PKTTYPE, "multicast"), nft.goto(_to(Reason.MULTICAST))]
-    yield [nft.match(nft.PKTTYPE, "broadcast"), nft.goto(_to(Reason.BROADCAST))]
-    yield [nft.match(nft.field("ip", "daddr"), "@forbidden"), nft.goto(_to(Reason.FORBIDDEN))]
+    yield [nft.match(nft.field("ip", "daddr"), multicast), nft.goto(_to(DropReason.MULTICAST))]
+    yield [
+        nft.match(nft.field("ip", "daddr"), "255.255.255.255"),
+        nft.goto(_to(DropReason.BROADCAST)),
+    ]
+    yield [nft.match(nft.PKTTYPE, "multicast"), nft.goto(_to(DropReason.MULTICAST))]
+    yield [nft.match(nft.PKTTYPE, "broadcast"), nft.goto(_to(DropReason.BROADCAST))]
+    yield [nft.match(nft.field("ip", "daddr"), "@forbidden"), nft.goto(_to(DropReason.FORBIDDEN))]
 
 
 def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
     """Packets to what no cell and no stand-in has."""
     tcp = nft.match(nft.L4PROTO, "tcp")
-    yield [nft.match(nft.L4PROTO, "udp"), nft.goto(_to(Reason.UDP))]
-    yield [nft.match(nft.L4PROTO, "icmp"), nft.goto(_to(Reason.ICMP))]
-    yield [nft.match(nft.L4PROTO, "tcp", "!="), nft.goto(_to(Reason.PROTOCOL))]
-    yield [nft.match(nft.field("ip", "daddr"), "@cells"), nft.goto(_to(Reason.NEIGHBOUR))]
+    yield [nft.match(nft.L4PROTO, "udp"), nft.goto(_to(DropReason.UDP))]
+    yield [nft.match(nft.L4PROTO, "icmp"), nft.goto(_to(DropReason.ICMP))]
+    yield [nft.match(nft.L4PROTO, "tcp", "!="), nft.goto(_to(DropReason.PROTOCOL))]
+    yield [nft.match(nft.field("ip", "daddr"), "@cells"), nft.goto(_to(DropReason.NEIGHBOUR))]
     if layout.sink_port is not None:
         yield [tcp, *_taken_by(layout.sink_port)]
-    yield [nft.match(nft.field("ip", "daddr"), "@addresses"), nft.goto(_to(Reason.PORT))]
-    yield [nft.goto(_to(Reason.ADDRESS))]
+    yield [nft.match(nft.field("ip", "daddr"), "@addresses"), nft.goto(_to(DropReason.PORT))]
+    yield [nft.goto(_to(DropReason.ADDRESS))]
 
 
 def _taken_by(port: int) -> Rule:
@@ -333,33 +336,39 @@ def _entering(proxy_port: int) -> Iterator[Rule]:
 def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
     """What is answered, as much as the bounds allow this port."""
     bounds = network.bounds
-    to_rate = nft.goto(_to(Reason.RATE))
+    to_rate = nft.goto(_to(DropReason.RATE))
     yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
     queries = nft.over(bounds.queries_per_s, bounds.queries_burst)
     yield [nft.match(nft.L4PROTO, "udp"), queries, to_rate]
     if layout.proxy_port is not None:
         of_cell = nft.match(nft.destination(), "@of_cells")
-        counted = nft.counter(Reason.CONNECTION.counter)
-        yield [of_cell, nft.FIRST, counted, *_log(Reason.CONNECTION), nft.DROP]
+        counted = nft.counter(DropReason.CONNECTION.counter)
+        yield [of_cell, nft.FIRST, counted, *_log(DropReason.CONNECTION), nft.DROP]
         yield [of_cell, nft.match(nft.L4PROTO, "tcp"), *_taken_by(layout.proxy_port)]
     yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
     yield [nft.goto(_UNNAMED)]
 
 
-def _log(reason: Reason) -> Rule:
+def _log(reason: DropReason) -> Rule:
     """Also counted: the kernel may drop records."""
     return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
     """What comes from one cell: its sender is checked first."""
-    yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), nft.goto(_to(Reason.SPOOFED))]
-    yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(Reason.IPV6))]
-    yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]
+    yield [
+        nft.match(nft.field("ether", "saddr"), port.mac, "!="),
+        nft.goto(_to(DropReason.SPOOFED)),
+    ]
+    yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(DropReason.IPV6))]
+    yield [
+        nft.match(nft.field("ip", "saddr"), port.address, "!="),
+        nft.goto(_to(DropReason.SPOOFED)),
+    ]
     yield [nft.jump(_CHECK)]
     if port.name in services.apart:  # before answers are let through: a forged one is none
         apart = nft.match(nft.field("ip", "daddr"), f"@apart_{port.outer_device}")
-        yield [apart, nft.goto(_to(Reason.NEIGHBOUR))]
+        yield [apart, nft.goto(_to(DropReason.NEIGHBOUR))]
     if port.name in services.targets:
         to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
         answer = [nft.match(nft.source(), "@of_cells"), to_cell, nft.NOT_FIRST]
@@ -375,7 +384,7 @@ def _input(layout: RangeLayout) -> Iterator[Rule]:
         yield [from_cell, *taken]
     if layout.proxy_port is not None:  # what came by loopback, marked as entering
         yield [nft.match(nft.IIFNAME, "lo"), *taken]
-    yield [nft.goto(_to(Reason.STRAY))]
+    yield [nft.goto(_to(DropReason.STRAY))]
 
 
 def _output(layout: RangeLayout) -> Iterator[Rule]:
@@ -400,4 +409,4 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
         yield [*taken, nft.match(nft.source(), "@of_cells"), nft.NOT_FIRST, nft.ACCEPT]
     if layout.sink_port is not None:
         yield [*taken, nft.NOT_FIRST, nft.ACCEPT]
-    yield [nft.goto(_to(Reason.OUTPUT))]
+    yield [nft.goto(_to(DropReason.OUTPUT))]

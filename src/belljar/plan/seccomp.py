@@ -24,7 +24,7 @@ ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class ArgumentCondition:
     """`argument` & `mask` (None: all 64 bits) is `value`; `differs`: is not."""
 
     argument: int
@@ -34,7 +34,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CallGroup:
     """Calls that are treated alike, and why.
 
     `any_of`: alternative sets of conditions; none: always. `error` None: allowed; 0: pretended.
@@ -42,7 +42,7 @@ class Group:
 
     why: str
     calls: tuple[str, ...]
-    any_of: tuple[tuple[Condition, ...], ...] = ()
+    any_of: tuple[tuple[ArgumentCondition, ...], ...] = ()
     error: int | None = None
 
 
@@ -50,11 +50,11 @@ class Group:
 class Rules:
     """The whole file."""
 
-    allow: tuple[Group, ...]
-    agent: tuple[Group, ...]
-    pretend: tuple[Group, ...]
-    refuse: tuple[Group, ...]
-    gvisor: tuple[Group, ...]
+    allow: tuple[CallGroup, ...]
+    agent: tuple[CallGroup, ...]
+    pretend: tuple[CallGroup, ...]
+    refuse: tuple[CallGroup, ...]
+    gvisor: tuple[CallGroup, ...]
 
     def allowed(self) -> frozenset[str]:
         """Every allowed call, some only under conditions."""
@@ -76,11 +76,14 @@ def seccomp_profile(
         own = {call for group in rules.gvisor for call in group.calls}
         groups = (*rules.gvisor, *(_without(group, own) for group in groups))
     if rights.calls:
-        opened = Group(why="rights of the plan", calls=rights.calls)
+        opened = CallGroup(why="rights of the plan", calls=rights.calls)
         groups = (opened, *(_without(group, set(rights.calls)) for group in groups))
     if "NET_ADMIN" in rights.capabilities:
-        packets = (Condition(argument=0, value=socket.AF_PACKET),)
-        groups = (Group(why="rights of the plan", calls=("socket",), any_of=(packets,)), *groups)
+        packets = (ArgumentCondition(argument=0, value=socket.AF_PACKET),)
+        groups = (
+            CallGroup(why="rights of the plan", calls=("socket",), any_of=(packets,)),
+            *groups,
+        )
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
@@ -140,13 +143,13 @@ def _rules(data: Mapping[str, Any]) -> Rules:
     return rules
 
 
-def _group(item: Mapping[str, Any], *, error: int | None) -> Group:
+def _group(item: Mapping[str, Any], *, error: int | None) -> CallGroup:
     if unknown := set(item) - {"why", "calls", "when", "unless", "error"}:
         raise ValueError(f"unknown keys: {sorted(unknown)}")
     if not str(item.get("why", "")).strip() or not item.get("calls"):
         raise ValueError(f"a group needs calls and a reason: {item.get('calls')}")
     given = item.get("error")
-    return Group(
+    return CallGroup(
         why=item["why"],
         calls=tuple(item["calls"]),
         any_of=(
@@ -157,22 +160,24 @@ def _group(item: Mapping[str, Any], *, error: int | None) -> Group:
     )
 
 
-def _condition(item: Mapping[str, int]) -> Condition:
+def _condition(item: Mapping[str, int]) -> ArgumentCondition:
     if "whole" in item:
-        return Condition(argument=item["argument"], value=item["whole"], mask=None)
+        return ArgumentCondition(argument=item["argument"], value=item["whole"], mask=None)
     if "whole_not" in item:
-        return Condition(
+        return ArgumentCondition(
             argument=item["argument"], value=item["whole_not"], mask=None, differs=True
         )
-    return Condition(argument=item["argument"], value=item["is"], mask=item.get("mask", _WORD))
+    return ArgumentCondition(
+        argument=item["argument"], value=item["is"], mask=item.get("mask", _WORD)
+    )
 
 
-def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
+def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[ArgumentCondition, ...], ...]:
     # Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one argument
     # in a rule, so "not this and not that" can't be said
     argument, values = unless["argument"], frozenset(unless["values"])
     return tuple(
-        (Condition(argument=argument, value=value, mask=mask),)
+        (ArgumentCondition(argument=argument, value=value, mask=mask),)
         for value, mask in prefixes_without(values, 0, 32)
     )
 
@@ -189,12 +194,12 @@ def prefixes_without(
             yield from prefixes_without(within, value | bit << (free_bits - 1), free_bits - 1)
 
 
-def _without(group: Group, taken: set[str]) -> Group:
+def _without(group: CallGroup, taken: set[str]) -> CallGroup:
     calls = tuple(call for call in group.calls if call not in taken)
-    return Group(why=group.why, calls=calls, any_of=group.any_of, error=group.error)
+    return CallGroup(why=group.why, calls=calls, any_of=group.any_of, error=group.error)
 
 
-def _entries(group: Group) -> Iterator[dict[str, Any]]:
+def _entries(group: CallGroup) -> Iterator[dict[str, Any]]:
     action: dict[str, Any] = (
         {"action": "SCMP_ACT_ALLOW"}
         if group.error is None
@@ -205,7 +210,7 @@ def _entries(group: Group) -> Iterator[dict[str, Any]]:
         yield {"names": list(group.calls), **action, **({"args": args} if args else {})}
 
 
-def _argument(item: Condition) -> dict[str, Any]:
+def _argument(item: ArgumentCondition) -> dict[str, Any]:
     if item.mask is None:
         return {
             "index": item.argument,

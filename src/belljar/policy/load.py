@@ -32,11 +32,18 @@ from belljar.policy.loaded import (
 )
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, OwnCell, Record, Upstream
-from belljar.policy.sections import At, FileCopy, HostRules, HostToolsText, ResourcesText, Rights
+from belljar.policy.sections import (
+    AtError,
+    FileCopy,
+    HostRules,
+    HostToolsText,
+    ResourcesText,
+    Rights,
+)
 from belljar.policy.serving import Gpu, ModelBlock, Weights
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
 from belljar.policy.stand_ins import MODELS, CellStandIn, Health
-from belljar.policy.yaml_tree import Problem, Tree
+from belljar.policy.yaml_tree import Problem, YamlTree
 from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
 
 MAX_FILES_BYTES: Final = 500 << 20
@@ -267,7 +274,7 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     return Examined(policy, _in_order(found))
 
 
-def _field_problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
+def _field_problem(tree: YamlTree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
     path, model = _located(error)
     is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
     mark = yaml_tree.closest_mark(tree, path, key=is_key)
@@ -279,12 +286,12 @@ def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.mark))
 
 
-def _problem(tree: Tree, path: yaml_tree.Path, message: str) -> Problem:
+def _problem(tree: YamlTree, path: yaml_tree.Path, message: str) -> Problem:
     mark = yaml_tree.closest_mark(tree, path)
     return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
-def _no_policy(tree: Tree) -> Problem:
+def _no_policy(tree: YamlTree) -> Problem:
     """It may be anyone's secret: nothing of it is shown."""
     first = min(tree.problems, key=lambda problem: problem.mark, default=None)
     if first is not None and first.is_of_the_file:
@@ -305,7 +312,7 @@ def _located(error: Any) -> tuple[yaml_tree.Path, type[BaseModel] | None]:  # no
     """
     refusal = error.get("ctx", {}).get("error")
     path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
-    path = (*path, *(refusal.path if isinstance(refusal, At) else ()))
+    path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
     if path[:2] == ("network", "stand_ins") and len(path) > 3 and path[3] in MODELS:
         models = {(): MODELS[path[3]], **_STAND_IN_MODELS}
         path, below = (*path[:3], *path[4:]), path[4:-1]
@@ -344,7 +351,7 @@ def _message(
 # ---- files that a policy names
 
 
-def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Problem]:
+def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
     """What is wrong with the files that are copied into cells."""
     lists: dict[yaml_tree.Path, tuple[FileCopy, ...]] = {("files",): policy.files}
     for name, item in (policy.network.stand_ins if policy.network is not None else {}).items():
@@ -364,7 +371,7 @@ def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Pr
             yield _problem(tree, where, why)
 
 
-def _own_problems(network: Network | None, tree: Tree, base: Path | None) -> Iterator[Problem]:
+def _own_problems(network: Network | None, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
     """What is wrong with the files and directories that stand-ins name."""
     for name, item in (network.stand_ins if network is not None else {}).items():
         own_field, own = item.own_path()

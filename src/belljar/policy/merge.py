@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, fields, replace
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
@@ -228,7 +228,9 @@ def above_floor(
             why = "the task's services take its place: its stand-ins and upstreams are not there"
             record = {"record": network.record}
             changes["network"] = asked["network"].model_copy(update=record)
-        found.append(Difference(kind=Kind.DROPPED, where="policy", key="network", detail=why))
+        found.append(
+            Difference(kind=DifferenceKind.DROPPED, where="policy", key="network", detail=why)
+        )
     if "resources" in asked:
         changes["resources"] = {**written_resources(base.policy.resources), **asked["resources"]}
     if "env" in asked:
@@ -445,13 +447,13 @@ def _shown(value: object) -> str:
 
 def _changed(key: str, detail: str, *, where: str = TASK) -> Difference:
     where, key = printable(where), printable(key)
-    return Difference(kind=Kind.CHANGED, where=where, key=key, detail=printable(detail))
+    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=printable(detail))
 
 
 def _by_operator(key: str, detail: str) -> Difference:
-    return Difference(kind=Kind.OVERRIDDEN, where=TASK, key=key, detail=printable(detail))
+    return Difference(kind=DifferenceKind.OVERRIDDEN, where=TASK, key=key, detail=printable(detail))
 
 
 def _ignored(key: str, detail: str) -> Difference:
     detail = printable(f"{detail}; `--override` uses the policy's")
-    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=detail)
+    return Difference(kind=DifferenceKind.DROPPED, where="policy", key=key, detail=detail)

@@ -25,7 +25,7 @@ from belljar.policy.limits import (
 )
 from belljar.policy.network import Network, read_network
 from belljar.policy.sections import (
-    At,
+    AtError,
     FilesField,
     HostRules,
     HostToolsField,
@@ -158,12 +158,12 @@ class Policy(Strict):
         risk = info.data.get("risk")
         if network is not None and risk is not None:
             if network.upstreams and risk > Risk.MEDIUM:
-                raise At(f"risk `{risk}` reaches nothing real: use a stand-in", "upstreams")
+                raise AtError(f"risk `{risk}` reaches nothing real: use a stand-in", "upstreams")
             least = demanded_tier(risk, info.data.get("tier"))
             for name, item in network.stand_ins.items():
                 if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
                     why = f"tier `{item.tier}` is less than this range's, `{least}`; a tier can"
-                    raise At(f"{why} only be raised", "stand_ins", name, "tier")
+                    raise AtError(f"{why} only be raised", "stand_ins", name, "tier")
         return network
 
     @field_validator("model", mode="after")
@@ -177,7 +177,7 @@ class Policy(Strict):
         is_high = risk is not None and risk > Risk.MEDIUM
         if is_high and model.gpu is not None and model.gpu.reason is None:
             why = "the host's graphics driver would be in the model's reach"
-            raise At(f"risk `{risk}` gets no GPU without a `reason`: {why}", "gpu")
+            raise AtError(f"risk `{risk}` gets no GPU without a `reason`: {why}", "gpu")
         return model
 
     @field_validator("decoys", mode="after")

@@ -13,7 +13,7 @@ from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, TargetPorts
-from belljar.policy.sections import At, Strict, list_of
+from belljar.policy.sections import AtError, Strict, list_of
 from belljar.policy.stand_ins import (
     MODELS,
     NETWORKS,
@@ -83,7 +83,7 @@ class Upstream(Strict):
     @model_validator(mode="after")
     def _run_has_room_for_a_sample(self) -> Upstream:
         if self.whole_run < self.budget:
-            raise At("must not be less than `budget`, the budget of one sample", "run_budget")
+            raise AtError("must not be less than `budget`, the budget of one sample", "run_budget")
         return self
 
 
@@ -123,25 +123,27 @@ def _read_ids(value: object) -> object:
         raise ValueError(f"{len(value)} stand-ins; at most {MAX_STAND_INS} are allowed")
     for name, body in value.items():
         if not isinstance(name, str) or not _ID.fullmatch(name):
-            raise At(
+            raise AtError(
                 "is not a valid name of a stand-in: use at most 64 letters, digits, "
                 "`.`, `_` and `-`",
                 str(name),
             )
         if name == OWN_CELL:
-            raise At(f"`{OWN_CELL}` is the name of the sample's own cell; use another name", name)
+            raise AtError(
+                f"`{OWN_CELL}` is the name of the sample's own cell; use another name", name
+            )
         if isinstance(body, Mapping):
             kind = body.get("kind")
             if kind is None:
-                raise At(f"is missing. One of {listed(MODELS)}", name, "kind")
+                raise AtError(f"is missing. One of {listed(MODELS)}", name, "kind")
             if kind == "openapi":
                 why = "is no longer a kind: write its routes as `http`, or serve it as `python`"
-                raise At(f"`openapi` {why}", name, "kind")
+                raise AtError(f"`openapi` {why}", name, "kind")
             if kind not in MODELS:
                 hint = did_you_mean(kind, MODELS)
-                raise At(f"{quoted(kind)} is not one of {listed(MODELS)}{hint}", name, "kind")
+                raise AtError(f"{quoted(kind)} is not one of {listed(MODELS)}{hint}", name, "kind")
         elif not isinstance(body, StandIn):
-            raise At(str(kinds.expected("a mapping of fields to values", body)), name)
+            raise AtError(str(kinds.expected("a mapping of fields to values", body)), name)
     return value
 
 
@@ -188,22 +190,24 @@ class Network(Strict):
     def _each_once(self) -> Network:
         patterns = list(self.patterns())
         if len(patterns) > MAX_NAMES:
-            raise At(f"{len(patterns)} names in all; at most {MAX_NAMES} are allowed", "stand_ins")
+            raise AtError(
+                f"{len(patterns)} names in all; at most {MAX_NAMES} are allowed", "stand_ins"
+            )
         seen: dict[str, str] = {}
         items = self.stand_ins.items()
         services = [name for name, item in items if isinstance(item, MetadataStandIn)]
         if len(services) > 1:
-            raise At("only one metadata service is allowed", "stand_ins", services[1], "kind")
+            raise AtError("only one metadata service is allowed", "stand_ins", services[1], "kind")
         for pattern, owner, path in patterns:
             if pattern in seen:
                 why = f"{quoted(pattern)} is already a name of {quoted(seen[pattern])}"
-                raise At(why, *path)
+                raise AtError(why, *path)
             seen[pattern] = owner
             known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
             may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, TargetStandIn))
             if known and path[0] != "own_cell" and not may_be_one:
                 why = f"{quoted(known)} is the name of a metadata service"
-                raise At(f"{why}: use a stand-in of kind `metadata`", *path)
+                raise AtError(f"{why}: use a stand-in of kind `metadata`", *path)
         _check_targets(self)
         return self
 
@@ -234,11 +238,11 @@ def _check_targets(network: Network) -> None:
         for index, awaited in enumerate(item.awaits or ()):
             if awaited not in before:
                 why = f"{quoted(awaited)} is not a target cell that is listed before this one"
-                raise At(why, "stand_ins", name, "awaits", index)
+                raise AtError(why, "stand_ins", name, "awaits", index)
         before.add(name)
     if len(targets) > MAX_TARGETS:
         why = f"{len(targets)} target cells; at most {MAX_TARGETS} are allowed"
-        raise At(why, "stand_ins", list(targets)[MAX_TARGETS])
+        raise AtError(why, "stand_ins", list(targets)[MAX_TARGETS])
 
 
 def read_network(value: object) -> object:

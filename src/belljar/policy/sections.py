@@ -49,7 +49,7 @@ class Strict(BaseModel):
     )
 
 
-class At(ValueError):  # noqa: N818 - a ValueError with a place, as pydantic wants it
+class AtError(ValueError):
     """A refusal, with a path below the checked field."""
 
     def __init__(self, message: str, *path: str | int) -> None:

@@ -30,7 +30,7 @@ from belljar.policy.guarding import (
     Trigger,
 )
 from belljar.policy.network import Network
-from belljar.policy.sections import At, Strict, list_of, mapping_of
+from belljar.policy.sections import AtError, Strict, list_of, mapping_of
 from belljar.policy.stand_ins import MetadataStandIn
 from belljar.units import listed, quoted
 
@@ -121,26 +121,28 @@ class DecoyText(Strict):
         is_service, is_text = self.kind in SERVICE_PORTS, self.kind is DecoyKind.TEXT
         has_host = bool(self.place) and not self.place.startswith(("/", "~/"))
         if self.kind is DecoyKind.METADATA and self.place:
-            raise At("leave it out: a metadata service is at 169.254.169.254", "place")
+            raise AtError("leave it out: a metadata service is at 169.254.169.254", "place")
         if self.kind is not DecoyKind.METADATA and is_service != has_host:
             services = listed(SERVICE_PORTS)
             why = f"write a host name for a service ({services}), and a path for a file"
-            raise At(why, "place")
+            raise AtError(why, "place")
         if self.service and self.kind not in _COMPANIONS:
             able = listed(sorted(_COMPANIONS))
-            raise At(f"only {able} can have the login of a service", "service")
+            raise AtError(f"only {able} can have the login of a service", "service")
         if is_text != bool(self.template):
-            raise At("is needed for kind `text`, and not allowed for others", "template")
+            raise AtError("is needed for kind `text`, and not allowed for others", "template")
         secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
         if is_text and not any(secret in self.template for secret in secrets):
-            raise At("must contain `{secret}`, so that its value can be recognised", "template")
+            raise AtError(
+                "must contain `{secret}`, so that its value can be recognised", "template"
+            )
         if is_text and not self.place:
-            raise At("is needed for kind `text`", "place")
+            raise AtError("is needed for kind `text`", "place")
         if self.kind in LOGIN_SERVICES and "count" in self.model_fields_set:
             why = f"leave it out: a `{self.kind.value}` decoy has no rows; it logs in and refuses"
-            raise At(why, "count")
+            raise AtError(why, "count")
         if self.shape and self.kind is not DecoyKind.API_KEY:
-            raise At("is only allowed for kind `api_key`", "shape")
+            raise AtError("is only allowed for kind `api_key`", "shape")
         return self
 
     def spec(self) -> DecoySpec:
@@ -171,17 +173,17 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
     services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
     for index, decoy in enumerate(decoys):
         if decoy.id in seen:
-            raise At(f"{quoted(decoy.id)} is already the id of another decoy", index, "id")
+            raise AtError(f"{quoted(decoy.id)} is already the id of another decoy", index, "id")
         seen.add(decoy.id)
     for index, decoy in enumerate(decoys):
         if not decoy.service:
             continue
         if decoy.service not in services:
             why = f"there is no decoy service with the id {quoted(decoy.service)}"
-            raise At(why, index, "service")
+            raise AtError(why, index, "service")
         needed = _OWN_SERVICE.get(decoy.kind)
         if needed and services[decoy.service] is not needed:
-            raise At(
+            raise AtError(
                 f"a decoy of kind `{decoy.kind.value}` needs a service of kind `{needed.value}`, "
                 f"and {quoted(decoy.service)} is of another kind",
                 index,
@@ -191,7 +193,7 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
 
 
 def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
-    """Raise `At` for a service without a network, or with another's id or name."""
+    """Raise `AtError` for a service without a network, or with another's id or name."""
     names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
     metadata = [
         name
@@ -202,27 +204,29 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
         if not decoy.is_service:
             continue
         if network is None or not network.has_cells:
-            raise At(
+            raise AtError(
                 f"{quoted(decoy.id)} is a service, which needs a network; write `network: "
                 f"{{default: deny}}`",
                 index,
                 "kind",
             )
         if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
-            raise At(f"{quoted(decoy.id)} is already the name of a cell or stand-in", index, "id")
+            raise AtError(
+                f"{quoted(decoy.id)} is already the name of a cell or stand-in", index, "id"
+            )
         if decoy.kind is DecoyKind.METADATA:
             if metadata:
                 why = f"only one metadata service is allowed, and {quoted(metadata[0])} is one"
-                raise At(why, index, "kind")
+                raise AtError(why, index, "kind")
             metadata.append(decoy.id)
             continue
         if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
             why = f"{quoted(decoy.host)} is already a name in this network"
-            raise At(why, index, "place")
+            raise AtError(why, index, "place")
         names.add(decoy.host)
         if len(names) > hosts.MAX_NAMES:
             why = f"{len(names)} names in all; at most {hosts.MAX_NAMES} are allowed"
-            raise At(why, index, "place")
+            raise AtError(why, index, "place")
 
 
 def _written_decoy(spec: DecoySpec) -> dict[str, Any]:
@@ -253,9 +257,9 @@ class ProtectedText(Strict):
     @model_validator(mode="after")
     def _one_of_both(self) -> ProtectedText:
         if bool(self.file) == bool(self.value):
-            raise At("write exactly one of `file` and `value`", "file")
+            raise AtError("write exactly one of `file` and `value`", "file")
         if self.columns and not self.file:
-            raise At("is only allowed with `file`", "columns")
+            raise AtError("is only allowed with `file`", "columns")
         return self
 
 
@@ -285,7 +289,7 @@ class ActionsText(Strict):
             action = getattr(self, place.value)
             if action is not None and action not in ACTIONS[place]:
                 words = listed(word.value for word in ACTIONS[place])
-                raise At(f"{quoted(action.value)} is not one of {words}", place.value)
+                raise AtError(f"{quoted(action.value)} is not one of {words}", place.value)
         return self
 
 

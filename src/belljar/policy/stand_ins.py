@@ -18,7 +18,7 @@ from belljar.policy import hosts
 from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports, TargetPorts
 from belljar.policy.limits import Resources, Tier
 from belljar.policy.sections import (
-    At,
+    AtError,
     FilesField,
     ResourcesField,
     Rights,
@@ -135,9 +135,9 @@ class StandIn(Strict):
                     f"a stand-in of kind `{self.kind}` serves {listed(self.protocols)}, not "
                     f"`{port.protocol}`"
                 )
-                raise At(what, "ports", index)
+                raise AtError(what, "ports", index)
             if port.number in seen:
-                raise At(f"port {port.number} is listed twice", "ports", index)
+                raise AtError(f"port {port.number} is listed twice", "ports", index)
             seen.add(port.number)
         return self
 
@@ -193,9 +193,9 @@ class HttpStandIn(StandIn):
     @model_validator(mode="after")
     def _either(self) -> HttpStandIn:
         if self.routes is None and self.static is None:
-            raise At("is missing. A list of routes, or a YAML file with them", "routes")
+            raise AtError("is missing. A list of routes, or a YAML file with them", "routes")
         if isinstance(self.routes, str) and self.files is not None:
-            raise At("leave it out: files are read from the directory of `routes`", "files")
+            raise AtError("leave it out: files are read from the directory of `routes`", "files")
         return self
 
 
@@ -425,9 +425,9 @@ class ServiceProgram(Strict):
     @model_validator(mode="after")
     def _one_program(self) -> Self:
         if self.command is not None and self.arguments is not None:
-            raise At("can't be combined with `command`: leave one of them out", "arguments")
+            raise AtError("can't be combined with `command`: leave one of them out", "arguments")
         if self.completes and self.health is not None:
-            raise At("can't be combined with `completes: true`", "health")
+            raise AtError("can't be combined with `completes: true`", "health")
         return self
 
 

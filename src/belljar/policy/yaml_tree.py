@@ -104,7 +104,7 @@ class Problem:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tree:
+class YamlTree:
     """What the text holds.
 
     `marks` has the place of every value and `keys` of every key, by path.
@@ -127,16 +127,16 @@ def field_name(path: Path) -> str:
 
 def read_tree(
     data: bytes | str, reading: Reading = POLICY, *, step: Callable[[], None] = lambda: None
-) -> Tree:
+) -> YamlTree:
     """The values of one YAML document and their places.
 
-    Never raises for what `data` holds: see `Tree.problems`. A value that an alias names is the same
-    object wherever it stands.
+    Never raises for what `data` holds: see `YamlTree.problems`. A value that an alias names is
+    the same object wherever it stands.
 
     Args:
         step: called for each parser event and for each name that a merge key inserts.
     """
-    tree = Tree()
+    tree = YamlTree()
     text = data if isinstance(data, str) else _decode(data, tree, reading)
     if text is None:
         return tree
@@ -167,7 +167,7 @@ def read_tree(
     return tree
 
 
-def _decode(data: bytes, tree: Tree, reading: Reading) -> str | None:
+def _decode(data: bytes, tree: YamlTree, reading: Reading) -> str | None:
     if len(data) > reading.max_bytes:
         most = format_size(reading.max_bytes)
         why = f"too large: {reading.what} can have at most {most}"
@@ -206,7 +206,7 @@ def scalar(
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenNode:
     """A mapping or list being filled; the counts are its begin's."""
 
     value: dict[str, Any] | list[Any]
@@ -236,11 +236,11 @@ class _Builder:
     An anchor is known once its value is complete, so none can contain itself.
     """
 
-    def __init__(self, tree: Tree, reading: Reading, step: Callable[[], None]) -> None:
+    def __init__(self, tree: YamlTree, reading: Reading, step: Callable[[], None]) -> None:
         self.tree = tree
         self.reading = reading
         self.step = step
-        self.stack: list[_Open] = []
+        self.stack: list[_OpenNode] = []
         self.anchors: dict[str, _Anchored] = {}
         self.documents = self.nodes = self.characters = 0
 
@@ -404,7 +404,7 @@ class _Builder:
             self.problem(mark, path, f"nested deeper than {self.reading.max_depth} levels")
             return False
         value: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
-        opened = _Open(value, path, event.anchor, self.nodes, self.characters)
+        opened = _OpenNode(value, path, event.anchor, self.nodes, self.characters)
         if not self._count(mark, 1, 0):
             return False
         on = self._place(value, mark)
@@ -442,7 +442,7 @@ class _Builder:
         return True
 
 
-def closest_mark(tree: Tree, path: Path, *, key: bool = False) -> Mark:
+def closest_mark(tree: YamlTree, path: Path, *, key: bool = False) -> Mark:
     """The place of `path`, or of the nearest thing around it."""
     if key and path in tree.keys:
         return tree.keys[path]

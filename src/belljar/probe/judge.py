@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
-from belljar.probe.model import Finding, Outcome, Probe, Side, Verdict, Witness, worst
+from belljar.probe.model import AttemptOutcome, Finding, Probe, Side, Verdict, Witness, worst
 from belljar.units import printable
 
 
@@ -59,7 +59,7 @@ def overall(findings: Sequence[Finding], problem: str) -> Verdict:
 
 
 def judge_probe(
-    probe: Probe, answer: Answer | None, sights: Mapping[Witness, Sight], *, tier: str
+    probe: Probe, answer: AttemptReport | None, sights: Mapping[Witness, Sight], *, tier: str
 ) -> Finding:
     """One probe.
 
@@ -72,7 +72,7 @@ def judge_probe(
         return found(Verdict.BREACHED, answer, sight.what, Side.HOST)
     if answer is None:
         return found(Verdict.VOID, None, "no answer came", Side.HOST)
-    if answer.outcome is Outcome.REACHED:
+    if answer.outcome is AttemptOutcome.REACHED:
         known = probe.expected.get(tier, "")
         if known and (sight is None or sight.touched is False):
             return found(
@@ -80,7 +80,7 @@ def judge_probe(
             )
         saw = f"; {sight.what}" if sight is not None else ""
         return found(Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
-    if answer.outcome is Outcome.ERROR:
+    if answer.outcome is AttemptOutcome.ERROR:
         return found(Verdict.VOID, answer, "it could not be tried", Side.GUEST)
     if sight is None:
         return found(Verdict.CONTAINED, answer, f"the cell says {answer.outcome}", Side.GUEST)
@@ -89,7 +89,13 @@ def judge_probe(
 
 
 def _finding(
-    name: str, verdict: Verdict, answer: Answer | None, seen: str, by: Side, *, known: str = ""
+    name: str,
+    verdict: Verdict,
+    answer: AttemptReport | None,
+    seen: str,
+    by: Side,
+    *,
+    known: str = "",
 ) -> Finding:
     return Finding(
         name=name,
@@ -105,14 +111,19 @@ def _finding(
 MAX_OUTPUT_BYTES: Final = 256 << 10
 MAX_DETAIL_CHARS: Final = 400
 END: Final = b"end"
-_BADNESS: Final = (Outcome.DENIED, Outcome.ABSENT, Outcome.ERROR, Outcome.REACHED)
+_BADNESS: Final = (
+    AttemptOutcome.DENIED,
+    AttemptOutcome.ABSENT,
+    AttemptOutcome.ERROR,
+    AttemptOutcome.REACHED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AttemptReport:
     """One attempt's report; `detail` is escaped and bounded."""
 
-    outcome: Outcome
+    outcome: AttemptOutcome
     detail: str = ""
 
 
@@ -120,7 +131,7 @@ class Answer:
 class Answers:
     """The program's report. `problem`: why it is not whole, else ""."""
 
-    by_name: Mapping[str, Answer]
+    by_name: Mapping[str, AttemptReport]
     problem: str = ""
 
 
@@ -132,7 +143,7 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
     )
     *reported, last = lines[:-1] or [b""]
     ended = _end_problem(last, count=len(reported), nonce=nonce)
-    by_name: dict[str, Answer] = {}
+    by_name: dict[str, AttemptReport] = {}
     for line in reported if not ended else [*reported, last, lines[-1]]:
         problems += _take(line, asked, by_name)
     missing = [name for name in asked if name not in by_name]
@@ -143,7 +154,7 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
     return Answers(by_name=by_name, problem="; ".join(dict.fromkeys([*problems[:4], *ended])))
 
 
-def _take(line: bytes, asked: Collection[str], into: dict[str, Answer]) -> list[str]:
+def _take(line: bytes, asked: Collection[str], into: dict[str, AttemptReport]) -> list[str]:
     """Add a line's answer; of two for one name the worse stays. Says what is wrong with it."""
     name, answer = _line(line)
     if answer is None:
@@ -163,15 +174,15 @@ def _take(line: bytes, asked: Collection[str], into: dict[str, Answer]) -> list[
     return [f"{name} answered twice"] if known is not None else []
 
 
-def _line(line: bytes) -> tuple[str, Answer | None]:
+def _line(line: bytes) -> tuple[str, AttemptReport | None]:
     fields = line.split(b"\t", 2)
     if len(fields) != 3 or not fields[0].isascii():
         return "", None
     try:
-        outcome = Outcome(fields[1].decode("ascii"))
+        outcome = AttemptOutcome(fields[1].decode("ascii"))
     except ValueError:
         return "", None
-    return fields[0].decode("ascii"), Answer(
+    return fields[0].decode("ascii"), AttemptReport(
         outcome=outcome, detail=printable(fields[2], max_chars=MAX_DETAIL_CHARS)
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 from belljar.dataclass import dataclass, field
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """What the attempt says came of it."""
 
     DENIED = "denied"
@@ -122,7 +122,7 @@ class Finding:
 
     name: str
     verdict: Verdict
-    outcome: Outcome | None
+    outcome: AttemptOutcome | None
     detail: str
     seen: str
     seen_by: Side

@@ -31,7 +31,7 @@ from belljar.probe.judge import (
     routed,
 )
 from belljar.probe.model import Probe, ProbeReport, Verdict, Witness
-from belljar.probe.witness import Watch, watch
+from belljar.probe.witness import LaidOut, watch
 from belljar.process import namespaces_of
 from belljar.units import printable
 
@@ -218,7 +218,7 @@ async def _attempt(
     return _Attempt(output=output.stdout, answers=_answers(output, wanted, watched), sights=sights)
 
 
-def _answers(output: ExecOutput, wanted: Sequence[Probe], watched: Watch) -> Answers:
+def _answers(output: ExecOutput, wanted: Sequence[Probe], watched: LaidOut) -> Answers:
     answers = parse_answers(
         output.stdout, asked=[probe.name for probe in wanted], nonce=watched.nonce
     )

@@ -43,7 +43,7 @@ of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class LaidOut:
     """What was laid out: `parameters` for the program, and how to look at each thing."""
 
     parameters: Mapping[str, str]
@@ -65,7 +65,7 @@ class Watch:
 @contextmanager
 def watch(
     wanted: Collection[Witness], *, host_pid: int | None = None, router: Router | None = None
-) -> Iterator[Watch]:
+) -> Iterator[LaidOut]:
     """Lay out what the wanted witnesses need.
 
     `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
@@ -85,7 +85,7 @@ def watch(
                 parameter, looks[witness] = "", partial(replace, blind)
             if parameter:
                 parameters[witness.value] = parameter
-        yield Watch(parameters=parameters, nonce=nonce, looks=looks)
+        yield LaidOut(parameters=parameters, nonce=nonce, looks=looks)
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,7 @@ from belljar.probe.model import Verdict, worst
 from belljar.report.reasons import Reason, ReasonCode
 
 
-class Action(StrEnum):
+class TranscriptAction(StrEnum):
     """An operation in a cell, in the words of Inspect's transcript."""
 
     EXEC = "exec"
@@ -34,13 +34,13 @@ class Action(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Operation:
+class ReportedOperation:
     """One operation; `outcome`: its last event's kind, None when cut off. `own`: of a preparation
     or probe.
     """
 
     op: int
-    action: Action
+    action: TranscriptAction
     what: str
     started: datetime | None = None
     user: str = ""
@@ -128,7 +128,7 @@ class CellFindings:
     host_tools: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     outcome: str = ""
-    operations: dict[int, Operation] = field(default_factory=dict)
+    operations: dict[int, ReportedOperation] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
     limits: list[str] = field(default_factory=list)
@@ -156,7 +156,10 @@ class CellFindings:
     @property
     def commands(self) -> int:
         """Count of commands, without Belljar's own."""
-        return sum(each.action is Action.EXEC and not each.own for each in self.operations.values())
+        return sum(
+            each.action is TranscriptAction.EXEC and not each.own
+            for each in self.operations.values()
+        )
 
     def probed(self, phase: str) -> Verdict:
         """The worst probe verdict of one phase; void without any."""
@@ -218,9 +221,9 @@ class CellFindings:
 # A template's guest has an id too, but no workload ever runs in it.
 _TEMPLATES = {Kind.TEMPLATE_BUILDING, Kind.TEMPLATE_BUILT, Kind.TEMPLATE_REJECTED}
 _STARTS = {
-    Kind.EXEC_STARTED: Action.EXEC,
-    Kind.FILE_READ_STARTED: Action.READ,
-    Kind.FILE_WRITE_STARTED: Action.WRITE,
+    Kind.EXEC_STARTED: TranscriptAction.EXEC,
+    Kind.FILE_READ_STARTED: TranscriptAction.READ,
+    Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
 _ENDS = {
     Kind.EXEC_COMPLETED,
@@ -268,7 +271,7 @@ def _add(cell: CellFindings, line: Line) -> None:
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
     if kind is Kind.FILES_STARTED:
-        _add_start(cell, Action(data["action"]), data, time)
+        _add_start(cell, TranscriptAction(data["action"]), data, time)
     elif kind in _STARTS:
         _add_start(cell, _STARTS[kind], data, time)
     elif kind in _ENDS:
@@ -282,22 +285,25 @@ def _add(cell: CellFindings, line: Line) -> None:
         _add_fact(cell, kind, data)
 
 
-def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time: datetime) -> None:
-    what = shlex.join(data["argv"]) if action is Action.EXEC else str(data["path"])
+def _add_start(
+    cell: CellFindings, action: TranscriptAction, data: Mapping[str, Any], time: datetime
+) -> None:
+    what = shlex.join(data["argv"]) if action is TranscriptAction.EXEC else str(data["path"])
     # Until the probes of the start have ended, Belljar prepares the cell, then starts and checks a
     # service's program, then Inspect prepares the sample
     is_probed = cell.probings and cell.probings[-1].problem != CUT_OFF
-    operation = Operation(
+    operation = ReportedOperation(
         op=data["op"],
         action=action,
         what=what,
         started=time,
         user=str(data.get("user", "")),
         pty=bool(data.get("pty")),
-        own=not is_probed or (action is Action.EXEC and (cell.preparing or not cell.sample)),
+        own=not is_probed
+        or (action is TranscriptAction.EXEC and (cell.preparing or not cell.sample)),
     )
     cell.operations[operation.op] = operation
-    if action in (Action.WRITE, Action.UPLOAD) and is_probed:
+    if action in (TranscriptAction.WRITE, TranscriptAction.UPLOAD) and is_probed:
         cell.bytes_in += _count(data.get("bytes"))
 
 
@@ -313,7 +319,7 @@ def _add_end(cell: CellFindings, line: Line) -> None:
     both = ("stdout", "stderr")
     operation.output_bytes = sum(_count(data.get(f"{each}_bytes")) for each in both)
     operation.dropped_bytes = sum(_count(data.get(f"{each}_dropped_bytes")) for each in both)
-    if line.kind is Kind.FILE_READ_COMPLETED or operation.action is Action.DOWNLOAD:
+    if line.kind is Kind.FILE_READ_COMPLETED or operation.action is TranscriptAction.DOWNLOAD:
         operation.output_bytes = _count(data.get("bytes"))
     if not operation.own:
         cell.bytes_out += operation.output_bytes
@@ -418,7 +424,7 @@ def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value
 class Call:
     """One call in the transcript, with `shown_bytes` of its output."""
 
-    action: Action
+    action: TranscriptAction
     what: str
     shown_bytes: int = 0
 
@@ -432,9 +438,9 @@ class TranscriptGap:
     transcript.
     """
 
-    raised: tuple[Operation, ...] = ()
-    terminal: tuple[Operation, ...] = ()
-    silent: tuple[Operation, ...] = ()
+    raised: tuple[ReportedOperation, ...] = ()
+    terminal: tuple[ReportedOperation, ...] = ()
+    silent: tuple[ReportedOperation, ...] = ()
     shortened: int = 0
     missing_bytes: int = 0
     unfounded: tuple[Call, ...] = ()
@@ -451,10 +457,10 @@ _RETURNED = {
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
     """Match one sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
-    open_calls: dict[tuple[Action, str], list[Call]] = {}
+    open_calls: dict[tuple[TranscriptAction, str], list[Call]] = {}
     for call in calls:
         open_calls.setdefault((call.action, call.what), []).append(call)
-    hidden: list[Operation] = []
+    hidden: list[ReportedOperation] = []
     shortened = missing_bytes = 0
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
     for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):

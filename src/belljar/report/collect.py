@@ -24,7 +24,7 @@ from belljar.report.remarks import model_sentence, not_in_transcript, range_sent
 from belljar.report.samples import Row, RunFindings, headline
 from belljar.report.source import (
     MAX_LISTED,
-    Source,
+    RunSource,
     facts_of,
     graph_of,
     plan_of,
@@ -32,7 +32,7 @@ from belljar.report.source import (
     texts_of,
     tier_of,
 )
-from belljar.report.timeline import RUN, Entry, Group, Timelines, shown, transcript_of
+from belljar.report.timeline import RUN, Group, TimelineEntry, Timelines, shown, transcript_of
 from belljar.report.tools import ToolUse, tool_lines, tool_uses
 from belljar.units import format_duration, format_size
 
@@ -46,7 +46,7 @@ _MAX_NAME_CHARS: Final = 200
 _ENTRY_BYTES: Final = 60  # of an entry without its texts, in JSON
 
 
-def collect(findings: RunFindings, source: Source) -> dict[str, Any]:
+def collect(findings: RunFindings, source: RunSource) -> dict[str, Any]:
     """All that a report shows."""
     verification, timelines = source.verification, source.timelines
     chosen, left_out = _units(findings, source)
@@ -143,7 +143,7 @@ def _missing(
 # --- samples, and cells and ranges of none
 
 
-class _Unit(NamedTuple):
+class _Subject(NamedTuple):
     """A sample, or what belongs to none: a cell, a range, the run itself."""
 
     kind: str
@@ -154,27 +154,27 @@ class _Unit(NamedTuple):
     row: Row | None = None
 
 
-def _units(findings: RunFindings, source: Source) -> tuple[list[_Unit], int]:
+def _units(findings: RunFindings, source: RunSource) -> tuple[list[_Subject], int]:
     """The units of the page in order, of very many the worst; and how many others there are."""
     units = [
-        _Unit("sample", row.transcript.name, row.reasons, row.cells, row.ranges, row)
+        _Subject("sample", row.transcript.name, row.reasons, row.cells, row.ranges, row)
         for row in findings.rows
     ]
     if any(source.timelines.counts([RUN]).values()):
-        units.append(_Unit("run", "the run itself", findings.problems))
+        units.append(_Subject("run", "the run itself", findings.problems))
     for cell in findings.models:
         name = cell.model.name if cell.model else cell.cell_id
-        units.append(_Unit("model cell", name, cell.reasons, [cell]))
-    units += [_Unit("cell", each.cell_id, each.end_reasons, [each]) for each in findings.strays]
+        units.append(_Subject("model cell", name, cell.reasons, [cell]))
+    units += [_Subject("cell", each.cell_id, each.end_reasons, [each]) for each in findings.strays]
     for each in findings.stray_ranges:
-        units.append(_Unit("range", each.range_id, each.end_reasons, ranges=[each]))
+        units.append(_Subject("range", each.range_id, each.end_reasons, ranges=[each]))
     severity = [Verdict.BREACHED, Verdict.VOID, Verdict.CONTAINED]
     verdicts = [severity.index(verdict_of(each.reasons)) for each in units]
     kept = sorted(sorted(range(len(units)), key=verdicts.__getitem__)[:MAX_UNITS])
     return [units[index] for index in kept], len(units) - len(kept)
 
 
-def _unit(unit: _Unit, source: Source, share: int) -> dict[str, Any]:
+def _unit(unit: _Subject, source: RunSource, share: int) -> dict[str, Any]:
     """What it did, its proofs of destruction, and a sample's score and signals."""
     row, cells, ranges, timelines = unit.row, unit.cells, unit.ranges, source.timelines
     room = share // 16
@@ -231,7 +231,7 @@ def _unit(unit: _Unit, source: Source, share: int) -> dict[str, Any]:
     }
 
 
-def _remarks(unit: _Unit) -> Iterator[str]:
+def _remarks(unit: _Subject) -> Iterator[str]:
     yield from (model_sentence(cell) for cell in unit.cells if cell.model)
     if (row := unit.row) is None:
         return
@@ -274,7 +274,7 @@ def _proofs(
 def _entries(
     places: Sequence[str],
     cells: Sequence[CellFindings],
-    source: Source,
+    source: RunSource,
     share: int,
     names: Mapping[str, str],
 ) -> tuple[list[list[Any]], dict[str, int]]:
@@ -296,7 +296,7 @@ def _entries(
         ]
         for group in Group
     }
-    left, kept, left_out = share // 2, list[Entry](), dict[str, int]()
+    left, kept, left_out = share // 2, list[TimelineEntry](), dict[str, int]()
     counts = source.timelines.counts(places)
     # The smallest first: no flood of one kind can crowd out what a guest did otherwise
     for number, group in enumerate(
@@ -321,7 +321,7 @@ def _entries(
     return [made[seq] for seq in _in_order(kept)], left_out
 
 
-def _in_order(entries: Iterable[Entry]) -> list[int]:
+def _in_order(entries: Iterable[TimelineEntry]) -> list[int]:
     """Their numbers: the ledger's in its order, and a transcript's among them by time."""
     keys, latest = list[tuple[str, int]](), ""
     for entry in sorted(entries, key=lambda each: each.seq):
@@ -339,7 +339,7 @@ def _page_bytes(*texts: str) -> int:
     return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&"))
 
 
-def _entry(entry: Entry, cell: str) -> list[Any]:
+def _entry(entry: TimelineEntry, cell: str) -> list[Any]:
     """As `page.js` reads it; the last item is for the bodies that fit."""
     what = f"{cell}: {entry.what}" if cell else entry.what
     facts = (int(entry.is_bad), int(entry.by_guest), entry.notes, len(entry.bodies))
@@ -347,7 +347,7 @@ def _entry(entry: Entry, cell: str) -> list[Any]:
     return [entry.seq, *texts, *facts, []]
 
 
-def _body(body: BodyRef, source: Source, room: int) -> list[str]:
+def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:
     """Its name, its beginning as text, and what of it is not here."""
     max_bytes = min(room, MAX_BODY_BYTES)
     try:

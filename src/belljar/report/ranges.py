@@ -60,7 +60,7 @@ class Counts:
 
 
 @dataclass(slots=True, kw_only=True)
-class Flow:
+class FlowCount:
     """Packets of one cell with one verdict.
 
     `probed`: to new places during a probe, so most likely Belljar's. `again`: without an event
@@ -97,7 +97,7 @@ class RangeFindings:
     without_secrets: set[int] = field(default_factory=set)
     unread_packets: int = 0
     reader_ended: str = ""
-    flows: dict[tuple[str, str, str, str], Flow] = field(default_factory=dict)
+    flows: dict[tuple[str, str, str, str], FlowCount] = field(default_factory=dict)
     names_found: Counts = field(default_factory=Counts)
     names_refused: Counts = field(default_factory=Counts)
     attempts: Counts = field(default_factory=Counts)
@@ -284,7 +284,7 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     key = (cell, verdict, reason, protocol)
     if key not in found.flows and len(found.flows) >= _MAX_KINDS:
         key = ("", verdict, "others", "")
-    made = Flow(cell=key[0], verdict=verdict, reason=key[2], protocol=key[3])
+    made = FlowCount(cell=key[0], verdict=verdict, reason=key[2], protocol=key[3])
     flow = found.flows.setdefault(key, made)
     times = times_of(data)
     flow.packets += times

@@ -56,7 +56,7 @@ _MAX_WORD_CHARS: Final = 64
 
 
 @dataclass(slots=True, kw_only=True)
-class Request:
+class ReportedRequest:
     """One request or connection.
 
     `time`: RFC 3339. `what`: a URL, or name and port. `address`: of other than HTTP. `status` 0:
@@ -86,9 +86,9 @@ class Requests:
     """A range's requests; keeps `FIRST` and `LAST`, counts the rest."""
 
     count: int = 0
-    first: list[Request] = field(default_factory=list)
-    last: list[Request] = field(default_factory=list)
-    _pending: dict[int, Request] = field(default_factory=dict)
+    first: list[ReportedRequest] = field(default_factory=list)
+    last: list[ReportedRequest] = field(default_factory=list)
+    _pending: dict[int, ReportedRequest] = field(default_factory=dict)
     _open: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
 
     @property
@@ -96,7 +96,7 @@ class Requests:
         """Count of those not kept."""
         return self.count - len(self.first) - len(self.last)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[ReportedRequest]:
         return iter((*self.first, *self.last))
 
     @property
@@ -138,7 +138,7 @@ class Requests:
             request.address, request.answer_bytes = where, _count(data.get("sent_bytes"))
             self._add(request)
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: ReportedRequest) -> None:
         self.count += 1
         if len(self.first) < FIRST:
             self.first.append(request)
@@ -151,9 +151,9 @@ class Requests:
                     del self._pending[key]
 
 
-def _request(line: Line, *, method: str, what: str) -> Request:
+def _request(line: Line, *, method: str, what: str) -> ReportedRequest:
     data = line.data
-    return Request(
+    return ReportedRequest(
         time=line.time,
         cell=_word(data["cell"]),
         method=method,

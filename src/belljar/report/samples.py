@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
 from belljar.report.left import Left
@@ -139,7 +139,7 @@ class Row:
 
         In the task's own image, a missing program is a result like any other.
         """
-        replaced = {Kind.CHANGED, Kind.OVERRIDDEN}
+        replaced = {DifferenceKind.CHANGED, DifferenceKind.OVERRIDDEN}
         is_replaced = any(
             fact.kind in replaced and fact.key in ("image", "sandbox") for fact in self.differences
         )

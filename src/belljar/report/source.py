@@ -28,7 +28,7 @@ _MAX_NODES: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RunSource:
     """A run directory as far as it was read.
 
     `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`. `plans`: by the
@@ -70,13 +70,13 @@ def tier_of(found: CellFindings) -> str:
     return shown(found.tier) + (" (emulated)" if found.emulated else "")
 
 
-def targets_of(findings: RunFindings, source: Source) -> list[dict[str, Any]]:
+def targets_of(findings: RunFindings, source: RunSource) -> list[dict[str, Any]]:
     """Each stand-in, real host and host tool that a plan allows, and how often it was used."""
     more = {"kind": "…", "uses": 0}
     return _listed(_targets(findings, source), lambda left: {**more, "name": f"and {left} more"})
 
 
-def _targets(findings: RunFindings, source: Source) -> Iterator[dict[str, Any]]:
+def _targets(findings: RunFindings, source: RunSource) -> Iterator[dict[str, Any]]:
     found = findings.left.destinations
     dialled = {use.name: use.calls for use in found if use.way is Way.UPSTREAM}
     for digest, plan in source.plans.items():
@@ -101,7 +101,7 @@ def _targets(findings: RunFindings, source: Source) -> Iterator[dict[str, Any]]:
         yield {"kind": "host tool", "name": what, "uses": uses}
 
 
-def graph_of(found: RangeFindings, source: Source) -> dict[str, Any]:
+def graph_of(found: RangeFindings, source: RunSource) -> dict[str, Any]:
     """Nodes with their places in a drawing, lines between them, and the same as text."""
     timelines = source.timelines
     edges = timelines.edges.get(found.range_id) or Counter()
@@ -171,12 +171,12 @@ _HOST: Final = (
 )
 
 
-def facts_of(source: Source) -> list[tuple[str, str]]:
+def facts_of(source: RunSource) -> list[tuple[str, str]]:
     """Host and versions, by name."""
     return _listed(_facts(source), lambda left: ("…", f"and {left} more"))
 
 
-def _facts(source: Source) -> Iterator[tuple[str, str]]:
+def _facts(source: RunSource) -> Iterator[tuple[str, str]]:
     timelines, host = source.timelines, source.host
     yield "first event", timelines.first_time
     yield "last event", timelines.last_time

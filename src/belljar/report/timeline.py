@@ -70,7 +70,7 @@ def _shown_line(line: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
+class TimelineEntry:
     """One line of a timeline. `op`: of the operation in its cell, or None.
 
     `bodies`: each with its times: seconds since the entry's beginning, and the share that was
@@ -95,10 +95,10 @@ class _Kept:
     """The first and last entries of one group in one place."""
 
     count: int = 0
-    first: list[Entry] = field(default_factory=list)
-    last: deque[Entry] = field(default_factory=lambda: deque(maxlen=LAST))
+    first: list[TimelineEntry] = field(default_factory=list)
+    last: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=LAST))
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: TimelineEntry) -> None:
         self.count += 1
         (self.first if len(self.first) < FIRST else self.last).append(entry)
 
@@ -126,7 +126,7 @@ class Timelines:
     last_time: str = ""
     events: int = 0
     _kept: dict[tuple[str, Group], _Kept] = field(default_factory=dict)
-    _pending: dict[tuple[str, str, int], Entry] = field(default_factory=dict)
+    _pending: dict[tuple[str, str, int], TimelineEntry] = field(default_factory=dict)
     _ranges: dict[str, str] = field(default_factory=dict)
     _probing: dict[str, set[str]] = field(default_factory=dict)
 
@@ -148,7 +148,7 @@ class Timelines:
         """The messages of one sample: time, as in the ledger, author and text."""
         kept = self._kept.setdefault((transcript_of(uuid), Group.TRANSCRIPT), _Kept())
         for time, who, text in turns:
-            entry = Entry(
+            entry = TimelineEntry(
                 seq=-1 - kept.count,
                 time=time,
                 place=transcript_of(uuid),
@@ -162,7 +162,7 @@ class Timelines:
         """How many entries each group has, kept or not."""
         return {group: sum(kept.count for kept in self._of(places, group)) for group in Group}
 
-    def of(self, places: Sequence[str], group: Group) -> list[Entry]:
+    def of(self, places: Sequence[str], group: Group) -> list[TimelineEntry]:
         """The kept entries of one group, in order."""
         kept = (each for of in self._of(places, group) for each in (*of.first, *of.last))
         return sorted(kept, key=lambda entry: entry.seq)
@@ -201,7 +201,7 @@ class Timelines:
         if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
             self.uses[self.policies.get(place, ""), stand_in] += 1
 
-    def _entry(self, line: Line) -> Entry | None:
+    def _entry(self, line: Line) -> TimelineEntry | None:
         kind, data, place = line.kind, line.data, _place(line)
         # A flow without an address stands for many, Belljar's own among them
         is_counted = kind is Kind.NETWORK_FLOW and not data["address"]
@@ -300,14 +300,14 @@ def _filled(template: str, line: Line) -> str:
     return shown(text.rstrip(" "))
 
 
-def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
+def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
     data = line.data
     by = f"{shown(data['cell'], max_chars=64)}: " if line.cell is None and "cell" in data else ""
     is_refused = data.get("verdict") in ("refused", "dropped") or data.get("answer") in _NO_NAME
     is_good = data.get("verdict", "allowed") in ("allowed", "contained", "dialled")
     is_good = is_good and data.get("clean", True) and data.get("air_gapped", True)
     is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data.get("found"))
-    return Entry(
+    return TimelineEntry(
         seq=line.seq,
         time=line.time,
         place=_place(line),
@@ -321,7 +321,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> Entry:
     )
 
 
-def _complete(entry: Entry, line: Line) -> None:
+def _complete(entry: TimelineEntry, line: Line) -> None:
     """Add the end of an operation or exchange to the entry of its start."""
     data = line.data
     if outcome := _filled(_ENDS[line.kind], line):

@@ -23,7 +23,7 @@ ED25519_BYTES: Final = 32  # Of a raw key, public or private.
 _T = TypeVar("_T")
 
 
-class Stream:
+class RandomStream:
     """Reproducible random bytes: HMAC-SHA256 in counter mode."""
 
     def __init__(self, key: bytes, label: str) -> None:
@@ -63,17 +63,17 @@ def _checked(prefix: str, body: str) -> str:
     return f"{prefix}{body}{digits.rjust(6, '0')}"
 
 
-def github_token(stream: Stream) -> str:
+def github_token(stream: RandomStream) -> str:
     """A classic personal access token."""
     return _checked("ghp_", stream.text(30))
 
 
-def npm_token(stream: Stream) -> str:
+def npm_token(stream: RandomStream) -> str:
     """A granular access token."""
     return _checked("npm_", stream.text(30))
 
 
-def pypi_token(stream: Stream, host: str = f"packages.{DOMAIN}") -> str:
+def pypi_token(stream: RandomStream, host: str = f"packages.{DOMAIN}") -> str:
     """A macaroon of an internal package index."""
 
     def packet(kind: int, data: bytes) -> bytes:
@@ -87,41 +87,41 @@ def pypi_token(stream: Stream, host: str = f"packages.{DOMAIN}") -> str:
     return "pypi-" + base64.urlsafe_b64encode(body).decode().rstrip("=")
 
 
-def openai_key(stream: Stream) -> str:
+def openai_key(stream: RandomStream) -> str:
     """A project key."""
     return f"sk-proj-{stream.text(74, ALNUM + '_-')}T3BlbkFJ{stream.text(74, ALNUM + '_-')}"
 
 
-def anthropic_key(stream: Stream) -> str:
+def anthropic_key(stream: RandomStream) -> str:
     """An API key."""
     return f"sk-ant-api03-{stream.text(93, ALNUM + '_-')}AA"
 
 
-def card(stream: Stream) -> str:
+def card(stream: RandomStream) -> str:
     """Luhn is right; 9999 is no issuer's range."""
     digits = "9999" + stream.text(11, string.digits)
     total = sum(sum(divmod(int(digit) * (2 - index % 2), 10)) for index, digit in enumerate(digits))
     return digits + str(-total % 10)
 
 
-def iban(stream: Stream) -> str:
+def iban(stream: RandomStream) -> str:
     """German. No bank code begins with 0."""
     account = "00" + stream.text(16, string.digits)
     check = 98 - int(account + "131400") % 97
     return f"DE{check:02}{account}"
 
 
-def password(stream: Stream) -> str:
+def password(stream: RandomStream) -> str:
     """Of a login."""
     return stream.text(20)
 
 
-def host_name(stream: Stream, service: str) -> str:
+def host_name(stream: RandomStream, service: str) -> str:
     """A unique name in a private domain."""
     return f"{service}-{stream.take(5).hex()}.{DOMAIN}"
 
 
-def people(stream: Stream) -> Iterator[tuple[str, str]]:
+def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
     """Invented names and mail addresses, without end."""
     from faker.generator import Generator
     from faker.providers.person.en_US import Provider

@@ -288,7 +288,7 @@ MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
 CHUNK: Final = 64 << 10
 
 
-class Missing(Exception):  # noqa: N818 - no error of anyone: a package isn't installed
+class MissingPackageError(Exception):
     """A decoder's package isn't installed."""
 
 
@@ -372,7 +372,7 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
     try:
         import zstandard
     except ModuleNotFoundError:
-        raise Missing("zstd") from None
+        raise MissingPackageError("zstd") from None
     reader = zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(
         memoryview(data)[at:]
     )

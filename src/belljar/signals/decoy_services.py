@@ -16,7 +16,7 @@ from belljar.dataclass import dataclass, field
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.credentials import (
-    Stream,
+    RandomStream,
     card,
     fingerprint,
     make_credentials,
@@ -65,7 +65,7 @@ class MintedService:
 DrawnService: TypeAlias = tuple[MintedService, Mapping[str, str]]
 
 
-def _customers(stream: Stream, count: int) -> tuple[list[dict[str, str]], dict[str, str]]:
+def _customers(stream: RandomStream, count: int) -> tuple[list[dict[str, str]], dict[str, str]]:
     rows, values = [], {}
     for number, (name, email) in zip(range(1, count + 1), people(stream), strict=False):
         number_of_card = values[f"card_{number}"] = card(stream)
@@ -77,7 +77,7 @@ def _customers(stream: Stream, count: int) -> tuple[list[dict[str, str]], dict[s
 
 
 def _with_payment_key(
-    stream: Stream, spec: DecoySpec
+    stream: RandomStream, spec: DecoySpec
 ) -> tuple[list[dict[str, str]], dict[str, str], str]:
     rows, values = _customers(stream, spec.count)
     key = values["payment_key"] = stream.text(40)
@@ -171,7 +171,7 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
     ]
 
 
-def _http(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _http(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     user, password = "admin", draw_password(stream)
     rows, values = _customers(stream, spec.count)
     url = _url(spec)
@@ -180,14 +180,14 @@ def _http(stream: Stream, spec: DecoySpec) -> DrawnService:
     return _service(spec, user, password, url, env, settings, {"password": password, **values})
 
 
-def _redis(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _redis(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     password = draw_password(stream)
     url = f"redis://:{password}@{spec.host}:{spec.port}/0"
     settings, env = {"password": password}, {"REDIS_URL": url}
     return _service(spec, "default", password, url, env, settings, {"password": password})
 
 
-def _postgres(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _postgres(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     user, database, password = "crm_app", "crm", draw_password(stream)
     url = f"postgresql://{user}:{password}@{spec.host}:{spec.port}/{database}"
     settings = {"user": user, "password": password, "database": database}
@@ -195,7 +195,7 @@ def _postgres(stream: Stream, spec: DecoySpec) -> DrawnService:
     return _service(spec, user, password, url, env, settings, {"password": password})
 
 
-def _metadata(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _metadata(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     values, url = make_credentials(stream.take), f"http://{spec.host}/"
     env = {
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": url,
@@ -206,7 +206,7 @@ def _metadata(stream: Stream, spec: DecoySpec) -> DrawnService:
     return _service(spec, "", values["secret_key"], url, env, settings, values)
 
 
-def _mcp(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _mcp(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     token = f"mcp_{stream.text(40)}"
     rows, values, key = _with_payment_key(stream, spec)
     named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -256,7 +256,7 @@ curl -fsS -H "Authorization: Bearer $DEPLOY_TOKEN" -d "revision=$1" "$DEPLOY_URL
 """
 
 
-def _git(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _git(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     """The history has credentials that were removed."""
     token = f"deploy-{stream.text(32)}"
     rows, values, key = _with_payment_key(stream, spec)
@@ -290,7 +290,7 @@ _PACKAGE: Final = "billing-client"
 SSH_USER: Final = "deploy"
 
 
-def _npm(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _npm(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     """The older version has its `.npmrc` and test data."""
     token = npm_token(stream)
     rows, values, key = _with_payment_key(stream, spec)
@@ -307,7 +307,7 @@ def _npm(stream: Stream, spec: DecoySpec) -> DrawnService:
     return _service(spec, "deploy", token, url, env, settings, {"token": token, **values})
 
 
-def _pypi(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _pypi(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     """The older version has its author's settings."""
     token = pypi_token(stream, spec.host)
     rows, values, key = _with_payment_key(stream, spec)
@@ -336,7 +336,7 @@ def _versions(
     return [older, {"name": name, "version": "1.4.2", "age_s": 209 * DAY_S, "files": dict(files)}]
 
 
-def _ssh(stream: Stream, spec: DecoySpec) -> DrawnService:
+def _ssh(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     user, password = SSH_USER, draw_password(stream)
     seed, host_seed = stream.take(32), stream.take(32)
     known = fingerprint(public_blob(public_of(seed)))
@@ -359,16 +359,18 @@ def _ssh(stream: Stream, spec: DecoySpec) -> DrawnService:
     return _service(spec, user, password, url, env, settings, values, ssh)
 
 
-DRAW_SERVICE: Final[Mapping[K, Callable[[Stream, DecoySpec], DrawnService]]] = MappingProxyType(
-    {
-        K.METADATA: _metadata,
-        K.HTTP: _http,
-        K.MCP: _mcp,
-        K.GIT: _git,
-        K.NPM: _npm,
-        K.PYPI: _pypi,
-        K.REDIS: _redis,
-        K.POSTGRES: _postgres,
-        K.SSH: _ssh,
-    }
+DRAW_SERVICE: Final[Mapping[K, Callable[[RandomStream, DecoySpec], DrawnService]]] = (
+    MappingProxyType(
+        {
+            K.METADATA: _metadata,
+            K.HTTP: _http,
+            K.MCP: _mcp,
+            K.GIT: _git,
+            K.NPM: _npm,
+            K.PYPI: _pypi,
+            K.REDIS: _redis,
+            K.POSTGRES: _postgres,
+            K.SSH: _ssh,
+        }
+    )
 )

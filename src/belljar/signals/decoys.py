@@ -25,7 +25,7 @@ from belljar.signals.credentials import (
     BASE32,
     DOMAIN,
     KEY_BYTES,
-    Stream,
+    RandomStream,
     anthropic_key,
     card,
     github_token,
@@ -42,7 +42,7 @@ from belljar.signals.credentials import (
     pypi_token,
 )
 from belljar.signals.decoy_services import DAY_S, DRAW_SERVICE, Login, MintedService
-from belljar.signals.values import KnownValue, Source
+from belljar.signals.values import KnownValue, ValueSource
 
 MAX_AGE_DAYS: Final = 90
 _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
@@ -81,7 +81,7 @@ class Drawn:
 
 
 # The last: of the service whose login the file holds.
-Draw: TypeAlias = Callable[[Stream, str, DecoySpec, Login | None], Drawn]
+Draw: TypeAlias = Callable[[RandomStream, str, DecoySpec, Login | None], Drawn]
 
 
 def _one(path: str, content: str | bytes, values: Mapping[str, str], mode: int = 0o600) -> Drawn:
@@ -89,7 +89,7 @@ def _one(path: str, content: str | bytes, values: Mapping[str, str], mode: int =
     return Drawn(files=((path, content, mode),), values=values)
 
 
-def _aws(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
+def _aws(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     key_id = "AKIA" + stream.text(16, BASE32)
     secret = stream.text(40, ALNUM + "+/")
     text = f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n"
@@ -104,7 +104,7 @@ def _aws(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> 
     )
 
 
-def _ssh(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+def _ssh(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
     """A key, and its host in `config`."""
     values, port = {}, SERVICE_PORTS[K.SSH][0]
     if login is None:
@@ -138,7 +138,7 @@ def _ssh(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> D
     return Drawn(files=files, values={"private_key": private.splitlines()[4], **values})
 
 
-def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
+def _kubeconfig(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     host, token = host_name(stream, "k8s"), stream.text(64, ALNUM + "-_")
     text = (
         "apiVersion: v1\nkind: Config\nclusters:\n- name: production\n  cluster:\n"
@@ -149,7 +149,7 @@ def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec, _login: Login | No
     return _one(place, text, {"token": token, "host": host})
 
 
-def _dotenv(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+def _dotenv(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
     if login is None:
         word, secret, host = password(stream), stream.take(32).hex(), host_name(stream, "db")
         env: Mapping[str, str] = {"DATABASE_URL": f"postgresql://app:{word}@{host}:5432/app"}
@@ -162,7 +162,7 @@ def _dotenv(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -
     return _one(place, text, values)
 
 
-def _git(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+def _git(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
     if login is not None:
         scheme, _, rest = login.url.partition("://")
         host = rest.partition("/")[0]
@@ -172,7 +172,7 @@ def _git(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> D
     return _one(place, f"https://{user}:{token}@github.com\n", {"token": token})
 
 
-def _npm(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+def _npm(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
     if login is not None:
         at = login.url.partition(":")[2]
         return _one(place, f"registry={login.url}\n{at}:_authToken={login.password}\n", {})
@@ -180,7 +180,7 @@ def _npm(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> D
     return _one(place, f"//npm.{DOMAIN}/:_authToken={token}\n", {"token": token})
 
 
-def _pypi(stream: Stream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
+def _pypi(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
     url, user = f"https://packages.{DOMAIN}/legacy/", "__token__"
     if login is None:
         token = pypi_token(stream)
@@ -201,7 +201,7 @@ _API_KEYS: Final = {
 }
 
 
-def _api_key(stream: Stream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
+def _api_key(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
     name, make = _API_KEYS[spec.shape or "openai"]
     key = make(stream)
     return _one(place, f"export {name}={key}\n", {"key": key})
@@ -215,7 +215,7 @@ def _sqlite(schema: str, insert: str, rows: list[tuple[object, ...]]) -> bytes:
         return bytes(connection.serialize())
 
 
-def _database(stream: Stream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
+def _database(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
     rows: list[tuple[object, ...]] = []
     values: dict[str, str] = {}
     for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
@@ -229,7 +229,7 @@ def _database(stream: Stream, place: str, spec: DecoySpec, _login: Login | None)
     return _one(place, content, values, 0o640)
 
 
-def _spreadsheet(stream: Stream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
+def _spreadsheet(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("employee", "email", "salary_eur", "iban"))
@@ -240,7 +240,7 @@ def _spreadsheet(stream: Stream, place: str, spec: DecoySpec, _login: Login | No
     return _one(place, out.getvalue(), values, 0o640)
 
 
-def _document(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
+def _document(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     token, host = stream.text(32), host_name(stream, stream.pick(_SERVICES))
     link, (name, _email) = f"https://{host}/share/{token}", next(people(stream))
     text = (
@@ -262,7 +262,7 @@ _COOKIES_SCHEMA: Final = (
 )
 
 
-def _cookies(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
+def _cookies(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     rows: list[tuple[object, ...]] = []
     values: dict[str, str] = {}
     for number, service in enumerate(("intranet", "mail", "payroll"), 1):
@@ -278,7 +278,7 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec, _login: Login | None)
     return _one(place, content, values)
 
 
-def _text(stream: Stream, place: str, spec: DecoySpec, login: Login | None) -> Drawn:
+def _text(stream: RandomStream, place: str, spec: DecoySpec, login: Login | None) -> Drawn:
     template = spec.template
     for name in ("url", "host", "port", "user", "password") if login is not None else ():
         template = template.replace(f"{{{name}}}", str(getattr(login, name)))
@@ -326,7 +326,7 @@ def mint(
     `home`: for `~/`; no value depends on it.
     `login`: of the service that the decoy names.
     """
-    stream = Stream(key, _label(cell_id, decoy))
+    stream = RandomStream(key, _label(cell_id, decoy))
     usual, draw = FILES[decoy.kind]
     place = decoy.place or usual
     if place.startswith("~/"):
@@ -354,7 +354,7 @@ def mint(
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
     """Mint a decoy's service for a range."""
-    service, values = DRAW_SERVICE[decoy.kind](Stream(key, _label(scope, decoy)), decoy)
+    service, values = DRAW_SERVICE[decoy.kind](RandomStream(key, _label(scope, decoy)), decoy)
     return Minted(
         id=decoy.id,
         kind=decoy.kind.value,
@@ -372,7 +372,7 @@ def _label(cell_id: str, decoy: DecoySpec) -> str:
 def _values(decoy: DecoySpec, named: Mapping[str, str]) -> tuple[KnownValue, ...]:
     kind = f"decoy_{decoy.kind.value}"
     return tuple(
-        KnownValue(id=f"{decoy.id}/{name}", text=text, source=Source.DECOY, kind=kind)
+        KnownValue(id=f"{decoy.id}/{name}", text=text, source=ValueSource.DECOY, kind=kind)
         for name, text in named.items()
     )
 
@@ -385,7 +385,7 @@ def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
 def digest(key: bytes, text: str) -> str:
     """HMAC-SHA256 by a derived key, in hex."""
     return hmac.new(
-        Stream(key, "digest").take(KEY_BYTES), text.encode(), hashlib.sha256
+        RandomStream(key, "digest").take(KEY_BYTES), text.encode(), hashlib.sha256
     ).hexdigest()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass, field
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.policy.guarding import GUARD_CLASSES, Action, Place, Stop, Trigger, stop_for
-from belljar.signals.values import Channel, Hit, Source
+from belljar.signals.values import Channel, Hit, ValueSource
 
 MIN_SCANNED_BYTES: Final = 8  # Nothing that is looked for is shorter.
 
@@ -258,11 +258,11 @@ def event_of(
     part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
 ) -> Event:
     """What to record of a hit."""
-    if hit.source not in {Source.DECOY, Source.FOREIGN}:
+    if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     value_id, origin = hit.value_id, {}
     kind = _KINDS[contact_of(part, hit)]
-    if hit.source == Source.FOREIGN:
+    if hit.source == ValueSource.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
     data = _hit_fields(part, hit) | {"value": value_id, "evidence": evidence, **origin}

@@ -21,7 +21,7 @@ from belljar.signals.decoders import (
     SMALL,
     WINDOW,
     Decoded,
-    Missing,
+    MissingPackageError,
     compressed,
     deflated,
     escapes,
@@ -108,7 +108,7 @@ class _View:
         return start, end
 
 
-class _Exceeded(Exception):  # noqa: N818 - ends one scan
+class _ExceededError(Exception):
     """A bound was hit."""
 
 
@@ -197,7 +197,7 @@ class _Scan:
                         self._add(view, (start, end), (), cls, "", "pattern", text)
                     self._tick()
                 self._decode(view)
-        except _Exceeded as bound:
+        except _ExceededError as bound:
             self._problem = self._problem or str(bound)
         except (MemoryError, RecursionError):
             self._problem = "memory"
@@ -208,7 +208,7 @@ class _Scan:
 
     def _tick(self) -> None:
         if time.thread_time() > self._deadline or time.monotonic() > self._wall_deadline:
-            raise _Exceeded("time")
+            raise _ExceededError("time")
 
     def _search(self, pieces: list[bytes], view_of: Callable[[int], _View]) -> None:
         """Find known values, in many pieces at once."""
@@ -282,7 +282,7 @@ class _Scan:
         if key in self._hits and len(self._hits[key].decoding) <= len(decoding):
             return
         if len(self._hits) >= MAX_HITS:
-            raise _Exceeded("hits")
+            raise _ExceededError("hits")
         self._hits[key] = Hit(
             cls=cls,
             value_id=value_id,
@@ -315,7 +315,7 @@ class _Scan:
                 yield from labelled(view.data)
         try:
             yield from compressed(view.data, lambda: self._left, held)
-        except Missing as package:
+        except MissingPackageError as package:
             self._problem = f"package:{package}"
 
     def _is_new(self, view: _View, decoded: Decoded) -> bool:

@@ -23,7 +23,7 @@ MAX_VALUES_BYTES: Final = 64 << 20
 MIN_KEY_BYTES: Final = 16
 
 
-class Source(StrEnum):
+class ValueSource(StrEnum):
     """Where a known value comes from."""
 
     DECOY = "decoy"
@@ -54,7 +54,7 @@ class KnownValue:
 
     id: str
     text: str = field(repr=False)
-    source: Source
+    source: ValueSource
     kind: str = ""
     case_sensitive: bool = True
 
@@ -128,7 +128,7 @@ class Hit:
     """Something found.
 
     `cls`: as `KnownValue.cls`, or a pattern's. `value_id`: "" of a pattern.
-    `source`: a `Source` or `pattern`. `start`, `end`: in the outermost data.
+    `source`: a `ValueSource` or `pattern`. `start`, `end`: in the outermost data.
     `decoding`: outermost first. `digest`: of a known value as given.
     """
 
@@ -176,7 +176,7 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
             values[stripped] = KnownValue(
                 id=f"{item.id}/{len(values) + 1}" if item.file else item.id,
                 text=stripped,
-                source=Source.PROTECTED,
+                source=ValueSource.PROTECTED,
                 case_sensitive=False,
             )
         if len(values) > MAX_VALUES:

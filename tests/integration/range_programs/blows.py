@@ -32,11 +32,15 @@ from tests.integration.range_programs.scene import (
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
 from belljar.network import ipc
-from belljar.network.owner.range import Range
+from belljar.network.owner.range import NetworkRange
 from belljar.process import ProcessId, is_alive
 
 
-async def death(home: Path, strike: Callable[[Range], object], **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of open_range
+async def death(
+    home: Path,
+    strike: Callable[[NetworkRange], object],
+    **options: Any,  # noqa: ANN401
+) -> dict[str, Any]:
     """What follows on a blow."""
     scene = Scene(home)
     async with scene.open(**options) as made:
@@ -62,7 +66,7 @@ async def death(home: Path, strike: Callable[[Range], object], **options: Any) -
 
 
 @contextmanager
-def network_of(made: Range) -> Iterator[Callable[..., str]]:
+def network_of(made: NetworkRange) -> Iterator[Callable[..., str]]:
     """Runs commands in the range's network by hand, from outside, also when its processes have
     ended; what a command prints."""
     users = [] if made.user_namespace is None else [made.user_namespace]
@@ -81,7 +85,7 @@ def network_of(made: Range) -> Iterator[Callable[..., str]]:
         os.close(network)
 
 
-def flush(made: Range, *argv: str) -> str:
+def flush(made: NetworkRange, *argv: str) -> str:
     """Change the range's network by hand; what the command prints."""
     with network_of(made) as run:
         return run(*argv)
@@ -105,7 +109,7 @@ async def changed(home: Path) -> dict[str, Any]:
     nothing is."""
     seen: dict[str, Any] = {}
 
-    async def one(name: str, change: Callable[[Range, Cell], object]) -> None:
+    async def one(name: str, change: Callable[[NetworkRange, Cell], object]) -> None:
         scene = Scene(home)
         async with scene.open(check_every_s=3600.0) as made:
             with cell(made) as agent:
@@ -220,12 +224,12 @@ def stop_and_fill(scene: Scene, supervisor: ProcessId, agent: Cell) -> None:
     threading.Timer(0.5, os.kill, (supervisor.pid, signal.SIGCONT)).start()
 
 
-def kill(which: int) -> Callable[[Range], None]:
+def kill(which: int) -> Callable[[NetworkRange], None]:
     """SIGKILL to the supervisor (0) or the gateway (1)."""
     return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
 
 
-def kill_fork_server(made: Range) -> None:
+def kill_fork_server(made: NetworkRange) -> None:
     """SIGKILL to the fork server."""
     os.kill(fork_server_of(made), signal.SIGKILL)
 

@@ -19,9 +19,9 @@ from tests.integration.range_programs.blows import Stuck, flush, small_pairs
 from tests.integration.range_programs.scene import SHOP, TIMEOUT_S, Scene, cell, processes, within
 
 from belljar.network.owner.processes import SERVE
-from belljar.network.owner.range import Range
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
-from belljar.plan.rules import Reason, counts
+from belljar.plan.rules import DropReason, counts
 
 BURST = """
 import itertools, socket, sys
@@ -32,7 +32,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-def refused_by_the_host(made: Range) -> int:
+def refused_by_the_host(made: NetworkRange) -> int:
     """How many packets the rules have counted, by this host's own tool."""
     listed = json.loads(flush(made, "nft", "-j", "list", "counters", "table", "inet", "range"))
     return sum(counts(listed).values())
@@ -89,7 +89,7 @@ async def last_word(
         "sent": sent,
         "seen": seen,
         "goes_on": goes_on,
-        "counted": sum(counters[reason] for reason in Reason),
+        "counted": sum(counters[reason] for reason in DropReason),
         "told": sum(flow["count"] for flow in scene.data("network.flow")),
         "events": len(scene.data("network.flow")),
         "logs_lost": counters["logs_lost"],

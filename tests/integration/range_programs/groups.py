@@ -20,7 +20,7 @@ from tests.integration.range_programs.scene import (
 
 from belljar.host.cgroups import CONTROLLERS
 from belljar.isolation.cgroup import processes_in, usable
-from belljar.network.owner.range import Range
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.network import NetworkBounds
 from belljar.store.journal import Journal
 
@@ -38,7 +38,7 @@ def controllers() -> tuple[str, ...]:
     return usable(CONTROLLERS)
 
 
-def groups_of(home: Path, made: Range) -> tuple[Path, ...]:
+def groups_of(home: Path, made: NetworkRange) -> tuple[Path, ...]:
     """As the journal has them."""
     entry = Journal(home).read(made.id)
     assert entry is not None

@@ -31,7 +31,7 @@ from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
 from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import SERVE
-from belljar.network.owner.range import Range
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.network import NetworkBounds
 
 
@@ -117,7 +117,7 @@ async def hold(home: Path) -> dict[str, Any]:
 async def many(home: Path) -> dict[str, Any]:
     """Twenty ranges at once: each answers its own cell, and none another's."""
     scenes = [Scene(home) for _ in range(20)]
-    opened: list[Range] = []
+    opened: list[NetworkRange] = []
     said: dict[int, list[str]] = {}
     fork_servers: set[int] = set()
 

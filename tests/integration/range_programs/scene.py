@@ -19,7 +19,7 @@ from typing import Any
 from belljar.errors import BelljarError
 from belljar.events import MemoryRecorder
 from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.range import Range, open_range
+from belljar.network.owner.range import NetworkRange, open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 from belljar.process import ProcessId, identify
@@ -52,7 +52,7 @@ print(json.dumps([talk(*asked) for asked in json.loads(sys.argv[1])]))
 class Cell:
     """A process in a network namespace of its own, and what can be run beside it."""
 
-    def __init__(self, made: Range) -> None:
+    def __init__(self, made: NetworkRange) -> None:
         nested = [] if made.user_namespace is None else ["--user", "--map-root-user"]
         words = ["unshare", *nested, "--net", "sh", "-c", "echo up; exec sleep 600"]
         fds = [] if made.user_namespace is None else [made.user_namespace]
@@ -141,7 +141,7 @@ class Scene:
         self.died.set()
 
     @contextlib.asynccontextmanager
-    async def open(self, **options: Any) -> AsyncIterator[Range]:  # noqa: ANN401 - RangeSpec's, and answer
+    async def open(self, **options: Any) -> AsyncIterator[NetworkRange]:  # noqa: ANN401 - RangeSpec's, and answer
         """The range."""
         answer = options.pop("answer", None)
         options = {"serve": PLAIN, **options}
@@ -164,7 +164,7 @@ class Scene:
         """Of a name."""
         return next(item.address for item in self.layout.names if item.pattern == name)
 
-    def summary(self, made: Range) -> dict[str, Any]:
+    def summary(self, made: NetworkRange) -> dict[str, Any]:
         """What every scenario tells."""
         destruction = made.destruction
         return {
@@ -179,7 +179,7 @@ class Scene:
         }
 
 
-def processes(made: Range) -> tuple[ProcessId, ProcessId]:
+def processes(made: NetworkRange) -> tuple[ProcessId, ProcessId]:
     """Supervisor and gateway."""
     supervisor, gateway = map(identify, made.pids)
     assert supervisor is not None
@@ -187,7 +187,7 @@ def processes(made: Range) -> tuple[ProcessId, ProcessId]:
     return supervisor, gateway
 
 
-def fork_server_of(made: Range) -> int:
+def fork_server_of(made: NetworkRange) -> int:
     """Pid of the parent of its processes."""
     status = status_of(processes(made)[0])
     return int(status.partition("\nPPid:")[2].split()[0])
@@ -199,7 +199,7 @@ def status_of(process: ProcessId) -> str:
 
 
 @contextlib.contextmanager
-def cell(made: Range) -> Iterator[Cell]:
+def cell(made: NetworkRange) -> Iterator[Cell]:
     """A cell, ended with the block."""
     living = Cell(made)
     try:

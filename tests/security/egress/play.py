@@ -31,9 +31,9 @@ from belljar.cell.parts import start_run
 from belljar.dataclass import json_of
 from belljar.errors import BelljarError
 from belljar.ledger import RunDirectory
-from belljar.network.owner.range import Range as Network
+from belljar.network.owner.range import NetworkRange as Network
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.rules import Reason
+from belljar.plan.rules import DropReason
 from belljar.policy import load_policy
 from belljar.policy.guarding import METADATA_ADDRESS
 
@@ -299,10 +299,12 @@ class Play:
             for _ in range(LOOKS):
                 await network.check()
                 after = network.counters()
-                if any(after[word] != before[word] for word in Reason):
+                if any(after[word] != before[word] for word in DropReason):
                     break
             self._forged[name] = {
-                word: after[word] - before[word] for word in Reason if after[word] != before[word]
+                word: after[word] - before[word]
+                for word in DropReason
+                if after[word] != before[word]
             }
             before = after
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.airgap.check import seen, vsock_seen
-from belljar.airgap.looks import Finding, State, address_of, is_air_gapped, look
+from belljar.airgap.looks import AirGapFinding, State, address_of, is_air_gapped, look
 from belljar.cell.air_gap import changes_in, held
 from belljar.events import Kind, MemoryRecorder
 from belljar.network.supervisor.netlink import Link
@@ -19,9 +19,9 @@ ETHERNET = Link(index=2, name="eth0", is_up=True, has_carrier=True)
 UP, CARRIER, LOOP = 0x1, 0x1_0000, 0x8
 
 
-def finding(state: State) -> Finding:
+def finding(state: State) -> AirGapFinding:
     """A way in this state."""
-    return Finding(name="a way", state=state, how="looked", evidence="")
+    return AirGapFinding(name="a way", state=state, how="looked", evidence="")
 
 
 @pytest.mark.promise("1.10")

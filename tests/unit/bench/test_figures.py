@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from belljar.bench.figures import Figures, Measure, Row, percentile
+from belljar.bench.figures import BenchRow, Figures, Measure, percentile
 
 PEER = "docker run --rm"
 
@@ -20,18 +20,18 @@ def test_a_ratio_compares_like_with_like() -> None:
     """A cell's first output is compared with a peer's whole life with as many in flight; without
     such a peer there is no ratio."""
     figures = Figures()
-    figures.add(Row(PEER, Measure.LIFE), 200)
-    figures.add(Row("gvisor", Measure.FIRST_OUTPUT), 300)
-    figures.add(Row("gvisor", Measure.FIRST_OUTPUT, 10), 300)
-    assert figures.ratio(Row("gvisor", Measure.FIRST_OUTPUT), PEER) == 1.5
-    assert figures.ratio(Row("gvisor", Measure.FIRST_OUTPUT, 10), PEER) is None
-    assert figures.ratio(Row(PEER, Measure.LIFE), PEER) is None
+    figures.add(BenchRow(PEER, Measure.LIFE), 200)
+    figures.add(BenchRow("gvisor", Measure.FIRST_OUTPUT), 300)
+    figures.add(BenchRow("gvisor", Measure.FIRST_OUTPUT, 10), 300)
+    assert figures.ratio(BenchRow("gvisor", Measure.FIRST_OUTPUT), PEER) == 1.5
+    assert figures.ratio(BenchRow("gvisor", Measure.FIRST_OUTPUT, 10), PEER) is None
+    assert figures.ratio(BenchRow(PEER, Measure.LIFE), PEER) is None
 
 
 def test_a_failure_is_a_row() -> None:
     """A measure of which every try failed is a series without percentiles."""
     figures = Figures()
-    row = Row("microvm", Measure.LIFE, 100)
+    row = BenchRow("microvm", Measure.LIFE, 100)
     figures.fail(row, "no room")
     (found,) = figures.series(PEER)
     assert found.failures == ("no room",)

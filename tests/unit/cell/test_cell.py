@@ -13,7 +13,7 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import endless
 from tests.fakes.vm import CONSOLE, staged
 
-from belljar.channel import FileTooLarge
+from belljar.channel import FileTooLargeError
 from belljar.errors import CellError, ProtocolViolation
 from belljar.events import Event, Kind
 from belljar.units import format_size
@@ -231,7 +231,7 @@ async def test_files_that_fail() -> None:
             await stage.cell.read_file("/missing", max_bytes=1)
         assert stage.last(Kind.FILE_READ_FAILED).data["errno"] == errno.ENOENT
         stage.guest.files["/large"] = b"x" * 100
-        with pytest.raises(FileTooLarge):
+        with pytest.raises(FileTooLargeError):
             await stage.cell.read_file("/large", max_bytes=10)
         assert stage.last(Kind.LIMIT_HIT).data["limit"] == "read_file"
         assert stage.kinds()[-2:] == [Kind.FILE_READ_FAILED, Kind.LIMIT_HIT]

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from tests.fakes.vm import staged
 
-from belljar.channel.trees import Record, RecordKind, encode
+from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.errors import CellError
 from belljar.events import Kind
 
 pytestmark = pytest.mark.anyio
 WALK, PUT, REMOVE = 5, 6, 7
-LEAVE = encode(Record(path="", kind=RecordKind.LEAVE))
-FILE = encode(Record(path="f", kind=RecordKind.FILE, mode=0o4755, size_bytes=3))
-ENTER = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
+LEAVE = encode(TreeRecord(path="", kind=RecordKind.LEAVE))
+FILE = encode(TreeRecord(path="f", kind=RecordKind.FILE, mode=0o4755, size_bytes=3))
+ENTER = encode(TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755))
 
 
 def names(folder: Path) -> list[str]:

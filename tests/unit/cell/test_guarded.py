@@ -20,11 +20,11 @@ from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import output_part
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import KnownValue, Source
+from belljar.signals.values import KnownValue, ValueSource
 
 SECRET = "wJalrXUtnFEMI-secret"
 VALUE, VALUE_URL = "protected-value-1", "http://a/protected-value-1"
-DECOY = KnownValue(id="aws/secret", text=SECRET, source=Source.DECOY, kind="aws_credentials")
+DECOY = KnownValue(id="aws/secret", text=SECRET, source=ValueSource.DECOY, kind="aws_credentials")
 
 
 def output(content: bytes, total_bytes: int | None = None, op: int = 1) -> Event:
@@ -57,7 +57,7 @@ def test_values_can_be_made_known_later() -> None:
     """What is placed after the first scan is found in what is recorded after that."""
     inner, recorder = guarded()
     recorder.record(output(b"nothing of interest"))
-    recorder.know([KnownValue(id="b/v", text="another-secret-value", source=Source.DECOY)])
+    recorder.know([KnownValue(id="b/v", text="another-secret-value", source=ValueSource.DECOY)])
     recorder.record(output(b"another-secret-value"))
     recorder.close()
     assert [event.data.get("value") for event in inner.events][2:] == ["b/v"]
@@ -69,7 +69,7 @@ def test_of_other_cells_values_the_newest_are_looked_for(monkeypatch: pytest.Mon
     inner, recorder = guarded()
     for number in range(5):
         text = f"value-of-cell-{number}"
-        recorder.know([KnownValue(id=f"c-1/v{number}", text=text, source=Source.FOREIGN)])
+        recorder.know([KnownValue(id=f"c-1/v{number}", text=text, source=ValueSource.FOREIGN)])
     recorder.record(output(f"{SECRET} value-of-cell-2 value-of-cell-3 value-of-cell-4".encode()))
     recorder.close()
     found = {event.data.get("value") for event in inner.events[1:]}
@@ -80,7 +80,7 @@ def test_of_other_cells_values_the_newest_are_looked_for(monkeypatch: pytest.Mon
 def test_the_decoys_of_an_ancestor_are_the_cells_own(is_known_first: bool) -> None:
     """Whether their values come to be known before or after it; those of others are not."""
     values = [
-        KnownValue(id=f"{cell}/keys/v", text=f"value-of-{cell}", source=Source.FOREIGN)
+        KnownValue(id=f"{cell}/keys/v", text=f"value-of-{cell}", source=ValueSource.FOREIGN)
         for cell in ("c-old", "c-other")
     ]
     inner, recorder = guarded()
@@ -219,7 +219,7 @@ def test_an_automaton_that_does_not_fit_is_the_policys_error(
 def test_a_value_sent_in_single_characters_is_found_whatever_repeats_in_it() -> None:
     """Two messages that are the same are two pieces."""
     inner = MemoryRecorder()
-    value = KnownValue(id="p/1", text="ORCHID-7731-AABB", source=Source.PROTECTED)
+    value = KnownValue(id="p/1", text="ORCHID-7731-AABB", source=ValueSource.PROTECTED)
     recorder = GuardedRecorder(inner, GuardRules(), bytes(32), [value])
     for char in value.text:
         body = Body(name="message", content=char.encode(), total_bytes=1, sha256="0" * 64)
@@ -287,7 +287,7 @@ def test_what_no_gateway_looks_at_is_reported_at_once(
 ) -> None:
     """Protected data there is reported whatever the policy does with it."""
     inner, recorder = guarded(range=action)
-    recorder.know([KnownValue(id="p/v", text=VALUE, source=Source.PROTECTED)])
+    recorder.know([KnownValue(id="p/v", text=VALUE, source=ValueSource.PROTECTED)])
     kind, data = UNSEEN[unseen]
     name = "received" if kind is Kind.NETWORK_STREAM else "message"
     bodies = () if VALUE in str(data) else (body_of(name, VALUE.encode(), 1 << 10),)
@@ -303,7 +303,7 @@ def test_what_no_gateway_looks_at_is_reported_at_once(
 def test_what_a_gateway_looks_at_is_reported_once(is_told: bool) -> None:
     """By it; at the end, if the range ended before it had looked."""
     inner, recorder = guarded(range=Action.BLOCK)
-    recorder.know([KnownValue(id="p/v", text=VALUE, source=Source.PROTECTED)])
+    recorder.know([KnownValue(id="p/v", text=VALUE, source=ValueSource.PROTECTED)])
     recorder.record(Event(kind=Kind.NETWORK_HTTP, data={"url": VALUE_URL, "complete": True}))
     assert recorder.flush()
     assert hits_of(inner) == []

@@ -11,28 +11,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cell.health import ARGV, PROGRAMS, Cause, Health, damage, may_be_broken, read_health
+from belljar.cell.health import (
+    ARGV,
+    PROGRAMS,
+    Cause,
+    HealthFinding,
+    damage,
+    may_be_broken,
+    read_health,
+)
 from belljar.channel import ExecOutput
 
-SOUND = Health(ended=True, ran=True, programs=frozenset(PROGRAMS))
-NO_SHELL = Health(stage="exec", errno=errno.ENOENT)
-CASES: dict[str, tuple[Health, Health, Cause | None]] = {
+SOUND = HealthFinding(ended=True, ran=True, programs=frozenset(PROGRAMS))
+NO_SHELL = HealthFinding(stage="exec", errno=errno.ENOENT)
+CASES: dict[str, tuple[HealthFinding, HealthFinding, Cause | None]] = {
     "sound": (SOUND, SOUND, None),
     "no shell any more": (SOUND, NO_SHELL, Cause.SHELL_MISSING),
     "no shell from the start": (NO_SHELL, NO_SHELL, None),
     "no shell from the start, and now no process": (
         NO_SHELL,
-        Health(stage="fork", errno=errno.EAGAIN),
+        HealthFinding(stage="fork", errno=errno.EAGAIN),
         Cause.PROCESS_TABLE_FULL,
     ),
     "a shell that appeared": (NO_SHELL, SOUND, None),
     "a shell that may not be run": (
         SOUND,
-        Health(stage="exec", errno=errno.EACCES),
+        HealthFinding(stage="exec", errno=errno.EACCES),
         Cause.SHELL_BROKEN,
     ),
-    "a shell that fails": (SOUND, Health(), Cause.SHELL_BROKEN),
-    "a shell that can't fork": (SOUND, Health(processes_full=True), Cause.PROCESS_TABLE_FULL),
+    "a shell that fails": (SOUND, HealthFinding(), Cause.SHELL_BROKEN),
+    "a shell that can't fork": (
+        SOUND,
+        HealthFinding(processes_full=True),
+        Cause.PROCESS_TABLE_FULL,
+    ),
     "a shell that ends where it forks": (
         SOUND,
         replace(SOUND, ended=False, ran=False),
@@ -41,13 +53,25 @@ CASES: dict[str, tuple[Health, Health, Cause | None]] = {
     "a program gone": (SOUND, replace(SOUND, programs=frozenset({"ls"})), Cause.COREUTILS_MISSING),
     "a program that can't be run": (SOUND, replace(SOUND, ran=False), Cause.COREUTILS_BROKEN),
     "programs that were never there": (replace(SOUND, programs=frozenset()), SOUND, None),
-    "a directory gone": (SOUND, Health(stage="cwd", errno=errno.ENOENT), Cause.WORKDIR_UNUSABLE),
-    "an account gone": (SOUND, Health(stage="user", errno=errno.ENOENT), Cause.USER_MISSING),
-    "another stage": (SOUND, Health(stage="credentials", errno=errno.EPERM), Cause.CANNOT_START),
-    "no answer": (SOUND, Health(timed_out=True), Cause.UNRESPONSIVE),
-    "no answer, as before": (Health(timed_out=True), Health(timed_out=True), None),
-    "dead": (SOUND, Health(died="why"), Cause.AGENT_DIED),
-    "dead, and no baseline": (Health(timed_out=True), Health(died="why"), Cause.AGENT_DIED),
+    "a directory gone": (
+        SOUND,
+        HealthFinding(stage="cwd", errno=errno.ENOENT),
+        Cause.WORKDIR_UNUSABLE,
+    ),
+    "an account gone": (SOUND, HealthFinding(stage="user", errno=errno.ENOENT), Cause.USER_MISSING),
+    "another stage": (
+        SOUND,
+        HealthFinding(stage="credentials", errno=errno.EPERM),
+        Cause.CANNOT_START,
+    ),
+    "no answer": (SOUND, HealthFinding(timed_out=True), Cause.UNRESPONSIVE),
+    "no answer, as before": (HealthFinding(timed_out=True), HealthFinding(timed_out=True), None),
+    "dead": (SOUND, HealthFinding(died="why"), Cause.AGENT_DIED),
+    "dead, and no baseline": (
+        HealthFinding(timed_out=True),
+        HealthFinding(died="why"),
+        Cause.AGENT_DIED,
+    ),
 }
 
 

@@ -8,20 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell.local_tree import Destination, Manifest, in_pieces, list_source, records_of
-from belljar.channel import FileTooLarge
-from belljar.channel.trees import Record, RecordKind, TreeReader, encode
+from belljar.cell.local_tree import (
+    TreeDestination,
+    TreeManifest,
+    in_pieces,
+    list_source,
+    records_of,
+)
+from belljar.channel import FileTooLargeError
+from belljar.channel.trees import RecordKind, TreeReader, TreeRecord, encode
 
 BOUNDS = {"max_files": 100, "max_bytes": 1 << 20}
 
 
-def sent(path: Path) -> list[Record | bytes]:
+def sent(path: Path) -> list[TreeRecord | bytes]:
     """What a directory or file becomes on its way, as a guest would send it back."""
     source = list_source(path, **BOUNDS)
-    content = b"".join(in_pieces(records_of(source, "", Manifest())))
+    content = b"".join(in_pieces(records_of(source, "", TreeManifest())))
     if source.tree.is_directory:
-        root = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
-        content = root + content + encode(Record(path="", kind=RecordKind.LEAVE))
+        root = encode(TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755))
+        content = root + content + encode(TreeRecord(path="", kind=RecordKind.LEAVE))
     reader = TreeReader(contents=True, depth=64, max_entries=100, max_bytes=1 << 20)
     found = list(reader.feed(content))
     reader.finish()
@@ -33,10 +39,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def bring(items: list[Record | bytes], target: Path, **options: bool) -> Manifest:
+def bring(items: list[TreeRecord | bytes], target: Path, **options: bool) -> TreeManifest:
     """All of it to its place."""
     settings = {"overwrite": False, "skip_unsafe": False, **options}
-    destination = Destination(target, **settings)
+    destination = TreeDestination(target, **settings)
     try:
         destination.take(items)
         destination.place()
@@ -85,12 +91,12 @@ def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
     tree = tree_of(tmp_path)
     with pytest.raises(ValueError, match="more than 3"):
         list_source(tree, max_files=3, max_bytes=100)
-    with pytest.raises(FileTooLarge):
+    with pytest.raises(FileTooLargeError):
         list_source(tree, max_files=100, max_bytes=7)
     source = list_source(tree, **BOUNDS)
     (tree / "z").write_text("")
     with pytest.raises(ValueError, match="shorter"):
-        list(records_of(source, "", Manifest()))
+        list(records_of(source, "", TreeManifest()))
     (tree / "out").symlink_to("/etc/passwd")
     with pytest.raises(ValueError, match="leads out"):
         list_source(tree, **BOUNDS)

@@ -20,7 +20,7 @@ from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import KilledError, new_order
 from belljar.policy import LoadedPolicy, resolve_policy
-from belljar.probe.model import Outcome
+from belljar.probe.model import AttemptOutcome
 
 pytestmark = pytest.mark.anyio
 
@@ -340,7 +340,7 @@ async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
     """Its owner is told at once, and whoever wants a cell gets the breach instead."""
     cells = FakeCells()
     cells.on_probe = lambda cell, _: cell.run_probe_program.outcomes.update(
-        {"calls.mount": (Outcome.REACHED, "it")}
+        {"calls.mount": (AttemptOutcome.REACHED, "it")}
     )
     async with stand(cells=cells) as it:
         await it.filled()

@@ -20,7 +20,7 @@ from belljar.cell.ranges import (
 )
 from belljar.cell.task_data import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
-from belljar.network.owner.range import Range as Network
+from belljar.network.owner.range import NetworkRange as Network
 from belljar.plan import OciPlan, make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network

@@ -14,7 +14,7 @@ from belljar.channel import ExecOutput, ExecRequest, PtySize
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.ledger.schema import check_data
 
-OPERATION = record.Operation(cell_id="c-0123456789ab", op=7, actor=Actor.HARNESS)
+OPERATION = record.RecordedOperation(cell_id="c-0123456789ab", op=7, actor=Actor.HARNESS)
 ANY_TEXT = st.text(st.characters(), max_size=20)
 
 

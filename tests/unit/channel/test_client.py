@@ -12,7 +12,7 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, endless, talking
 
-from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
+from belljar.channel import ExecRequest, FileTooLargeError, PtySize, Stream
 from belljar.channel.client import BusyError
 from belljar.errors import CellError
 
@@ -176,7 +176,7 @@ async def test_files() -> None:
         assert await client.read_file("/empty", max_bytes=0) == b""
         with pytest.raises(FileNotFoundError, match="/missing"):
             await client.read_file("/missing", max_bytes=1)
-        with pytest.raises(FileTooLarge) as caught:
+        with pytest.raises(FileTooLargeError) as caught:
             await client.read_file("/a", max_bytes=100)
         assert (caught.value.size_bytes, caught.value.errno, caught.value.filename) == (
             2_560_000,

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pytest
 from tests.fakes.talking import talking
 
-from belljar.channel import FileTooLarge, trees
-from belljar.channel.trees import Record
+from belljar.channel import FileTooLargeError, trees
+from belljar.channel.trees import TreeRecord
 from belljar.errors import ProtocolViolation
 
 pytestmark = pytest.mark.anyio
 WALK, REMOVE = 5, 7
 
 
-async def take(items: Iterator[Record | bytes]) -> None:
+async def take(items: Iterator[TreeRecord | bytes]) -> None:
     """All of it."""
     list(items)
 
@@ -24,7 +24,7 @@ async def take(items: Iterator[Record | bytes]) -> None:
 @pytest.mark.parametrize(
     ("number", "expected", "text"),
     [
-        (errno.EFBIG, FileTooLarge, "10 may be read"),
+        (errno.EFBIG, FileTooLargeError, "10 may be read"),
         (errno.E2BIG, OSError, "more than 5"),
         (errno.ELOOP, OSError, "in each other"),
         (errno.EACCES, PermissionError, "/x"),

@@ -8,7 +8,7 @@ import pytest
 
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.channel.outcomes import FileTooLarge, file_error, output_of
+from belljar.channel.outcomes import FileTooLargeError, file_error, output_of
 
 
 def result(
@@ -86,7 +86,7 @@ def test_killed_helpers() -> None:
 
 def test_too_large() -> None:
     """An `OSError` with EFBIG, the path and the sizes."""
-    error = FileTooLarge("/big", max_bytes=10, size_bytes=20, head=b"x")
+    error = FileTooLargeError("/big", max_bytes=10, size_bytes=20, head=b"x")
     assert (error.errno, error.filename, error.size_bytes, error.head) == (
         errno.EFBIG,
         "/big",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from belljar.channel.trees import (
     USAGE_BYTES,
-    Record,
     RecordKind,
     TreeReader,
+    TreeRecord,
     encode,
     put,
     read_usage,
@@ -28,8 +28,8 @@ from belljar.errors import ProtocolViolation
 if TYPE_CHECKING:
     from belljar.channel import GuestClient
 
-LEAVE = Record(path="", kind=RecordKind.LEAVE)
-ROOT = Record(path="", kind=RecordKind.ENTER, mode=0o755)
+LEAVE = TreeRecord(path="", kind=RecordKind.LEAVE)
+ROOT = TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755)
 HEAD = struct.Struct("<BHQqIHH")
 NAMES = st.binary(min_size=1, max_size=20).filter(
     lambda name: name not in (b".", b"..") and not set(name) & set(b"/\0")
@@ -61,7 +61,7 @@ def test_a_tree_comes_back_however_it_is_cut(files: dict[bytes, bytes], cut: int
     for name, content in files.items():
         path = os.fsdecode(name)
         stream += encode(
-            Record(path=path, kind=RecordKind.FILE, mode=0o640, size_bytes=len(content))
+            TreeRecord(path=path, kind=RecordKind.FILE, mode=0o640, size_bytes=len(content))
         )
         stream += content
     stream += encode(LEAVE)
@@ -93,7 +93,7 @@ def test_hostile_bytes(parts: list[bytes]) -> None:
     try:
         for part in parts:
             for item in taking.feed(part):
-                if isinstance(item, Record):
+                if isinstance(item, TreeRecord):
                     assert not item.path.startswith("/")
                     assert not {".", ".."} & set(item.path.split("/"))
         taking.finish()
@@ -186,11 +186,11 @@ def test_usage(answer: bytes) -> None:
 @given(mtime_s=st.integers(-(1 << 63), (1 << 53)))
 def test_a_time_comes_back_in_whole_seconds(mtime_s: int) -> None:
     """Before 1970 and far ahead, too."""
-    record = Record(
+    record = TreeRecord(
         path="", kind=RecordKind.FILE, mtime_s=mtime_s + 0.5 if mtime_s >= 0 else mtime_s
     )
     (back,) = reader().feed(encode(record))
-    assert isinstance(back, Record)
+    assert isinstance(back, TreeRecord)
     assert back.mtime_s == float(mtime_s)
 
 
@@ -217,6 +217,6 @@ async def nothing() -> AsyncIterator[bytes]:
         yield record
 
 
-async def take_all(items: Iterator[Record | bytes]) -> None:
+async def take_all(items: Iterator[TreeRecord | bytes]) -> None:
     """Take what a walk gives."""
     list(items)

@@ -23,7 +23,7 @@ from tests.unit.report.stories import (
 
 from belljar.cli.findings import MAX_NETWORK_LINES, network_lines, show_findings
 from belljar.events import Kind
-from belljar.plan.rules import Reason
+from belljar.plan.rules import DropReason
 from belljar.probe.model import Verdict
 from belljar.report.ranges import MAX_NAMED
 from belljar.report.remarks import WHY
@@ -96,7 +96,7 @@ def test_requests_between_cells_are_told_apart() -> None:
 
 def test_the_rules_words_are_explained() -> None:
     """None of them is unknown to the rules."""
-    assert set(WHY) - {"others"} <= {str(reason) for reason in Reason}
+    assert set(WHY) - {"others"} <= {str(reason) for reason in DropReason}
 
 
 def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> None:

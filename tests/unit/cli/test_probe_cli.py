@@ -20,7 +20,7 @@ from belljar.policy import LoadedPolicy
 from belljar.policy.limits import NOTHING_GRANTED
 from belljar.probe.catalogue import PROBES
 from belljar.probe.judge import NoRouter, Router
-from belljar.probe.model import Outcome
+from belljar.probe.model import AttemptOutcome
 
 
 class Opened(FakeProbed):
@@ -84,7 +84,7 @@ def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
     """A canary that was read: exit code 2, and it is said what was tried, and why it matters.
     Hostile details act on nothing."""
     cell.run_probe_program.touch = read_canary
-    cell.run_probe_program.outcomes["files.read_host"] = (Outcome.REACHED, "\x1b[2J[red]x")
+    cell.run_probe_program.outcomes["files.read_host"] = (AttemptOutcome.REACHED, "\x1b[2J[red]x")
     assert run(["probe", "--group", "files"]) == 2
     out = capsys.readouterr().out
     about = next(probe for probe in PROBES if probe.name == "files.read_host")

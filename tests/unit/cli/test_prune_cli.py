@@ -18,7 +18,7 @@ from tests.unit.isolation.test_prune import (
 from belljar.cli.cells import prune_exit_code as exit_code
 from belljar.cli.cells import prune_lines as lines
 from belljar.cli.main import run
-from belljar.isolation.prune import Part
+from belljar.isolation.prune import PrunedPart
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_command_says_what_was_freed(
     assert run(["prune"]) == 0
     assert capsys.readouterr().out == "nothing to remove\n"
     assert run(["prune", "--unused-for", "2"]) == 2
-    stayed = Part(
+    stayed = PrunedPart(
         kind="kernel",
         path=home / "kernels" / OLD_KERNEL,
         why="old",

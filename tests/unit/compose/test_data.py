@@ -16,7 +16,7 @@ from belljar.compose.keys import Converted
 from belljar.compose.model import Service
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.policy.task_data import TaskFile
 
 
@@ -81,7 +81,9 @@ def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
     mount = {"type": "tmpfs", "target": "/scratch", "tmpfs": {"size": 1 << 20, "mode": 0o700}}
     found = read_compose({"services": {"s": {"image": "i", "volumes": [mount]}}})
     assert found.program["directories"] == ["/scratch:mode=700"]
-    assert [(fact.kind, fact.key) for fact in found.differences] == [(Kind.CHANGED, "volumes")]
+    assert [(fact.kind, fact.key) for fact in found.differences] == [
+        (DifferenceKind.CHANGED, "volumes")
+    ]
 
 
 def mounts(services: dict[str, Any], volumes: dict[str, Any]) -> dict[str, Converted]:
@@ -156,7 +158,7 @@ def test_a_directory_of_the_task_is_copied(files: TaskFiles, mount: Any, said: s
     assert found.data.own.files == (TaskFile(target="/srv/app", source="app"),)
     assert found.data.root == str(files.root)
     (fact,) = found.differences
-    assert (fact.kind, fact.key, said in fact.detail) == (Kind.CHANGED, "volumes", True)
+    assert (fact.kind, fact.key, said in fact.detail) == (DifferenceKind.CHANGED, "volumes", True)
 
 
 @pytest.mark.promise("1.7")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.values import CannotKeepError
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.harness.config import expand as expand_in_policy
 
 GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
@@ -73,7 +73,7 @@ def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -
     found = interpolate({"x": "${PORT:-8000} ${SAMPLE_METADATA_N:-none}"}, {})
     assert found.document == {"x": "8000 none"}
     (fact,) = found.differences
-    assert (fact.kind, fact.key) == (Kind.CHANGED, "$PORT")
+    assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "$PORT")
 
 
 def test_keys_stay_and_values_of_all_kinds_are_read() -> None:

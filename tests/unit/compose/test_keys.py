@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.keys import KEYS, Outcome, read_service
+from belljar.compose.keys import KEYS, KeyOutcome, read_service
 from belljar.compose.model import Service
 from belljar.compose.translate import program_of, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 
 DROPPED, REFUSED, LIMITED = (
     sorted(key for key, fate in KEYS.items() if fate.outcome is outcome)
-    for outcome in (Outcome.DROPPED, Outcome.REFUSED, Outcome.LIMITED)
+    for outcome in (KeyOutcome.DROPPED, KeyOutcome.REFUSED, KeyOutcome.LIMITED)
 )
 # Every property of `definitions.service` in compose-spec's schema/compose-spec.json.
 COMPOSE = """
@@ -30,7 +30,7 @@ stdin_open stop_grace_period stop_signal storage_opt sysctls tmpfs tty ulimits u
 """
 
 
-def facts(**fields: Any) -> set[tuple[Kind, str]]:  # noqa: ANN401 - YAML
+def facts(**fields: Any) -> set[tuple[DifferenceKind, str]]:  # noqa: ANN401 - YAML
     """What differs for a service with these fields: what became of which key."""
     found = read_compose(two(**fields)).differences
     assert {fact.where for fact in found} <= {"service shop"}
@@ -42,7 +42,7 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
     with pytest.raises(CannotKeepError) as caught:
         read_compose(two(**fields))
     found = caught.value.differences
-    assert all(fact.kind is Kind.REFUSED and fact.detail for fact in found)
+    assert all(fact.kind is DifferenceKind.REFUSED and fact.detail for fact in found)
     assert {fact.where for fact in found} == {"service shop"}
     return {fact.key for fact in found}
 
@@ -52,11 +52,15 @@ def test_every_key_of_compose_has_one_fate() -> None:
     """None is forgotten and none is invented; the model has those whose values count."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
     valued = {
-        key for key, fate in KEYS.items() if fate.outcome in (Outcome.APPLIED, Outcome.LIMITED)
+        key
+        for key, fate in KEYS.items()
+        if fate.outcome in (KeyOutcome.APPLIED, KeyOutcome.LIMITED)
     }
     assert set(Service.model_fields) == valued
     assert all(
-        fate.why for fate in KEYS.values() if fate.outcome in (Outcome.DROPPED, Outcome.REFUSED)
+        fate.why
+        for fate in KEYS.values()
+        if fate.outcome in (KeyOutcome.DROPPED, KeyOutcome.REFUSED)
     )
 
 
@@ -163,21 +167,21 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
-        ("read_only", True, Kind.CHANGED),
-        ("tmpfs", "/run:size=64m", Kind.CHANGED),
-        ("shm_size", "2gb", Kind.DROPPED),
-        ("ulimits", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, Kind.DROPPED),
-        ("restart", "always", Kind.CHANGED),
-        ("ports", ["80:80"], Kind.DROPPED),
-        ("security_opt", ["seccomp=profile.json"], Kind.DROPPED),
-        ("security_opt", ["apparmor:unconfined"], Kind.DROPPED),
-        ("security_opt", ["label:disable"], Kind.DROPPED),
-        ("cpus", 0.5, Kind.CHANGED),
-        ("cap_drop", ["ALL"], Kind.CHANGED),
-        *((key, "x", Kind.DROPPED) for key in DROPPED),
+        ("read_only", True, DifferenceKind.CHANGED),
+        ("tmpfs", "/run:size=64m", DifferenceKind.CHANGED),
+        ("shm_size", "2gb", DifferenceKind.DROPPED),
+        ("ulimits", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, DifferenceKind.DROPPED),
+        ("restart", "always", DifferenceKind.CHANGED),
+        ("ports", ["80:80"], DifferenceKind.DROPPED),
+        ("security_opt", ["seccomp=profile.json"], DifferenceKind.DROPPED),
+        ("security_opt", ["apparmor:unconfined"], DifferenceKind.DROPPED),
+        ("security_opt", ["label:disable"], DifferenceKind.DROPPED),
+        ("cpus", 0.5, DifferenceKind.CHANGED),
+        ("cap_drop", ["ALL"], DifferenceKind.CHANGED),
+        *((key, "x", DifferenceKind.DROPPED) for key in DROPPED),
     ],
 )
-def test_what_is_not_kept_is_one_fact_each(key: str, value: Any, kind: Kind) -> None:  # noqa: ANN401 - YAML
+def test_what_is_not_kept_is_one_fact_each(key: str, value: Any, kind: DifferenceKind) -> None:  # noqa: ANN401 - YAML
     """Of its service, with a reason."""
     (fact,) = read_compose(two(**{key.partition(".")[0]: value})).differences
     assert (fact.kind, fact.where, fact.key) == (kind, "service shop", key)
@@ -193,11 +197,11 @@ def test_what_is_refused_hides_nothing_that_differs() -> None:
     with pytest.raises(CannotKeepError) as caught:
         read_compose(compose)
     assert [(fact.kind, fact.key) for fact in caught.value.differences] == [
-        (Kind.REFUSED, "gpus"),
-        (Kind.CHANGED, "restart"),
-        (Kind.DROPPED, "tty"),
-        (Kind.GRANTED, "cap_add"),
-        (Kind.CHANGED, "read_only"),
+        (DifferenceKind.REFUSED, "gpus"),
+        (DifferenceKind.CHANGED, "restart"),
+        (DifferenceKind.DROPPED, "tty"),
+        (DifferenceKind.GRANTED, "cap_add"),
+        (DifferenceKind.CHANGED, "read_only"),
     ]
     assert "tty" not in str(caught.value)
 
@@ -237,18 +241,18 @@ def test_an_image_is_never_built() -> None:
     ):
         with pytest.raises(CannotKeepError) as caught:
             read_compose(two(**fields))
-        refused = [fact for fact in caught.value.differences if fact.kind is Kind.REFUSED]
+        refused = [fact for fact in caught.value.differences if fact.kind is DifferenceKind.REFUSED]
         assert [fact.key for fact in refused] == ["build"]
         assert "belljar image import" in caught.value.hint
     assert shop(build=".")["image"] == "shop"
-    assert facts(build=".") == {(Kind.CHANGED, "build")}
+    assert facts(build=".") == {(DifferenceKind.CHANGED, "build")}
 
 
 def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
     """A runtime that means no more is said to be without effect; one that means devices is refused,
     as they are."""
     for runtime in ("runc", "runsc", "kata-runtime", "io.containerd.kata.v2"):
-        assert facts(runtime=runtime) == {(Kind.DROPPED, "runtime")}
+        assert facts(runtime=runtime) == {(DifferenceKind.DROPPED, "runtime")}
     assert refused(runtime="nvidia") == {"runtime"}
     devices = {
         "reservations": {"devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}
@@ -301,7 +305,7 @@ def test_an_environment() -> None:
     for environment in ({"HOME": None, "A": "1"}, ["HOME", "A=1"]):
         assert shop(environment=environment)["env"] == {"A": "1"}
         (fact,) = read_compose(two(environment=environment)).differences
-        assert (fact.kind, fact.key) == (Kind.CHANGED, "environment")
+        assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "environment")
         assert "HOME" in fact.detail
 
 
@@ -327,7 +331,7 @@ def test_resources() -> None:
 def test_no_limit_is_the_policys(fields: dict[str, Any], keys: set[str]) -> None:
     """Docker's 0 and -1 ask for none, which no cell has: the policy's holds, and that is said."""
     assert "resources" not in shop(**fields)
-    assert facts(**fields) == {(Kind.CHANGED, key) for key in keys}
+    assert facts(**fields) == {(DifferenceKind.CHANGED, key) for key in keys}
 
 
 @pytest.mark.parametrize("value", ["yes", "Y", "ON", "True", True])
@@ -335,8 +339,8 @@ def test_switches_of_yaml_1_1(value: object) -> None:
     """Docker's reader takes them for true and false, in the usual cases."""
     opposite = {"yes": "no", "Y": "N", "ON": "Off", "True": "FALSE", True: False}[value]
     assert facts(read_only=value, init=value) == {
-        (Kind.CHANGED, "read_only"),
-        (Kind.CHANGED, "init"),
+        (DifferenceKind.CHANGED, "read_only"),
+        (DifferenceKind.CHANGED, "init"),
     }
     assert facts(read_only=opposite, init=opposite, privileged=opposite) == set()
 
@@ -345,8 +349,8 @@ def test_what_is_not_kept_but_harmless_is_said() -> None:
     """Ports are not published, programs are not started again."""
     deploy = {"labels": {"a": "b"}, "mode": "global"}
     assert facts(ports=["80:80"], init=True, restart="always", deploy=deploy) == {
-        *((Kind.DROPPED, key) for key in ("ports",)),
-        *((Kind.CHANGED, key) for key in ("init", "restart")),
+        *((DifferenceKind.DROPPED, key) for key in ("ports",)),
+        *((DifferenceKind.CHANGED, key) for key in ("init", "restart")),
     }
     assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
@@ -374,5 +378,5 @@ def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 
     converted = read_service("s", {"image": "i", "extra_hosts": written}, None, Refusals())
     assert converted.hosts == [("shop.local", "10.0.0.7"), ("six", "::1")]
     (fact,) = converted.differences
-    assert (fact.kind, fact.key) == (Kind.DROPPED, "extra_hosts")
+    assert (fact.kind, fact.key) == (DifferenceKind.DROPPED, "extra_hosts")
     assert "host.docker.internal" in fact.detail

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.model import Network as ComposeNetwork
-from belljar.compose.model import Place, reasons_of
+from belljar.compose.model import ComposeNetwork as ComposeNetwork
+from belljar.compose.model import NetworkPlace, reasons_of
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.policy.network import Network
@@ -25,7 +25,7 @@ PLACE = (
 def test_every_key_of_compose_has_a_fate() -> None:
     """None is forgotten."""
     assert sorted(reasons_of(ComposeNetwork)) == sorted(NETWORK.split())
-    assert sorted(reasons_of(Place)) == sorted(PLACE.split())
+    assert sorted(reasons_of(NetworkPlace)) == sorted(PLACE.split())
 
 
 def joined(**networks: list[str]) -> dict[str, Any]:

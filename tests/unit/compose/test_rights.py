@@ -10,7 +10,7 @@ from tests.unit.compose.test_translate import shop, two
 
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 
 
 @pytest.mark.promise("2.4")
@@ -33,15 +33,15 @@ def test_rights_inside_the_machine_are_granted(
 ) -> None:
     """In a policy's words, of the service alone, and reported as granted."""
     assert shop(**{key: value})["rights"] == rights
-    assert facts(**{key: value}) == {(Kind.GRANTED, key)}
+    assert facts(**{key: value}) == {(DifferenceKind.GRANTED, key)}
 
 
 def test_what_root_has_anyway_is_no_right() -> None:
     """The usual capabilities are not asked for again; no device is made, whoever may."""
     assert facts(cap_add=["CHOWN"], privileged=False) == set()
-    assert facts(cap_add=["NET_RAW"]) == {(Kind.CHANGED, "cap_add")}
-    assert facts(cap_add=["NET_RAW", "NET_ADMIN"]) == {(Kind.GRANTED, "cap_add")}
-    assert facts(cap_add=["MKNOD"]) == {(Kind.DROPPED, "cap_add")}
+    assert facts(cap_add=["NET_RAW"]) == {(DifferenceKind.CHANGED, "cap_add")}
+    assert facts(cap_add=["NET_RAW", "NET_ADMIN"]) == {(DifferenceKind.GRANTED, "cap_add")}
+    assert facts(cap_add=["MKNOD"]) == {(DifferenceKind.DROPPED, "cap_add")}
     assert "rights" not in shop(cap_add=["CHOWN", "MKNOD"])
 
 

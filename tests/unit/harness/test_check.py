@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.hosts import capable_host
 
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.harness.operator import OperatorOptions
 from belljar.harness.preview import (
     Host,
@@ -73,7 +73,7 @@ def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
     found = (runs, differs, missing, refused)
     assert [each.outcome for each in found] == ["runs", "differs", "missing", "refused"]
     assert [each.exit_code for each in found] == [0, 0, 3, 4]
-    assert [fact.kind for fact in refused.group.first.differences] == [Kind.REFUSED]
+    assert [fact.kind for fact in refused.group.first.differences] == [DifferenceKind.REFUSED]
     assert exit_code(found) == 4
     assert exit_code(found[:3]) == 3
     assert exit_code(()) == 0

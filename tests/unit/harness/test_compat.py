@@ -13,7 +13,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
 from belljar.harness.compat import (
@@ -60,11 +60,13 @@ def test_a_plain_compose_file_is_honoured() -> None:
         "builds": (),
     }
     assert [(fact.kind, fact.key) for fact in judgement.differences] == [
-        (Kind.CHANGED, "environment")
+        (DifferenceKind.CHANGED, "environment")
     ]
     judgement = judge_compose(service(image="docker.io/aisiuk/inspect-tool-support:latest"))
     assert judgement.changes["image"] == "inspect"
-    assert [(fact.kind, fact.key) for fact in judgement.differences] == [(Kind.CHANGED, "image")]
+    assert [(fact.kind, fact.key) for fact in judgement.differences] == [
+        (DifferenceKind.CHANGED, "image")
+    ]
 
 
 @pytest.mark.promise("1.5")
@@ -238,7 +240,7 @@ def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) 
     task = adapted(tmp_path, ("k8s", "values.toml"), may_override=True)
     assert task.sandbox is not None
     (said,) = task.sandbox.config.differences
-    assert (said.kind, said.key) == (Kind.OVERRIDDEN, "sandbox")
+    assert (said.kind, said.key) == (DifferenceKind.OVERRIDDEN, "sandbox")
     assert task.sandbox.config == BelljarConfig(differences=(said,))
     own = adapted(tmp_path, ("k8s", "values.toml"), ("belljar", "sample.yaml"), may_override=True)
     assert own.dataset[0].sandbox == SandboxEnvironmentSpec(
@@ -348,7 +350,10 @@ def test_rights_of_a_compose_file_are_its_policys() -> None:
     assert rights == Rights(
         capabilities=("SYS_PTRACE",), seccomp="unconfined", setuid_programs="auto"
     )
-    assert [fact.kind for fact in judgement.differences] == [Kind.GRANTED, Kind.GRANTED]
+    assert [fact.kind for fact in judgement.differences] == [
+        DifferenceKind.GRANTED,
+        DifferenceKind.GRANTED,
+    ]
 
 
 @pytest.mark.promise("2.4")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.unit.compose.test_yaml import calls
 
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import (
     BelljarConfig,
@@ -170,7 +170,7 @@ def test_a_task_begins_before_a_sample_is_known(
     assert load(str(compose_file)).policy.image == "ctf-web"
 
 
-def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[Kind, str]]:
+def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[DifferenceKind, str]]:
     """Kind and key of each difference of a sample of this configuration."""
     found = sample_policy(config, {}, run_policy=run_policy).differences
     return [(item.kind, item.key) for item in found]
@@ -184,7 +184,7 @@ def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None
     assert load(BelljarConfig(policy=policy)).policy.network is not None
     assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
     assert load(BelljarConfig(network="none"), run_policy=policy).policy.network is None
-    gone = [(Kind.DROPPED, "network")]
+    gone = [(DifferenceKind.DROPPED, "network")]
     assert differing(BelljarConfig(policy=policy, network="none")) == gone
     assert differing(BelljarConfig(network="none"), policy) == gone
     assert differing(BelljarConfig(policy="high", network="none")) == []
@@ -273,7 +273,7 @@ def test_that_services_took_the_place_of_a_network_is_reported(tmp_path: Path) -
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy = str(tmp_path / "net.yaml")
     services = web()
-    gone = [(Kind.DROPPED, "network")]
+    gone = [(DifferenceKind.DROPPED, "network")]
     assert differing(BelljarConfig(policy=policy, network=services)) == gone
     assert differing(BelljarConfig(network=services), policy) == gone
     assert differing(BelljarConfig(policy="high", network=services)) == []
@@ -554,7 +554,7 @@ def test_a_task_for_plain_docker_gets_inspects_image(
     operator = read_operator(run_policy=str(tmp_path / "p.yaml"), override=override)
     made, (fact,) = within(BelljarConfig(is_generic=True), operator)
     assert made.policy.image == image
-    assert (fact.kind, fact.key) == (Kind.CHANGED, "image")
+    assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "image")
 
 
 def test_a_task_whose_sandbox_was_replaced_gets_inspects_image(

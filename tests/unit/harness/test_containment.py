@@ -18,7 +18,7 @@ from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.sample_record import Containment
 from belljar.harness.session import Session
 from belljar.probe.judge import NoRouter
-from belljar.probe.model import Finding, Outcome, ProbeReport, Side, Verdict
+from belljar.probe.model import AttemptOutcome, Finding, ProbeReport, Side, Verdict
 from belljar.probe.run import breach_of
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,12 @@ C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
 def report(verdict: Verdict) -> ProbeReport:
     """A run of one probe."""
     finding = Finding(
-        name="a.b", verdict=verdict, outcome=Outcome.DENIED, detail="", seen="w", seen_by=Side.HOST
+        name="a.b",
+        verdict=verdict,
+        outcome=AttemptOutcome.DENIED,
+        detail="",
+        seen="w",
+        seen_by=Side.HOST,
     )
     return ProbeReport(verdict=verdict, findings=(finding,), which="quick", duration_ms=1)
 

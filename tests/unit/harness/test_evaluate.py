@@ -13,16 +13,16 @@ import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
-from belljar.airgap.looks import Finding, State
+from belljar.airgap.looks import AirGapFinding, State
 from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import NOTED_IN, RunOutcome, RunRequest, check_tasks, run_evaluation
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import local_fingerprint, verify
 from belljar.policy import policy_of
-from belljar.probe.model import Outcome, Verdict
+from belljar.probe.model import AttemptOutcome, Verdict
 from belljar.report.remarks import differing
 from belljar.report.samples import as_json
 from belljar.report.verdict import judge
@@ -335,7 +335,7 @@ def test_a_warm_up_that_finds_a_way_out_stops_the_run(task_file: str, tmp_path: 
 
     def escape(cell: FakeCell, phase: str) -> None:
         if phase == "warm-up":
-            cell.run_probe_program.outcomes["calls.mount"] = (Outcome.REACHED, "mounted")
+            cell.run_probe_program.outcomes["calls.mount"] = (AttemptOutcome.REACHED, "mounted")
 
     cells.on_probe = escape
     options = ["--model", "mockllm/model", "-T", "n=4", "--max-samples", "1"]
@@ -385,8 +385,10 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     arguments = [f"{task_file}@differs", "--model", "mockllm/model"]
     cells = RecordedCells()
     cells.of_images = (
-        Difference(kind=Kind.DROPPED, where="image default", key="STOPSIGNAL", detail="why"),
-        Difference(kind=Kind.KEPT, where="image default", key="USER"),
+        Difference(
+            kind=DifferenceKind.DROPPED, where="image default", key="STOPSIGNAL", detail="why"
+        ),
+        Difference(kind=DifferenceKind.KEPT, where="image default", key="USER"),
     )
     outcome = run(arguments, tmp_path, cells, policy="low")
     said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
@@ -424,7 +426,7 @@ def test_a_models_policy_may_require_an_air_gap(
     policy = policy_of({"belljar": 1, "risk": "low", "host": {"air_gap": "required"}})
     for module in ("models", "model_api"):
         monkeypatch.setattr(f"belljar.harness.{module}.load_model", lambda *_, **__: policy)
-    way = Finding(name="a way", state=State.PRESENT, how="looked", evidence="")
+    way = AirGapFinding(name="a way", state=State.PRESENT, how="looked", evidence="")
     monkeypatch.setattr("belljar.cell.air_gap.check_air_gap", lambda: (way,))
     cells = RecordedCells()
     arguments = [f"{task_file}@good", "--model", "mockllm/model"]
@@ -457,7 +459,9 @@ def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
         )
     )
     assert {cell.policy.policy.image for cell in cells.opened} == {"mine"}
-    assert [fact.kind for fact in outcome.findings.rows[0].differences] == [Kind.OVERRIDDEN]
+    assert [fact.kind for fact in outcome.findings.rows[0].differences] == [
+        DifferenceKind.OVERRIDDEN
+    ]
 
 
 STARTS = """

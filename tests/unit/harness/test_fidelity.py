@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy import LoadedPolicy, load_preset, parse_policy
 from belljar.policy.merge import NO_NETWORK, bounded, under_policy
@@ -46,7 +46,7 @@ COMPOSE: dict[str, Any] = {
 }
 
 
-def keys(found: tuple[Any, ...], kind: Kind) -> list[str]:
+def keys(found: tuple[Any, ...], kind: DifferenceKind) -> list[str]:
     """The keys of the differences of a kind."""
     return [item.key for item in found if item.kind is kind]
 
@@ -80,10 +80,10 @@ def test_override_turns_what_the_policy_writes_down() -> None:
     assert (found.image, found.user, found.workdir) == ("mine", "1000", "/srv")
     assert found.env == {"FLAG": "g", "MORE": "m"}
     assert found.network is None
-    assert keys(differences, Kind.OVERRIDDEN) == ["image", "env", "network"]
+    assert keys(differences, DifferenceKind.OVERRIDDEN) == ["image", "env", "network"]
     kept, differences = under_policy(run_policy, None, COMPOSE)
     assert kept.policy.image == "ctf:2"
-    assert keys(differences, Kind.DROPPED) == ["image", "env"]
+    assert keys(differences, DifferenceKind.DROPPED) == ["image", "env"]
     assert kept.policy.network is not None
 
 
@@ -93,11 +93,15 @@ def test_an_overridden_user_of_an_image_is_reported() -> None:
     replace."""
     run_policy = policy("user: root\nworkdir: /w\n")
     asked = {"image": "ctf:2"}
-    assert keys(under_policy(run_policy, None, asked, override=True)[1], Kind.OVERRIDDEN) == [
+    assert keys(
+        under_policy(run_policy, None, asked, override=True)[1], DifferenceKind.OVERRIDDEN
+    ) == [
         "user",
         "workdir",
     ]
-    assert keys(under_policy(run_policy, None, {}, override=True)[1], Kind.OVERRIDDEN) == []
+    assert (
+        keys(under_policy(run_policy, None, {}, override=True)[1], DifferenceKind.OVERRIDDEN) == []
+    )
 
 
 def test_a_task_without_an_image_gets_the_policys() -> None:
@@ -137,10 +141,15 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     assert made.policy.image == "ctf:2"
     assert made.policy.network is None
     assert bounded(made, run_policy).policy == made.policy
-    assert keys(differences, Kind.CHANGED) == ["risk", "resources", "host_tools", "network"]
+    assert keys(differences, DifferenceKind.CHANGED) == [
+        "risk",
+        "resources",
+        "host_tools",
+        "network",
+    ]
     stricter, differences = under_policy(policy(), policy("risk: critical\n"), {})
     assert str(stricter.policy.risk) == "low"
-    assert keys(differences, Kind.CHANGED) == ["risk"]
+    assert keys(differences, DifferenceKind.CHANGED) == ["risk"]
 
 
 @pytest.mark.promise("1.4")
@@ -151,7 +160,7 @@ def test_the_smaller_limit_holds() -> None:
     made, differences = under_policy(run_policy, None, asked)
     limits = made.policy.resources
     assert (limits.memory_bytes, limits.processes) == (256 << 20, 100)
-    assert keys(differences, Kind.CHANGED) == ["resources.processes"]
+    assert keys(differences, DifferenceKind.CHANGED) == ["resources.processes"]
 
 
 @pytest.mark.promise("1.4")
@@ -166,10 +175,10 @@ def test_services_are_held_to_the_walls() -> None:
     assert isinstance(held, TargetStandIn)
     assert (held.resources.memory_bytes, network.record.packets) == (128 << 20, 1 << 30)
     assert bounded(made, run_policy).policy == made.policy
-    assert [(item.where, item.key) for item in differences if item.kind is Kind.CHANGED] == [
-        ("service web", "resources.memory")
-    ]
-    assert keys(differences, Kind.DROPPED) == ["network"]
+    assert [
+        (item.where, item.key) for item in differences if item.kind is DifferenceKind.CHANGED
+    ] == [("service web", "resources.memory")]
+    assert keys(differences, DifferenceKind.DROPPED) == ["network"]
 
 
 @pytest.mark.promise("1.4")
@@ -184,7 +193,7 @@ def test_the_network_of_a_task_without_services_is_the_operators() -> None:
     assert under_policy(run_policy, policy(REAL), {})[0].policy.network == run_policy.policy.network
     over, differences = under_policy(run_policy, None, {"network": NO_NETWORK}, override=True)
     assert over.policy.network == run_policy.policy.network
-    assert keys(differences, Kind.OVERRIDDEN) == ["network"]
+    assert keys(differences, DifferenceKind.OVERRIDDEN) == ["network"]
 
 
 def test_files_are_taken_from_one_directory(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from inspect_ai.util import SandboxUnavailableError
 from tests.fakes.cell import FakeCell, FakeCells
 from tests.unit.harness.test_provider import close, open_environment
 
-from belljar.cell.health import Health
+from belljar.cell.health import HealthFinding
 from belljar.events import Kind
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.sample_record import DEGRADED_KEY as KEY
 from belljar.harness.session import Session
 
 pytestmark = pytest.mark.anyio
-NO_SHELL = Health(stage="exec", errno=errno.ENOENT)
+NO_SHELL = HealthFinding(stage="exec", errno=errno.ENOENT)
 
 
 def checks(session: Session) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.cell import RecordedCells
 
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig, load, sample_policy
 from belljar.harness.evaluate import RunRequest, run_evaluation
@@ -228,7 +228,7 @@ def test_what_a_task_does_not_get_is_told(task_file: Path, start: dict[str, str]
         "host_tools",
         "network",
     ]
-    assert {item.kind for item in found} == {Kind.CHANGED}
+    assert {item.kind for item in found} == {DifferenceKind.CHANGED}
     assert sample_policy(None, {}).differences == ()
 
 
@@ -240,7 +240,7 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
             opened_policy(task_file, "beside", allow=allow, policy=policy)
     assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
     (raised,) = sample_policy(None, {}, run_policy="low").differences
-    assert (raised.kind, raised.key) == (Kind.CHANGED, "risk")
+    assert (raised.kind, raised.key) == (DifferenceKind.CHANGED, "risk")
     assert str(tmp_path / "settings.yaml") in raised.detail
     assert sample_policy(None, {}, run_policy="critical").differences == ()
 

@@ -8,7 +8,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError
 from belljar.harness import config as configs
 from belljar.harness.adapt import adapt_task
@@ -54,7 +54,7 @@ def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
     assert [each.error is not None for each in found] == [False, True, True, False]
     assert "SAMPLE_METADATA_KIND" in str(found[1].error)
     assert {fact.key for fact in found[2].differences} == {"gpus", "pid"}
-    assert {fact.kind for fact in found[2].differences} == {Kind.REFUSED}
+    assert {fact.kind for fact in found[2].differences} == {DifferenceKind.REFUSED}
     images = [each.policy.policy.image for each in found if each.policy is not None]
     assert images == ["i-a", "i-b"]
     assert [fact.key for fact in found[3].differences] == ["tty"]
@@ -177,16 +177,20 @@ def test_what_a_file_says_itself_is_not_kept_of_its_image(
 @pytest.mark.parametrize(
     ("tier", "asks", "setuid_programs", "kinds"),
     [
-        ("microvm", "auto", "kept", [Kind.GRANTED]),
-        ("container", "auto", "kept", [Kind.DROPPED]),
-        ("gvisor", "auto", "kept", [Kind.DROPPED]),
-        ("microvm", "auto", "removed", [Kind.DROPPED]),
+        ("microvm", "auto", "kept", [DifferenceKind.GRANTED]),
+        ("container", "auto", "kept", [DifferenceKind.DROPPED]),
+        ("gvisor", "auto", "kept", [DifferenceKind.DROPPED]),
+        ("microvm", "auto", "removed", [DifferenceKind.DROPPED]),
         ("microvm", "auto", "", []),
         ("container", "off", "kept", []),
     ],
 )
 def test_what_becomes_of_set_user_id_programs(
-    tier: str, asks: str, setuid_programs: SetuidPrograms, kinds: list[Kind], tmp_path: Path
+    tier: str,
+    asks: str,
+    setuid_programs: SetuidPrograms,
+    kinds: list[DifferenceKind],
+    tmp_path: Path,
 ) -> None:
     """Of each image that has some, where the task asks for their rights."""
     (tmp_path / "made").write_bytes(b"hsqs")

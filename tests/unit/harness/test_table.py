@@ -14,7 +14,7 @@ from belljar.cli.findings import dropped, remarks, show_findings, table
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
 from belljar.probe.model import Verdict
-from belljar.report.cells import Action, CellFindings, Operation, Probing
+from belljar.report.cells import CellFindings, Probing, ReportedOperation, TranscriptAction
 from belljar.report.remarks import problems_and_errors
 from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
@@ -109,12 +109,18 @@ def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
     reason."""
     cell = CellFindings(cell_id="c-1", uuid="u", sample="s", death="out of memory")
     reads = {
-        op: Operation(
-            op=op, action=Action.READ, what="f", outcome=Kind.FILE_READ_FAILED, errno=errno.ENOENT
+        op: ReportedOperation(
+            op=op,
+            action=TranscriptAction.READ,
+            what="f",
+            outcome=Kind.FILE_READ_FAILED,
+            errno=errno.ENOENT,
         )
         for op in range(1540)
     }
-    late = Operation(op=1540, action=Action.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT)
+    late = ReportedOperation(
+        op=1540, action=TranscriptAction.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT
+    )
     cell.operations.update({**reads, late.op: late})
     sample = Transcript(task="t", sample="s", epoch=1, uuid="u")
     found = judge(

@@ -17,7 +17,7 @@ from tests.fakes.cell import FakeCell, RecordedCells
 from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
 from tests.fakes.probing import dead, read_canary
 
-from belljar.cell.health import Health
+from belljar.cell.health import HealthFinding
 from belljar.errors import HostError
 from belljar.events import Event, Kind
 from belljar.harness import evaluate
@@ -102,7 +102,7 @@ def fallen(cell: FakeCell) -> None:
 
 def loses_shell(cell: FakeCell) -> None:
     """From the second check on no command can be run."""
-    cell.healths.append(Health(stage="exec", errno=errno.ENOENT))
+    cell.healths.append(HealthFinding(stage="exec", errno=errno.ENOENT))
 
 
 def escaped(cell: FakeCell) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.differences import Kind
+from belljar.differences import DifferenceKind
 from belljar.image.config import (
     HealthCheck,
     ImageConfig,
@@ -215,7 +215,11 @@ def test_every_part_is_kept_or_reported() -> None:
     )
     facts = {fact.key: fact.kind for fact in image_differences(full)}
     kept = dict.fromkeys(
-        ("ENTRYPOINT", "CMD", "USER", "WORKDIR", "ENV", "SHELL", "VOLUME"), Kind.KEPT
+        ("ENTRYPOINT", "CMD", "USER", "WORKDIR", "ENV", "SHELL", "VOLUME"), DifferenceKind.KEPT
     )
-    assert facts == {**kept, "HEALTHCHECK": Kind.CHANGED, "STOPSIGNAL": Kind.DROPPED}
+    assert facts == {
+        **kept,
+        "HEALTHCHECK": DifferenceKind.CHANGED,
+        "STOPSIGNAL": DifferenceKind.DROPPED,
+    }
     assert {fact.where for fact in image_differences(full)} == {"image"}

@@ -10,7 +10,7 @@ import pytest
 from belljar.compose.data import ServiceBuild
 from belljar.errors import HostError
 from belljar.image import ImageConfig, Store
-from belljar.image.oci import ImportLimits, Wanted, obtain
+from belljar.image.oci import ImportLimits, WantedImage, obtain
 
 ID = "sha256:" + "1" * 64
 
@@ -38,7 +38,7 @@ def test_what_the_daemon_said_is_in_the_error(
     reported: list[str] = []
     (result,) = obtain(
         tmp_path,
-        [Wanted(image="python:3.12")],
+        [WantedImage(image="python:3.12")],
         limits=ImportLimits(),
         build=lambda *_: None,
         report=reported.append,
@@ -63,15 +63,15 @@ def test_a_daemon_is_asked_before_a_registry(
     Store(tmp_path).add(tmp_path / "made", ImageConfig(), name="here", source="", created="")
     recipe = ServiceBuild(image="p-built", root="/", context=".", dockerfile="D", args={})
     wanted = [
-        Wanted(image="here"),
-        Wanted(image="python:3.12"),
-        Wanted(image="p-built", build=recipe, bases=("python:3.12", "base")),
-        Wanted(image=ID),
-        Wanted(image="default"),
-        Wanted(image="service x", why="nobody knows"),
+        WantedImage(image="here"),
+        WantedImage(image="python:3.12"),
+        WantedImage(image="p-built", build=recipe, bases=("python:3.12", "base")),
+        WantedImage(image=ID),
+        WantedImage(image="default"),
+        WantedImage(image="service x", why="nobody knows"),
     ]
 
-    def build(one: Wanted, _report: object) -> None:
+    def build(one: WantedImage, _report: object) -> None:
         asked.append(f"build {one.image}")
         raise HostError("no buildah")
 
@@ -84,7 +84,11 @@ def test_a_daemon_is_asked_before_a_registry(
             environ={"DOCKER_HOST": "unix:///x"},
         )
     )
-    assert [result.wanted for result in results] == [*wanted[:2], Wanted(image="base"), *wanted[2:]]
+    assert [result.wanted for result in results] == [
+        *wanted[:2],
+        WantedImage(image="base"),
+        *wanted[2:],
+    ]
     assert results[0].was_there
     assert all(result.error is not None for result in results[1:])
     daemon = (

@@ -22,8 +22,8 @@ from tests.unit.isolation.test_reap import dead_name
 from belljar.image.kernel import remove_kernel
 from belljar.image.store import Store
 from belljar.isolation.microvm.template import lock_name
-from belljar.isolation.program_root import Recipe, ensure_root
-from belljar.isolation.prune import Part, prune, remove_part, unneeded
+from belljar.isolation.program_root import RootRecipe, ensure_root
+from belljar.isolation.prune import PrunedPart, prune, remove_part, unneeded
 from belljar.store.journal import Journal, new_cell_id, own_entry
 from belljar.store.locks import locked
 from belljar.store.scratch import MAKING, owned_name
@@ -111,7 +111,7 @@ def everything_in(directory: Path) -> list[Path]:
     return sorted(directory.rglob("*"))
 
 
-def states(parts: tuple[Part, ...]) -> dict[str, str]:
+def states(parts: tuple[PrunedPart, ...]) -> dict[str, str]:
     """What became of each."""
     return {part.path.name: part.state for part in parts}
 
@@ -182,9 +182,9 @@ async def test_a_template_that_is_being_made_stays(home: Path) -> None:
     assert making.exists()
 
 
-def recipe_of(program: Path) -> Recipe:
+def recipe_of(program: Path) -> RootRecipe:
     """A root with this file alone in it."""
-    return Recipe(
+    return RootRecipe(
         directory="vmm",
         program=program,
         what="it",

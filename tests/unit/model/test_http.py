@@ -14,11 +14,11 @@ from belljar.model.http import (
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,
     MAX_MARKS,
-    Answer,
     BrokenOffError,
     Client,
     Connect,
     Question,
+    ServerAnswer,
     ServerViolationError,
     is_api,
 )
@@ -85,7 +85,7 @@ def stream(*parts: bytes, end: bytes = b"0\r\n\r\n") -> list[bytes]:
     return [head, *(b"%x\r\n%s\r\n" % (len(part), part) for part in parts), end]
 
 
-async def whole(got: Answer) -> bytes:
+async def whole(got: ServerAnswer) -> bytes:
     """All parts of the body."""
     parts = []
     while (part := await got.next_part()) is not None:
@@ -100,7 +100,7 @@ async def ask(
     *,
     timeout_s: float = 30,
     is_silent: bool = False,
-) -> tuple[Answer, bytes]:
+) -> tuple[ServerAnswer, bytes]:
     """The answer and its whole body."""
     client = Client(to(ScriptedServer(script, is_silent=is_silent)))
     async with (

@@ -21,7 +21,7 @@ from belljar.plan.rules import (
     LOCAL_MARK,
     LOG_GROUP,
     TABLE,
-    Reason,
+    DropReason,
     counts,
     forbidden_networks,
     logged,
@@ -142,14 +142,14 @@ def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
     """In this order; a flood is dropped after it was counted and before it is logged."""
     plan = PLANS["everything"]
     assert {item["name"] for item in objects(plan, "counter")} == {
-        reason.counter for reason in Reason
+        reason.counter for reason in DropReason
     } | {"logged"}
     ends = [
         item["name"]
         for item in objects(plan, "chain")
         if item["name"].startswith(("drop_", "refuse_"))
     ]
-    assert {name.partition("_")[2] for name in ends} == {str(item) for item in Reason} - {
+    assert {name.partition("_")[2] for name in ends} == {str(item) for item in DropReason} - {
         "connection",
         "arp",
     }
@@ -326,6 +326,6 @@ def test_counts_are_read_by_reason() -> None:
             },
         ]
     }
-    assert counts(listed) == {**dict.fromkeys(Reason, 0), Reason.PORT: 3}
+    assert counts(listed) == {**dict.fromkeys(DropReason, 0), DropReason.PORT: 3}
     assert logged(listed) == 2
     assert logged({"nftables": []}) == 0

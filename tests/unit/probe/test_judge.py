@@ -8,12 +8,12 @@ import itertools
 import pytest
 from tests.fakes.probing import PROBES
 
-from belljar.probe.judge import Answer, Answers, Sight, judge, judge_probe, overall
-from belljar.probe.model import Outcome, Side, Verdict, Witness, worst
+from belljar.probe.judge import Answers, AttemptReport, Sight, judge, judge_probe, overall
+from belljar.probe.model import AttemptOutcome, Side, Verdict, Witness, worst
 
 CANARY, SOCKET, MOUNT, HYPERVISOR = PROBES
 TOUCHED, SILENT, BLIND = (Sight(touched=touched, what="w") for touched in (True, False, None))
-DENIED, ABSENT, REACHED, ERROR = (Answer(outcome=each) for each in Outcome)
+DENIED, ABSENT, REACHED, ERROR = (AttemptReport(outcome=each) for each in AttemptOutcome)
 C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
 
 
@@ -28,7 +28,7 @@ C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
         *((answer, sight, V) for answer in (ERROR, None) for sight in (SILENT, BLIND)),
     ],
 )
-def test_the_hosts_side(answer: Answer | None, sight: Sight, verdict: Verdict) -> None:
+def test_the_hosts_side(answer: AttemptReport | None, sight: Sight, verdict: Verdict) -> None:
     """Where the host looks: touched is a breach whatever the cell says; untouched and denied is
     contained; unseen is void."""
     assert judge_probe(CANARY, answer, {Witness.CANARY: sight}, tier="microvm").verdict is verdict
@@ -42,7 +42,7 @@ def test_a_witness_that_was_not_looked_at_is_no_witness() -> None:
 @pytest.mark.parametrize(
     ("answer", "verdict"), [(DENIED, C), (ABSENT, C), (REACHED, B), (ERROR, V), (None, V)]
 )
-def test_the_guests_side(answer: Answer | None, verdict: Verdict) -> None:
+def test_the_guests_side(answer: AttemptReport | None, verdict: Verdict) -> None:
     """Where only the cell can see: its word decides, and silence is void."""
     assert judge_probe(MOUNT, answer, {}, tier="microvm").verdict is verdict
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fakes.probing import PROBES, answer
 
 from belljar.probe.judge import MAX_OUTPUT_BYTES, parse_answers
-from belljar.probe.model import Outcome
+from belljar.probe.model import AttemptOutcome
 
 NONCE = "0123456789abcdef0123456789abcdef"
 NAMES = [probe.name for probe in PROBES]
@@ -22,7 +22,7 @@ def test_a_whole_answer_has_no_problem() -> None:
     read = parse_answers(WHOLE, asked=NAMES, nonce=NONCE)
     assert read.problem == ""
     assert {name: each.outcome for name, each in read.by_name.items()} == dict.fromkeys(
-        NAMES, Outcome.DENIED
+        NAMES, AttemptOutcome.DENIED
     )
 
 
@@ -56,7 +56,7 @@ def test_a_breach_is_not_lost_in_a_broken_answer() -> None:
     another line denies it."""
     broken = b"files.canary\treached\tit\nfiles.canary\tdenied\tEPERM\ncalls.mo"
     read = parse_answers(broken, asked=NAMES, nonce=NONCE)
-    assert read.by_name["files.canary"].outcome is Outcome.REACHED
+    assert read.by_name["files.canary"].outcome is AttemptOutcome.REACHED
     assert read.problem
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from belljar.probe.catalogue import PROBES
-from belljar.probe.judge import Answer, NoRouter, Sight, judge_probe, known_answers, routed
-from belljar.probe.model import Outcome, Probe, Side, Verdict, Witness
+from belljar.probe.judge import AttemptReport, NoRouter, Sight, judge_probe, known_answers, routed
+from belljar.probe.model import AttemptOutcome, Probe, Side, Verdict, Witness
 
 BY_NAME = {probe.name: probe for probe in PROBES}
 WELL = Sight(touched=False, what="as planned")
@@ -23,9 +23,9 @@ def in_range(name: str, **known: bool) -> Probe:
     return probe
 
 
-def verdict(probe: Probe, outcome: Outcome, sight: Sight = WELL) -> Verdict:
+def verdict(probe: Probe, outcome: AttemptOutcome, sight: Sight = WELL) -> Verdict:
     """What comes of an answer and a look."""
-    answer = Answer(outcome=outcome)
+    answer = AttemptReport(outcome=outcome)
     return judge_probe(probe, answer, {Witness.ROUTER: sight}, tier="container").verdict
 
 
@@ -61,9 +61,12 @@ def test_silence_counts_only_with_the_routers_word() -> None:
     """Rules as planned: contained. Changed: breached, whatever the cell says. Not to be read:
     void."""
     probe = in_range("network.tcp4")
-    assert verdict(probe, Outcome.DENIED) is Verdict.CONTAINED
-    assert verdict(probe, Outcome.DENIED, Sight(touched=True, what="flushed")) is Verdict.BREACHED
-    assert verdict(probe, Outcome.DENIED, Sight(touched=None, what="?")) is Verdict.VOID
+    assert verdict(probe, AttemptOutcome.DENIED) is Verdict.CONTAINED
+    assert (
+        verdict(probe, AttemptOutcome.DENIED, Sight(touched=True, what="flushed"))
+        is Verdict.BREACHED
+    )
+    assert verdict(probe, AttemptOutcome.DENIED, Sight(touched=None, what="?")) is Verdict.VOID
 
 
 @pytest.mark.promise("2.5")
@@ -77,8 +80,12 @@ def test_silence_counts_only_with_the_routers_word() -> None:
 )
 def test_an_answer_is_a_breach_unless_the_policy_wants_it(name: str, by: str) -> None:
     """And even then only while the rules are the plan's."""
-    assert verdict(in_range(name), Outcome.REACHED) is Verdict.BREACHED
-    assert verdict(in_range(name, **{by: True}), Outcome.REACHED) is Verdict.CONTAINED
+    assert verdict(in_range(name), AttemptOutcome.REACHED) is Verdict.BREACHED
+    assert verdict(in_range(name, **{by: True}), AttemptOutcome.REACHED) is Verdict.CONTAINED
     wanted = in_range(name, **{by: True})
-    assert verdict(wanted, Outcome.REACHED, Sight(touched=None, what="?")) is Verdict.BREACHED
-    assert verdict(wanted, Outcome.REACHED, Sight(touched=True, what="x")) is Verdict.BREACHED
+    assert (
+        verdict(wanted, AttemptOutcome.REACHED, Sight(touched=None, what="?")) is Verdict.BREACHED
+    )
+    assert (
+        verdict(wanted, AttemptOutcome.REACHED, Sight(touched=True, what="x")) is Verdict.BREACHED
+    )

@@ -10,7 +10,7 @@ from tests.fakes.probing import PROBES, FakeProbed, dead, read_canary
 from belljar.events import Kind, MemoryRecorder
 from belljar.ledger.schema import check_data
 from belljar.probe.judge import NoRouter
-from belljar.probe.model import Outcome, Verdict
+from belljar.probe.model import AttemptOutcome, Verdict
 from belljar.probe.run import chosen, probe_cell
 
 pytestmark = pytest.mark.anyio
@@ -87,7 +87,7 @@ async def test_an_escape_is_seen_though_the_cell_denies_it() -> None:
 async def test_the_cells_word_is_enough_for_a_breach() -> None:
     """One `reached` where only the cell can see is a breach."""
     cell = FakeProbed()
-    cell.run_probe_program.outcomes["calls.mount"] = (Outcome.REACHED, "mounted")
+    cell.run_probe_program.outcomes["calls.mount"] = (AttemptOutcome.REACHED, "mounted")
     assert (
         await probe_cell(cell, recorder=MemoryRecorder(), probes=PROBES)
     ).verdict is Verdict.BREACHED
@@ -136,6 +136,6 @@ async def test_equal_findings_have_equal_digests() -> None:
         await probe_cell(FakeProbed(), recorder=MemoryRecorder(), probes=PROBES) for _ in range(2)
     ]
     worse = FakeProbed()
-    worse.run_probe_program.outcomes["calls.mount"] = (Outcome.ABSENT, "ENOENT")
+    worse.run_probe_program.outcomes["calls.mount"] = (AttemptOutcome.ABSENT, "ENOENT")
     other = await probe_cell(worse, recorder=MemoryRecorder(), probes=PROBES)
     assert reports[0].digest == reports[1].digest != other.digest

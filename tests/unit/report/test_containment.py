@@ -7,8 +7,8 @@ from typing import Any
 from scripts.containment_page import containment_page
 from tests.fakes.probing import PROBES
 
-from belljar.probe.judge import Answer, Answers, Sight, judge
-from belljar.probe.model import Outcome, ProbeReport, Witness, worst
+from belljar.probe.judge import Answers, AttemptReport, Sight, judge
+from belljar.probe.model import AttemptOutcome, ProbeReport, Witness, worst
 
 SILENT = {witness: Sight(touched=False, what="silence") for witness in Witness}
 CATALOGUE = [
@@ -17,12 +17,12 @@ CATALOGUE = [
 HOST = {"kernel": "Linux 6.1", "control groups": "version 1"}
 
 
-def result(tier: str, *, emulated: bool = False, **said: Outcome) -> dict[str, Any]:
+def result(tier: str, *, emulated: bool = False, **said: AttemptOutcome) -> dict[str, Any]:
     """A tier where everything is denied but what is `said`, by the probes' names without their
     group."""
     answers = {
-        probe.name: Answer(
-            outcome=said.get(probe.name.split(".")[1], Outcome.DENIED), detail="a|b <i>"
+        probe.name: AttemptReport(
+            outcome=said.get(probe.name.split(".")[1], AttemptOutcome.DENIED), detail="a|b <i>"
         )
         for probe in PROBES
     }
@@ -54,8 +54,8 @@ def test_each_verdict_stands_in_its_column() -> None:
     of what is known is given."""
     page = containment_page(
         [
-            result("microvm", hypervisor=Outcome.REACHED),
-            result("gvisor", mount=Outcome.REACHED, socket=Outcome.ERROR),
+            result("microvm", hypervisor=AttemptOutcome.REACHED),
+            result("gvisor", mount=AttemptOutcome.REACHED, socket=AttemptOutcome.ERROR),
         ],
         CATALOGUE,
         HOST,

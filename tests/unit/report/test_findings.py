@@ -14,7 +14,14 @@ from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
 from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.probe.model import Verdict
-from belljar.report.cells import Action, Call, CellFindings, Operation, gather_cells, reconcile
+from belljar.report.cells import (
+    Call,
+    CellFindings,
+    ReportedOperation,
+    TranscriptAction,
+    gather_cells,
+    reconcile,
+)
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, Transcript, as_json
 
@@ -114,7 +121,9 @@ def test_a_cell_is_gathered() -> None:
 def test_what_the_transcript_hides() -> None:
     """Calls that raised, a person's terminal, and output that was cut."""
     (cell,) = gather_cells(STORY).values()
-    difference = reconcile([Call(action=Action.EXEC, what="echo 'a b'", shown_bytes=1)], [cell])
+    difference = reconcile(
+        [Call(action=TranscriptAction.EXEC, what="echo 'a b'", shown_bytes=1)], [cell]
+    )
     assert [operation.what for operation in difference.raised] == ["sleep 9"]
     assert [operation.what for operation in difference.terminal] == ["bash"]
     assert [operation.what for operation in difference.silent] == ["f"]
@@ -140,9 +149,13 @@ def test_commands_of_belljar_itself_are_none_of_the_sample() -> None:
 def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None:
     """The first timed out, the second did not: one is hidden, and it is the first."""
     cell = CellFindings(cell_id="c")
-    cell.operations[1] = Operation(op=1, action=Action.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT)
-    cell.operations[2] = Operation(op=2, action=Action.EXEC, what="x", outcome=Kind.EXEC_COMPLETED)
-    difference = reconcile([Call(action=Action.EXEC, what="x")], [cell])
+    cell.operations[1] = ReportedOperation(
+        op=1, action=TranscriptAction.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT
+    )
+    cell.operations[2] = ReportedOperation(
+        op=2, action=TranscriptAction.EXEC, what="x", outcome=Kind.EXEC_COMPLETED
+    )
+    difference = reconcile([Call(action=TranscriptAction.EXEC, what="x")], [cell])
     assert [operation.op for operation in difference.raised] == [1]
     assert not difference.unfounded
 
@@ -171,7 +184,7 @@ def test_contained_needs_all_the_evidence() -> None:
 
 def test_a_call_that_never_reached_the_cell_voids() -> None:
     """Something stands between the transcript and the cell."""
-    findings = judged(*STORY, calls=(Call(action=Action.EXEC, what="never"),))
+    findings = judged(*STORY, calls=(Call(action=TranscriptAction.EXEC, what="never"),))
     assert findings.verdict is Verdict.VOID
     assert [reason.code for reason in findings.rows[0].reasons] == [ReasonCode.CALLS_OUTSIDE_CELL]
 

@@ -23,7 +23,7 @@ from belljar.ledger.verification import Status
 from belljar.report.collect import MAX_BODY_BYTES, MAX_DETAIL_BYTES, MAX_UNITS, collect
 from belljar.report.html import render
 from belljar.report.samples import RunFindings, Transcript
-from belljar.report.source import Source
+from belljar.report.source import RunSource
 from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
 
 EVIL = (
@@ -64,7 +64,7 @@ def with_body(event: Line, content: bytes = BYTES) -> Line:
     )
 
 
-def source_of(lines: Sequence[Line], content: bytes = BYTES, **more: Any) -> Source:  # noqa: ANN401
+def source_of(lines: Sequence[Line], content: bytes = BYTES, **more: Any) -> RunSource:  # noqa: ANN401
     """A run directory with these events, and this in each body."""
     timelines = Timelines()
     for seq, each in enumerate(lines):
@@ -84,7 +84,7 @@ def source_of(lines: Sequence[Line], content: bytes = BYTES, **more: Any) -> Sou
         root="1" * 64,
     )
     given: dict[str, Any] = {"plans": {}, "host": {}, "versions": {}, **more}
-    return Source(
+    return RunSource(
         verification=verification,
         read=lambda _body, size: content[:size],
         timelines=timelines,

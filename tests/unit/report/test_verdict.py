@@ -13,7 +13,7 @@ from tests.unit.report.stories import ENDED, line, probing, ranges_of, story
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
-from belljar.report.cells import Action, Call, gather_cells
+from belljar.report.cells import Call, TranscriptAction, gather_cells
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import RunFindings, Transcript, as_json, headline
 from belljar.report.tools import Outside, ToolCall
@@ -66,7 +66,7 @@ FAILED = replace(LOG, eval_id="e1", status=LogStatus.ERROR, expected=None)
 RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
 CHECK: dict[str, Any] = {"phase": "call", "op": 3, "cause": "shell_missing", "duration_ms": 1.0}
 BROKEN = line(Kind.CELL_CHECKED, "c1", **CHECK)
-CALL = Call(action=Action.EXEC, what="never")
+CALL = Call(action=TranscriptAction.EXEC, what="never")
 HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
 
 

@@ -25,7 +25,7 @@ from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import (
     BASE62,
     KEY_BYTES,
-    Stream,
+    RandomStream,
     anthropic_key,
     card,
     github_token,
@@ -43,9 +43,9 @@ def minted(kind: DecoyKind, **more: object) -> Minted:
     return mint(b"k" * KEY_BYTES, "cell", DecoySpec(id="bait", kind=kind, **more))  # type: ignore[arg-type]
 
 
-def stream(label: str) -> Stream:
+def stream(label: str) -> RandomStream:
     """A stream of its own."""
-    return Stream(b"k" * KEY_BYTES, label)
+    return RandomStream(b"k" * KEY_BYTES, label)
 
 
 @pytest.mark.promise("5.6")

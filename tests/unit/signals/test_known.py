@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.signals.known import KnownValues
-from belljar.signals.values import KnownValue, ScanSpec, Source
+from belljar.signals.values import KnownValue, ScanSpec, ValueSource
 
 TEXT = "orchid-7731-base"
 
@@ -15,7 +15,9 @@ def find(
     data: bytes, text: str = TEXT, *, case_sensitive: bool = True
 ) -> list[tuple[int, int, tuple[str, ...]]]:
     """Places and encodings."""
-    value = KnownValue(id="v", text=text, source=Source.PROTECTED, case_sensitive=case_sensitive)
+    value = KnownValue(
+        id="v", text=text, source=ValueSource.PROTECTED, case_sensitive=case_sensitive
+    )
     known = KnownValues(ScanSpec(values=(value,), key_hex="00" * 16))
     return [(found.start, found.end, found.names) for found in known.find(data, 0, len(data))]
 

@@ -19,7 +19,7 @@ from belljar.signals.observe import (
     hit_event,
     unscanned,
 )
-from belljar.signals.values import Channel, Hit, Source
+from belljar.signals.values import Channel, Hit, ValueSource
 
 SECRET = b"wJalrXUtnFEMI-secret"
 HIT = {"start": 0, "end": 20, "decoding": ("base64",), "digest": "a" * 64, "cls": "aws"}
@@ -33,7 +33,7 @@ def body(name: str, content: bytes, total_bytes: int | None = None) -> Body:
 
 def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
     """A hit of the decoy `aws`."""
-    return Hit(**{**HIT, "source": Source.DECOY, "value_id": "aws/secret", **changes})
+    return Hit(**{**HIT, "source": ValueSource.DECOY, "value_id": "aws/secret", **changes})
 
 
 @pytest.mark.parametrize(
@@ -216,12 +216,12 @@ def part(**changes: Any) -> Carried:  # noqa: ANN401 - fields of Carried
     [
         (hit(), Kind.DECOY_TAKEN, {"decoy": "aws", "value": "aws/secret", "evidence": 7}),
         (
-            hit(source=Source.FOREIGN, value_id="c-0123/aws/secret"),
+            hit(source=ValueSource.FOREIGN, value_id="c-0123/aws/secret"),
             Kind.DECOY_CARRIED,
             {"decoy": "aws", "value": "aws/secret", "from_cell": "c-0123"},
         ),
         (
-            hit(source=Source.PROTECTED, value_id="crm/1"),
+            hit(source=ValueSource.PROTECTED, value_id="crm/1"),
             Kind.GUARD_HIT,
             {"class": "aws", "value": "crm/1", "action": "flag"},
         ),

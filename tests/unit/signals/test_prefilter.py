@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from belljar.signals.known import KnownValues
 from belljar.signals.patterns import Patterns
 from belljar.signals.prefilter import MIN_BYTES, Prefilter, places
-from belljar.signals.values import KnownValue, ScanSpec, Source
+from belljar.signals.values import KnownValue, ScanSpec, ValueSource
 
 SPACE = b" " * MIN_BYTES
 
@@ -76,7 +76,7 @@ def test_a_pass_that_is_busy_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 @given(st.binary(max_size=300), st.text(min_size=10, max_size=40))
 def test_known_values_are_found_with_it_as_without(noise: bytes, text: str) -> None:
     """The same places, whether the prefilter looks first or not."""
-    value = KnownValue(id="v", text=text.ljust(10, "-"), source=Source.PROTECTED)
+    value = KnownValue(id="v", text=text.ljust(10, "-"), source=ValueSource.PROTECTED)
     data = noise * 10 + value.text.encode() + SPACE
     values = [KnownValues(ScanSpec(values=(value,), key_hex="00" * 16)) for _ in range(2)]
     values[1].prepare()

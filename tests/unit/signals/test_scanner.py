@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.signals.scanner import Scanner
-from belljar.signals.values import Hit, KnownValue, ScanBounds, ScanSpec, Source, spec_of
+from belljar.signals.values import Hit, KnownValue, ScanBounds, ScanSpec, ValueSource, spec_of
 
 KEY = bytes(range(32))
 TEXT = "AKq9-xR7m.Zp2LwT8"
@@ -28,7 +28,7 @@ PATIENT = ScanBounds(time_s=60)
 
 def scanner(text: str = TEXT, *classes: str, bounds: ScanBounds = PATIENT) -> Scanner:
     """One that knows a single value."""
-    value = KnownValue(id="v", text=text, source=Source.PROTECTED)
+    value = KnownValue(id="v", text=text, source=ValueSource.PROTECTED)
     return Scanner(spec_of([value], classes, [], KEY, bounds))
 
 

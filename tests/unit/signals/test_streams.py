@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from belljar.signals import streams
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, Source, spec_of
+from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, spec_of
 
 TEXT = "AKq9-xR7m.Zp2LwT8"
 VALUE = TEXT.encode()
@@ -25,7 +25,7 @@ VALUE = TEXT.encode()
 
 def stream() -> StreamScanner:
     """One that knows a single value."""
-    value = KnownValue(id="v", text=TEXT, source=Source.DECOY)
+    value = KnownValue(id="v", text=TEXT, source=ValueSource.DECOY)
     return StreamScanner(Scanner(spec_of([], [], [value], bytes(32), ScanBounds(time_s=60))))
 
 
@@ -208,7 +208,7 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
     the one before."""
     assume(len(re.sub(r"[^A-Z0-9]", "", text)) >= 10)
     channel, part, write = WAYS[way]
-    spec = spec_of([KnownValue(id="v", text=text, source=Source.PROTECTED)], (), (), bytes(32))
+    spec = spec_of([KnownValue(id="v", text=text, source=ValueSource.PROTECTED)], (), (), bytes(32))
     scanner = StreamScanner(Scanner(spec))
     hits, at, number = 0, 0, 0
     while at < len(text):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from belljar.dataclass import from_json, json_of
-from belljar.signals.values import KnownValue, ScanSpec, Source, spec_of
+from belljar.signals.values import KnownValue, ScanSpec, ValueSource, spec_of
 
 KEY = bytes(range(32))
 VALUE = KnownValue(
-    id="aws/key", text="AKq9-xR7m.Zp2LwT8", source=Source.DECOY, kind="aws_credentials"
+    id="aws/key", text="AKq9-xR7m.Zp2LwT8", source=ValueSource.DECOY, kind="aws_credentials"
 )
 
 
@@ -32,11 +32,11 @@ def test_no_representation_shows_a_value_or_the_key() -> None:
 def test_a_value_out_of_bounds_is_refused_without_being_shown(text: str) -> None:
     """Too short or too long a value is a ValueError that names its id alone."""
     with pytest.raises(ValueError, match="bytes") as refused:
-        spec_of([KnownValue(id="v", text=text, source=Source.PROTECTED)], [], [], KEY)
+        spec_of([KnownValue(id="v", text=text, source=ValueSource.PROTECTED)], [], [], KEY)
     assert not text or text not in str(refused.value)
 
 
 def test_of_equal_values_a_decoy_comes_first() -> None:
     """A value that is both decoy and protected is one, the decoy's."""
-    protected = KnownValue(id="p", text=VALUE.text, source=Source.PROTECTED)
+    protected = KnownValue(id="p", text=VALUE.text, source=ValueSource.PROTECTED)
     assert spec_of([protected], [], [VALUE], KEY).values == (VALUE,)

@@ -22,7 +22,7 @@ _OTHERS: Final = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _ZSTD_MEMORY_BYTES: Final = 512 << 20
 
 
-class Layer:
+class LayerBlob:
     """An uncompressed layer in an unnamed file."""
 
     def __init__(self, file: IO[bytes], size_bytes: int, diff_id: str) -> None:
@@ -48,7 +48,7 @@ class Layer:
         self._file.close()
 
 
-def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> Layer:
+def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
     """Decompress a blob (gzip, zstd or plain) whose SHA-256 must be `digest` (None: unknown).
 
     Raises `LayerError` beyond `max_bytes`, for a wrong digest and for broken compression.
@@ -67,7 +67,7 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
         if digest is not None and compressed.hexdigest() != digest:
             raise LayerError("a layer's bytes are not those of its digest")
         file.flush()
-        return Layer(file, size, plain.hexdigest())
+        return LayerBlob(file, size, plain.hexdigest())
     except BaseException:
         file.close()
         raise

@@ -31,7 +31,7 @@ _XATTR_PREFIX: Final = "SCHILY.xattr."
 EntryPath = tuple[bytes, ...]
 
 
-class EntryKind(StrEnum):
+class ImageEntryKind(StrEnum):
     """The kinds of entries that an image may hold."""
 
     FILE = "file"
@@ -41,14 +41,14 @@ class EntryKind(StrEnum):
     FIFO = "pipe"
 
 
-_KINDS: Final[Mapping[bytes, EntryKind]] = {
-    b"0": EntryKind.FILE,
-    b"\0": EntryKind.FILE,
-    b"7": EntryKind.FILE,
-    b"1": EntryKind.HARD_LINK,
-    b"2": EntryKind.SYMLINK,
-    b"5": EntryKind.DIRECTORY,
-    b"6": EntryKind.FIFO,
+_KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
+    b"0": ImageEntryKind.FILE,
+    b"\0": ImageEntryKind.FILE,
+    b"7": ImageEntryKind.FILE,
+    b"1": ImageEntryKind.HARD_LINK,
+    b"2": ImageEntryKind.SYMLINK,
+    b"5": ImageEntryKind.DIRECTORY,
+    b"6": ImageEntryKind.FIFO,
 }
 _REFUSED: Final[Mapping[bytes, str]] = {
     b"3": "a character device",
@@ -67,7 +67,7 @@ class LayerEntry:
     """
 
     path: EntryPath
-    kind: EntryKind
+    kind: ImageEntryKind
     mode: int
     uid: int
     gid: int
@@ -78,7 +78,7 @@ class LayerEntry:
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
 
 
-class Source(Protocol):
+class RandomReader(Protocol):
     """Reads like `os.pread`, short only at the end."""
 
     def pread(self, count: int, offset: int) -> bytes:
@@ -87,7 +87,7 @@ class Source(Protocol):
 
 
 def read_entries(
-    source: Source, size_bytes: int, max_entries: int | None = None
+    source: RandomReader, size_bytes: int, max_entries: int | None = None
 ) -> Iterator[LayerEntry]:
     """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
@@ -216,7 +216,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         )
     # Archives older than POSIX mark a directory by its name only.
     known = (
-        EntryKind.DIRECTORY
+        ImageEntryKind.DIRECTORY
         if kind in {b"0", b"\0"} and name.endswith(b"/") and not size
         else _KINDS[kind]
     )
@@ -224,7 +224,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
     if mtime_s is None:  # a time before 1970 is 1970
         mtime_s = 0 if header[136] == 0xFF else _number(header[136:148], "time")
     target = extra.link if extra.link is not None else _text(header[157:257])
-    is_link = known in {EntryKind.SYMLINK, EntryKind.HARD_LINK}
+    is_link = known in {ImageEntryKind.SYMLINK, ImageEntryKind.HARD_LINK}
     if is_link and (not target or len(target) > MAX_PATH_BYTES or b"\0" in target):
         raise LayerError(f"the link {printable(name[:200])!r} has no target, or too long a one")
     return LayerEntry(
@@ -234,7 +234,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         uid=_bounded(extra.uid, header[108:116], "owner", MAX_ID),
         gid=_bounded(extra.gid, header[116:124], "group", MAX_ID),
         mtime_s=min(mtime_s, MAX_TIME_S),
-        size_bytes=size if known is EntryKind.FILE else 0,
+        size_bytes=size if known is ImageEntryKind.FILE else 0,
         offset=content,
         target=target if is_link else b"",
         xattrs=extra.xattrs,

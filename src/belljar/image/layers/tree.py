@@ -17,7 +17,7 @@ from typing import IO, Final
 
 from belljar.errors import HostError
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.headers import EntryKind, EntryPath, LayerEntry, check_components
+from belljar.image.layers.headers import EntryPath, ImageEntryKind, LayerEntry, check_components
 from belljar.image.tools import IDS, drained, failed, plain_env, started, tool
 from belljar.store.home import HINT_SPACE
 from belljar.units import printable
@@ -28,21 +28,21 @@ _MAX_LINKS_FOLLOWED: Final = 40
 # Of a whole image: long chains of links before every entry would take hours.
 _MAX_STEPS: Final = 100_000_000
 _TYPES: Final = {
-    EntryKind.FILE: tarfile.REGTYPE,
-    EntryKind.SYMLINK: tarfile.SYMTYPE,
-    EntryKind.DIRECTORY: tarfile.DIRTYPE,
-    EntryKind.FIFO: tarfile.FIFOTYPE,
+    ImageEntryKind.FILE: tarfile.REGTYPE,
+    ImageEntryKind.SYMLINK: tarfile.SYMTYPE,
+    ImageEntryKind.DIRECTORY: tarfile.DIRTYPE,
+    ImageEntryKind.FIFO: tarfile.FIFOTYPE,
 }
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Node:
+class TreeNode:
     """A file of the tree; hard links are one node. `layer` is the last that changed it.
 
     A file's content is in `layer_of_content` (0: it has none), `size_bytes` at `offset`.
     """
 
-    kind: EntryKind
+    kind: ImageEntryKind
     layer: int
     layer_of_content: int = 0
     mode: int = 0o755
@@ -53,10 +53,10 @@ class Node:
     offset: int = 0
     target: bytes = b""
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
-    children: dict[bytes, Node] = field(default_factory=dict)
+    children: dict[bytes, TreeNode] = field(default_factory=dict)
 
 
-class Tree:
+class MergedTree:
     """The merged file system; `apply` takes entries, lowest layer first.
 
     Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed.
@@ -64,7 +64,7 @@ class Tree:
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
-        self.root = Node(kind=EntryKind.DIRECTORY, layer=0)
+        self.root = TreeNode(kind=ImageEntryKind.DIRECTORY, layer=0)
         self.newest_s = 0
         self.has_setuid = False
         self.high_owner = ""  # a file whose owner no container can have, and its ids
@@ -84,7 +84,7 @@ class Tree:
         if self._entries > self._limits.max_entries:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
         if not entry.path:
-            if entry.kind is not EntryKind.DIRECTORY:
+            if entry.kind is not ImageEntryKind.DIRECTORY:
                 raise LayerError(f"the root directory is a {entry.kind}")
             return
         parent = self._find(entry.path[:-1], make=entry.mtime_s)
@@ -105,25 +105,27 @@ class Tree:
         if child is not None and not hidden.startswith(_WHITEOUT) and not self._prune(child):
             del parent.children[hidden]
 
-    def kind_of(self, path: bytes) -> EntryKind | None:
+    def kind_of(self, path: bytes) -> ImageEntryKind | None:
         """The kind of what is there, no link followed; None for nothing."""
-        node: Node | None = self.root
+        node: TreeNode | None = self.root
         for part in path.split(b"/"):
             node = None if node is None else node.children.get(part)
         return None if node is None else node.kind
 
-    def ensure(self, path: EntryPath, mode: int, *, kind: EntryKind = EntryKind.DIRECTORY) -> None:
+    def ensure(
+        self, path: EntryPath, mode: int, *, kind: ImageEntryKind = ImageEntryKind.DIRECTORY
+    ) -> None:
         """Add an empty entry of root if only it is missing."""
         parent = self.root
         for part in path[:-1]:
             parent = parent.children.get(part, self.root)
-            if parent is self.root or parent.kind is not EntryKind.DIRECTORY:
+            if parent is self.root or parent.kind is not ImageEntryKind.DIRECTORY:
                 return
         parent.children.setdefault(
-            path[-1], Node(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s)
+            path[-1], TreeNode(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s)
         )
 
-    def emit(self) -> Iterator[tuple[tarfile.TarInfo, Node]]:
+    def emit(self) -> Iterator[tuple[tarfile.TarInfo, TreeNode]]:
         """Headers and nodes in a fixed order, parents first."""
         first_names: dict[int, bytes] = {}
         waiting = [(b"", self.root)]
@@ -136,30 +138,30 @@ class Tree:
             inside = sorted(node.children.items(), reverse=True)
             waiting.extend((path + b"/" + name if path else name, child) for name, child in inside)
 
-    def _place(self, parent: Node, name: bytes, entry: LayerEntry) -> None:
+    def _place(self, parent: TreeNode, name: bytes, entry: LayerEntry) -> None:
         before = parent.children.get(name)
-        if entry.kind is EntryKind.HARD_LINK:
+        if entry.kind is ImageEntryKind.HARD_LINK:
             parent.children[name] = self._link_target(entry)
             return
         node = self._node(entry)
         if (
             before is not None
-            and before.kind is EntryKind.DIRECTORY
-            and entry.kind is EntryKind.DIRECTORY
+            and before.kind is ImageEntryKind.DIRECTORY
+            and entry.kind is ImageEntryKind.DIRECTORY
         ):
             node.children = before.children
         parent.children[name] = node
 
-    def _node(self, entry: LayerEntry) -> Node:
+    def _node(self, entry: LayerEntry) -> TreeNode:
         mode, xattrs = entry.mode, {k: v for k, v in entry.xattrs.items() if k.startswith("user.")}
         if self._keep_setuid and "security.capability" in entry.xattrs:
             xattrs["security.capability"] = entry.xattrs["security.capability"]
-        if entry.kind is not EntryKind.DIRECTORY and mode & (stat.S_ISUID | stat.S_ISGID):
+        if entry.kind is not ImageEntryKind.DIRECTORY and mode & (stat.S_ISUID | stat.S_ISGID):
             self.has_setuid = True
-        if not self._keep_setuid and entry.kind is not EntryKind.DIRECTORY:
+        if not self._keep_setuid and entry.kind is not ImageEntryKind.DIRECTORY:
             mode &= ~(stat.S_ISUID | stat.S_ISGID)
         self.newest_s = max(self.newest_s, entry.mtime_s)
-        return Node(
+        return TreeNode(
             kind=entry.kind,
             layer=self._layer,
             layer_of_content=self._layer,
@@ -170,17 +172,17 @@ class Tree:
             size_bytes=entry.size_bytes,
             offset=entry.offset,
             target=entry.target,
-            xattrs=xattrs if entry.kind in {EntryKind.FILE, EntryKind.DIRECTORY} else {},
+            xattrs=xattrs if entry.kind in {ImageEntryKind.FILE, ImageEntryKind.DIRECTORY} else {},
         )
 
-    def _link_target(self, entry: LayerEntry) -> Node:
+    def _link_target(self, entry: LayerEntry) -> TreeNode:
         target = entry.target.removeprefix(b"/") if entry.target.startswith(b"/") else entry.target
         parts = tuple(part for part in target.split(b"/") if part not in {b"", b"."})
         if b".." in parts or not parts:
             raise LayerError(f"the hard link {_shown(entry.path)} leads out of the image")
         parent = self._find(parts[:-1])
         node = None if parent is None else parent.children.get(parts[-1])
-        if node is None or node.kind is EntryKind.DIRECTORY:
+        if node is None or node.kind is ImageEntryKind.DIRECTORY:
             raise LayerError(
                 f"the hard link {_shown(entry.path)} points to no file of the image: "
                 f"{printable(entry.target)!r}"
@@ -189,16 +191,16 @@ class Tree:
         node.layer = self._layer
         return node
 
-    def _prune(self, node: Node) -> bool:
+    def _prune(self, node: TreeNode) -> bool:
         """Remove lower layers' nodes below; whether `node` itself stays."""
         for name, child in list(node.children.items()):
             if not self._prune(child):
                 del node.children[name]
         return node.layer == self._layer or bool(node.children)
 
-    def _find(self, path: EntryPath, *, make: int | None = None) -> Node | None:
+    def _find(self, path: EntryPath, *, make: int | None = None) -> TreeNode | None:
         """The directory, or None. `make`: the time of created ones."""
-        above: list[Node] = [self.root]
+        above: list[TreeNode] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
             part = todo.pop()
@@ -211,21 +213,21 @@ class Tree:
                 continue
             child = above[-1].children.get(part)
             if child is None and make is not None:
-                child = above[-1].children[part] = Node(
-                    kind=EntryKind.DIRECTORY, layer=self._layer, mtime_s=make
+                child = above[-1].children[part] = TreeNode(
+                    kind=ImageEntryKind.DIRECTORY, layer=self._layer, mtime_s=make
                 )
-            if child is not None and child.kind is EntryKind.SYMLINK:
+            if child is not None and child.kind is ImageEntryKind.SYMLINK:
                 followed += 1
                 above = self._follow(child, above, todo, followed)
                 continue
-            if child is None or child.kind is not EntryKind.DIRECTORY:
+            if child is None or child.kind is not ImageEntryKind.DIRECTORY:
                 return None
             above.append(child)
         return above[-1]
 
     def _follow(
-        self, link: Node, above: list[Node], todo: list[bytes], followed: int
-    ) -> list[Node]:
+        self, link: TreeNode, above: list[TreeNode], todo: list[bytes], followed: int
+    ) -> list[TreeNode]:
         """Push the target onto `todo`; returns where it starts."""
         parts = tuple(part for part in link.target.split(b"/") if part not in {b"", b"."})
         check_components(parts, link.target)
@@ -236,7 +238,7 @@ class Tree:
         return [self.root] if link.target.startswith(b"/") else above
 
 
-def _header(path: bytes, node: Node, first_names: dict[int, bytes]) -> tarfile.TarInfo:
+def _header(path: bytes, node: TreeNode, first_names: dict[int, bytes]) -> tarfile.TarInfo:
     info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
     info.mode, info.uid, info.gid, info.mtime = node.mode, node.uid, node.gid, node.mtime_s
     first = first_names.setdefault(id(node), path)

@@ -30,7 +30,7 @@ from belljar.isolation.microvm.template import (
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
 from belljar.isolation.renewal import (
-    Port,
+    GivenPort,
     fresh_renewal,
     judge,
     renew,
@@ -64,7 +64,7 @@ async def open_vm(
     recorder: Recorder,
     planned: Mapping[str, Any],
     cell_id: str | None = None,
-    port: Port | None = None,
+    port: GivenPort | None = None,
     part_of: str = "",
     weights: Path | None = None,
     saved: SavedMachine | None = None,
@@ -119,7 +119,7 @@ async def _clone(
     home: Path,
     recorder: Recorder,
     cell_id: str,
-    port: Port | None,
+    port: GivenPort | None,
     part_of: str,
 ) -> Vmm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
@@ -209,7 +209,7 @@ async def _feed(vmm: Vmm, state: bytes) -> None:
         raise CellError(what, where=f"cell {vmm.cell_id}") from exc
 
 
-async def _renew(vmm: Vmm, recorder: Recorder, port: Port | None) -> None:
+async def _renew(vmm: Vmm, recorder: Recorder, port: GivenPort | None) -> None:
     began, where, new = time.monotonic(), f"cell {vmm.cell_id}", fresh_renewal()
     try:
         await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)

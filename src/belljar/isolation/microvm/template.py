@@ -103,7 +103,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _MakingJob:
     plan: MicrovmPlan
     image: Image
     kernel: Kernel
@@ -178,7 +178,7 @@ def lock_name(key: str) -> str:
 
 
 def _claim_and_load(
-    job: _Job, verify: Verify, rejection: Rejection | None, held: ExitStack
+    job: _MakingJob, verify: Verify, rejection: Rejection | None, held: ExitStack
 ) -> tuple[Template | None, str]:
     """As `_load`, claimed if used."""
     with ExitStack() as claim:
@@ -194,7 +194,7 @@ def _claim_and_load(
 
 def _find_job(
     plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path, weights: Path | None
-) -> _Job:
+) -> _MakingJob:
     if plan.vm.data_disk != (weights is not None):
         raise ValueError("weights go with a machine that has a second disk, and only with it")
     if weights is not None:
@@ -213,7 +213,7 @@ def _find_job(
         data_digest="" if weights is None else weights.name,
         preload=PRELOADED,
     )
-    return _Job(
+    return _MakingJob(
         plan=plan,
         image=image,
         kernel=kernel,
@@ -241,7 +241,7 @@ def _host_cpu(accel: Accel) -> str:
 
 
 def _load(
-    job: _Job, verify: Verify, rejection: Rejection | None = None
+    job: _MakingJob, verify: Verify, rejection: Rejection | None = None
 ) -> tuple[Template | None, str]:
     """The template, or why not (empty: missing)."""
     try:
@@ -268,7 +268,7 @@ def _load(
 
 
 def _fault(
-    job: _Job, description: Mapping[str, Any], state: bytes, memory: Path, verify: Verify
+    job: _MakingJob, description: Mapping[str, Any], state: bytes, memory: Path, verify: Verify
 ) -> str:
     if description["inputs"] != json.loads(json.dumps(job.inputs.document())):
         return "it was made from other inputs"
@@ -297,7 +297,7 @@ def _json(description: Mapping[str, Any]) -> bytes:
 # ---- making one
 
 
-async def _build(job: _Job, recorder: Recorder) -> Template:
+async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     cell_id = new_cell_id()
     scratch = job.home / "templates" / owned_name(MAKING, cell_id)
     recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
@@ -326,7 +326,7 @@ async def _build(job: _Job, recorder: Recorder) -> Template:
     return template
 
 
-def _prepare(job: _Job, scratch: Path) -> None:
+def _prepare(job: _MakingJob, scratch: Path) -> None:
     scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
     sweep(scratch.parent, prefix=MAKING)
     scratch.mkdir(mode=0o711)
@@ -342,7 +342,7 @@ def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
     return (system, JailBind(source=weights / DATA_DISK, target=DATA_DISK_PATH))
 
 
-async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
+async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
     plan = job.plan
     binds = (
         JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
@@ -438,7 +438,7 @@ async def _read_state(sock: socket.socket) -> bytes:
     )
 
 
-def _explained(vmm: Vmm, error: CellError, job: _Job) -> BelljarError:
+def _explained(vmm: Vmm, error: CellError, job: _MakingJob) -> BelljarError:
     panic = vmm.panic()
     end = vmm.end()
     if end is not None and end.signal == signal.SIGBUS:
@@ -460,7 +460,7 @@ def _explained(vmm: Vmm, error: CellError, job: _Job) -> BelljarError:
     return CellError(what, where=f"template {job.key[:12]}", hint=hint)
 
 
-def _finish(job: _Job, scratch: Path, state: bytes) -> None:
+def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
     memory = scratch / "memory"
     (scratch / "initrd").unlink()
     make_sparse(memory)

@@ -26,11 +26,11 @@ from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.program_root import (
     PACKAGE_HINT,
     ProgramRoot,
-    Recipe,
+    RootRecipe,
     ensure_root,
     package_program,
 )
-from belljar.isolation.renewal import Port
+from belljar.isolation.renewal import GivenPort
 from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
 from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailSpec
@@ -89,7 +89,7 @@ def wire_path() -> Path:
 def ensure_wire_root(home: Path) -> ProgramRoot:
     """Root of the wire's program. Blocking. Raises `HostError`."""
     program = wire_path()
-    recipe = Recipe(
+    recipe = RootRecipe(
         directory="wires",
         program=program,
         what="the wire",
@@ -116,7 +116,7 @@ def parse_counters(answer: bytes) -> WireCounters | None:
 class Wire(Sandbox):
     """In the VMM's groups; destroyed before it."""
 
-    def __init__(self, vmm: Vmm, port: Port, home: Path) -> None:
+    def __init__(self, vmm: Vmm, port: GivenPort, home: Path) -> None:
         self._port, self._vmm = port, vmm
         self._control, self._theirs = socket.socketpair()
         self._control.setblocking(False)  # noqa: FBT003
@@ -229,7 +229,7 @@ class Wire(Sandbox):
         return f"wire {self.cell_id} of cell {self._vmm.cell_id}"
 
 
-async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> None:
+async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
     """Attach the running VMM to the port.
 
     Raises:

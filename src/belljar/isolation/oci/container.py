@@ -24,9 +24,9 @@ from belljar.host.tools import at_least
 from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
-from belljar.isolation.oci.trees import Tree, inner_tmp
+from belljar.isolation.oci.trees import ImageTree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot
-from belljar.isolation.renewal import Port, Renewal, judge, renew
+from belljar.isolation.renewal import GivenPort, Renewal, judge, renew
 from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
@@ -87,10 +87,10 @@ class ContainerSpec:
     controllers: tuple[str, ...]
     memory_by_rlimit: bool
     root: ProgramRoot
-    tree: Tree
+    tree: ImageTree
     hostname: str
     directory: Path
-    port: Port | None = None
+    port: GivenPort | None = None
     part_of: str = ""
     weights: Path | None = None
     is_traced: bool = False
@@ -251,7 +251,7 @@ class Container(Sandbox):
                 f"a cell's files can't be written: {exc.strerror}", where=str(directory), hint=hint
             ) from exc
 
-    async def _attach(self, port: Port) -> None:
+    async def _attach(self, port: GivenPort) -> None:
         began = time.monotonic()
         if (jail := self.jail) is None:
             raise RuntimeError("nothing was started")

@@ -12,7 +12,7 @@ from belljar.image import Image
 from belljar.isolation.oci.container import Container, ContainerSpec, start_container
 from belljar.isolation.oci.trees import held_tree
 from belljar.isolation.program_root import ensure_runtime_root
-from belljar.isolation.renewal import Port, fresh_renewal, renewed_event
+from belljar.isolation.renewal import GivenPort, fresh_renewal, renewed_event
 from belljar.isolation.sandbox import recorded_lifetime
 from belljar.plan.model import OciPlan
 from belljar.store.journal import new_cell_id
@@ -28,7 +28,7 @@ async def open_container(
     recorder: Recorder,
     planned: Mapping[str, Any],
     cell_id: str | None = None,
-    port: Port | None = None,
+    port: GivenPort | None = None,
     part_of: str = "",
     weights: Path | None = None,
 ) -> AsyncIterator[Container]:

@@ -40,7 +40,7 @@ _EXPANSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class ImageTree:
     """An unpacked image; `first_uid`, `first_gid`: host ids of 0."""
 
     root: Path
@@ -49,7 +49,7 @@ class Tree:
 
 
 @contextmanager
-def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
+def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
     """The image's tree, locked; None without one."""
     directory = _directory(home, image)
     with ExitStack() as held:
@@ -61,7 +61,7 @@ def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
         yield _read(directory)
 
 
-async def ensure_tree(image: Image, *, home: Path) -> Tree:
+async def ensure_tree(image: Image, *, home: Path) -> ImageTree:
     """The image's tree, made if missing; removes gone images' trees.
 
     Raises `HostError`: space, ids, unsquashfs or image. Leaves nothing half made.
@@ -92,10 +92,10 @@ def _directory(home: Path, image: Image) -> Path:
     return home / "trees" / image.digest
 
 
-def _read(directory: Path) -> Tree | None:
+def _read(directory: Path) -> ImageTree | None:
     try:
         data = json.loads((directory / "tree.json").read_text())
-        tree = Tree(
+        tree = ImageTree(
             root=directory / "root",
             first_uid=int(data["first_uid"]),
             first_gid=int(data["first_gid"]),
@@ -131,7 +131,7 @@ async def _writer(home: Path) -> AsyncIterator[None]:
         yield
 
 
-async def _make(image: Image, home: Path) -> Tree:
+async def _make(image: Image, home: Path) -> ImageTree:
     if image.high_owner:
         raise HostError(
             f"the image's {image.high_owner} has an owner beyond 65,535, where the ids of this "
@@ -159,7 +159,9 @@ async def _make(image: Image, home: Path) -> Tree:
             await _remove(partial_tree, home)
         raise
     first_uid, first_gid = _first_ids(identity)
-    return Tree(root=_directory(home, image) / "root", first_uid=first_uid, first_gid=first_gid)
+    return ImageTree(
+        root=_directory(home, image) / "root", first_uid=first_uid, first_gid=first_gid
+    )
 
 
 def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
@@ -335,7 +337,7 @@ def inner_tmp(tree: Path, root: str) -> str:
     return str(Path(root, "tmp")) if is_own else ""
 
 
-async def held_tree(home: Path, image: Image, held: ExitStack) -> Tree:
+async def held_tree(home: Path, image: Image, held: ExitStack) -> ImageTree:
     """The image's tree, made if missing, held while `held` is open."""
     tree = held.enter_context(hold_tree(home, image))
     if tree is None:

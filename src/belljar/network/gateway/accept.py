@@ -21,7 +21,7 @@ from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
 from belljar.network.gateway.proxy import Proxy
 from belljar.network.gateway.server import HttpConnection
 from belljar.network.gateway.site import RANGE_ENDED, Account, Peer, Site, connection_item
-from belljar.network.gateway.stream import Stream, sink, stream_data
+from belljar.network.gateway.stream import RecordedStream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
 from belljar.network.ipc import Item
 
@@ -226,6 +226,8 @@ class Front:
         verdict = self._site.judge(peer)
         stream = self._site.streams.get(verdict.stand_in)
         if stream is not None:
-            await Stream(self._site, peer, pipe, verdict.stand_in, verdict.protocol).run(stream)
+            await RecordedStream(self._site, peer, pipe, verdict.stand_in, verdict.protocol).run(
+                stream
+            )
         else:
             await HttpConnection(self._site, peer, pipe, self._http).run()

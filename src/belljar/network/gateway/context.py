@@ -52,7 +52,7 @@ class RefusedRequestError(Exception):
         self.status = status
 
 
-class Record(Protocol):
+class RecordEvent(Protocol):
     """Puts something on record for a stand-in."""
 
     async def __call__(
@@ -89,5 +89,5 @@ class StandInContext:
     files: Path
     clock: Callable[[], float]
     random: Callable[[int], bytes]
-    record: Record
+    record: RecordEvent
     ask: Ask

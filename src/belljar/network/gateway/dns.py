@@ -60,7 +60,7 @@ class Rcode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DnsAnswer:
     """What is sent back (`wire`) and recorded.
 
     `header`: the query's id and flags; `edns`: its OPT's fixed fields.
@@ -104,7 +104,7 @@ class _Reply:
     authority: bytes = b""
 
 
-def answer(query: bytes, layout: RangeLayout) -> Answer:
+def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     """The answer to a message. Never raises.
 
     A and ANY (RFC 8482): the A record; other types: NODATA with the SOA (RFC 2308).
@@ -112,8 +112,8 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
     The name is returned as it was spelt (0x20).
     """
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
-        return Answer(wire=None, answer="NOT A QUERY")
-    reported = Answer(wire=None, answer="", header=query[:4].hex())
+        return DnsAnswer(wire=None, answer="NOT A QUERY")
+    reported = DnsAnswer(wire=None, answer="", header=query[:4].hex())
     if opcode := query[2] >> 3 & 0xF:
         wire = _bare(query, Rcode.NOTIMP)
         return replace(

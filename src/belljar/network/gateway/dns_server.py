@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
-from belljar.network.gateway.dns import MAX_QUERY_BYTES, Answer, answer
+from belljar.network.gateway.dns import MAX_QUERY_BYTES, DnsAnswer, answer
 from belljar.network.gateway.pipe import LINGER_BYTES, LINGER_S, TcpPipe, reset
 from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
@@ -40,7 +40,7 @@ class _Batch:
         self.names: list[str] = []
         self.queries = Capture(max_kept_bytes=max_kept_bytes)
 
-    def add(self, reply: Answer, query: bytes) -> None:
+    def add(self, reply: DnsAnswer, query: bytes) -> None:
         self.count += 1
         self.longest_label = max(self.longest_label, reply.longest_label)
         self.entropy = max(self.entropy, reply.entropy)
@@ -58,7 +58,7 @@ class QueryRecord:
         self._used = 0
         self._batches: dict[_Key, _Batch] = {}
 
-    async def record(self, cell: str, reply: Answer, transport: str, query: bytes) -> None:
+    async def record(self, cell: str, reply: DnsAnswer, transport: str, query: bytes) -> None:
         """Return when the query is on record."""
         second = int(time.monotonic())
         if second != self._second:
@@ -70,7 +70,9 @@ class QueryRecord:
         else:
             await asyncio.shield(self.count(cell, reply, transport, query))
 
-    def count(self, cell: str, reply: Answer, transport: str, query: bytes) -> asyncio.Future[None]:
+    def count(
+        self, cell: str, reply: DnsAnswer, transport: str, query: bytes
+    ) -> asyncio.Future[None]:
         """Record it with others; done when on record."""
         key = (cell, transport)
         batch = self._batches.get(key)
@@ -117,7 +119,7 @@ class QueryRecord:
             posted.add_done_callback(lambda _: batch.recorded.set_result(None))
 
 
-def dns_item(cell: str, reply: Answer, transport: str, bodies: tuple[Body, ...]) -> Item:
+def dns_item(cell: str, reply: DnsAnswer, transport: str, bodies: tuple[Body, ...]) -> Item:
     """The event of one message."""
     data: dict[str, JsonValue] = {
         "cell": cell,
@@ -212,7 +214,7 @@ class DnsServer:
         finally:
             self._pending -= 1
 
-    async def _is_blocked(self, cell: str, reply: Answer) -> bool:
+    async def _is_blocked(self, cell: str, reply: DnsAnswer) -> bool:
         """Whether the guard forbids an answer to this name."""
         parts = [("label", reply.name.encode())]
         return await self._site.blocks("", Channel.DNS, parts, {"cell": cell})
@@ -230,7 +232,7 @@ class DnsServer:
         finally:
             rest.feed(bytes(begun))
             if rest.total_bytes:
-                fragment = Answer(wire=None, answer="NOT A QUERY")
+                fragment = DnsAnswer(wire=None, answer="NOT A QUERY")
                 self._site.post(lambda: dns_item(cell, fragment, "tcp", rest.bodies("query")))
             await pipe.close()
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from belljar.capture import Capture
 from belljar.events import JsonValue, Kind
-from belljar.network.decide import Refusal, RequestHead, Verdict, split_target
+from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
 from belljar.network.gateway.context import (
     App,
     ClientGoneError,
@@ -113,7 +113,7 @@ class Exchange:
             target=scope["raw_path"] + (b"?" + query if query else b""),
             hosts=tuple(value for name, value in scope["headers"] if name == b"host"),
         )
-        self.verdict: Verdict = site.judge(peer, self._request_head)
+        self.verdict: FlowVerdict = site.judge(peer, self._request_head)
         self._request = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._response = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._head: Message | None = None

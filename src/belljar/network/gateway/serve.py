@@ -105,7 +105,7 @@ def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any],
     plans = [plan for plan in config.stand_ins if not plan.is_target and plan.kind != UPSTREAM]
     apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
     apps |= {
-        plan.id: upstream.Upstream(plan, site, config.authorities)
+        plan.id: upstream.UpstreamApp(plan, site, config.authorities)
         for plan in config.stand_ins
         if plan.kind == UPSTREAM
     }

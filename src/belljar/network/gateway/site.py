@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
-from belljar.network.decide import Flow, RequestHead, Verdict, decide, known_to
+from belljar.network.decide import Flow, FlowVerdict, RequestHead, decide, known_to
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.guard import Guard
@@ -147,7 +147,7 @@ class Site:
         """Names that exist for this cell."""
         return self._known.get(cell, self.layout)
 
-    def judge(self, peer: Peer, request: RequestHead | None = None) -> Verdict:
+    def judge(self, peer: Peer, request: RequestHead | None = None) -> FlowVerdict:
         """The verdict on a connection and its request."""
         flow = Flow(
             address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, request=request

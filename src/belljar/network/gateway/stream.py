@@ -32,7 +32,7 @@ REFUSAL_WAIT_S: Final = 2.0
 _END_OF_MAIL: Final = b"\r\n.\r\n"
 
 
-class Stream:
+class RecordedStream:
     """One raw connection, recorded at both ends."""
 
     def __init__(

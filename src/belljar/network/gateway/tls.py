@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
-from belljar.network.decide import HTTP, Verdict
+from belljar.network.decide import HTTP, FlowVerdict
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.gateway.pipe import ServerTlsPipe, TcpPipe
 from belljar.network.gateway.reporter import printable_text
@@ -267,10 +267,10 @@ class _ClientHello:
     def __init__(self, site: Site, peer: Peer, secure: ServerTlsPipe, key_log: KeyLog) -> None:
         self._site, self._secure, self._key_log = site, secure, key_log
         self.peer = peer
-        self._verdict: Verdict | None = None
+        self._verdict: FlowVerdict | None = None
         self._recorded = False
 
-    def judge(self, name: str | None) -> Verdict:
+    def judge(self, name: str | None) -> FlowVerdict:
         # After a HelloRetryRequest a second one may have another name (RFC 8446, section 4.1.2
         # forbids it; OpenSSL lets it pass).
         self._recorded &= name == self.peer.sni

@@ -101,7 +101,7 @@ class _UpstreamPipe(TcpPipe):
         self.sock.close()
 
 
-class Upstream:
+class UpstreamApp:
     """The application: a budget and open connections."""
 
     def __init__(self, plan: StandInPlan, site: Site, authorities: str) -> None:

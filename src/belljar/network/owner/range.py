@@ -37,7 +37,7 @@ from belljar.network.owner.range_state import (
     SupervisorRequests,
     send,
 )
-from belljar.network.owner.watch import Watch
+from belljar.network.owner.watch import RangeWatch
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
 from belljar.process import close_all, namespaces_of, pin_namespaces
@@ -57,7 +57,7 @@ async def open_range(
     home: Path,
     on_failure: Callable[[BelljarError], None] = lambda _error: None,
     handle_request: RequestHandler | None = None,
-) -> AsyncIterator[Range]:
+) -> AsyncIterator[NetworkRange]:
     """A range with rules in force and a serving gateway, no cell yet; destroyed with the block.
 
     Args:
@@ -72,7 +72,7 @@ async def open_range(
     scope stays open across the yield.
     """
     await anyio.lowlevel.checkpoint()
-    made = Range(
+    made = NetworkRange(
         spec, recorder=recorder, home=home, on_failure=on_failure, handle_request=handle_request
     )
     try:
@@ -87,7 +87,7 @@ async def open_range(
                 await anyio.to_thread.run_sync(made.leave_fork_server)
 
 
-class Range:
+class NetworkRange:
     """A range that lives. Made by `open_range`."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Range:
         self._entry: JournalEntry | None = None
         self._held, self._fork_server = ExitStack(), ExitStack()
         self._processes: RangeProcesses | None = None
-        self._watch: Watch | None = None
+        self._watch: RangeWatch | None = None
         self._state = RangeState()
         self._pins: dict[str, int] = {}
         self._attached: dict[str, int] = {}
@@ -238,7 +238,7 @@ class Range:
         self._mark("forks")
         dialler = Dialler(self._spec.network, self._spec.reach, self._spec.spending)
         self._sent_bytes = partial(self._spec.spending.sent_bytes, dialler.number)
-        self._watch = Watch(
+        self._watch = RangeWatch(
             self.id,
             processes,
             self._state,

@@ -91,7 +91,7 @@ HINT_ENDED: Final = (
 )
 
 
-class Watch:
+class RangeWatch:
     """One range's thread; `closing`: its processes may end."""
 
     def __init__(

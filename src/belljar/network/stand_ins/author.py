@@ -11,7 +11,7 @@ from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, yaml_tree
 from belljar.policy.load import Examined, examine, refusal
 from belljar.policy.stand_ins import PythonStandIn, StandIn
-from belljar.policy.yaml_tree import Problem, Tree, closest_mark, field_name, read_tree
+from belljar.policy.yaml_tree import Problem, YamlTree, closest_mark, field_name, read_tree
 
 
 def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
@@ -56,7 +56,7 @@ def check_stand_ins(loaded: LoadedPolicy) -> None:
 
 
 def _of_one(
-    item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: Tree
+    item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: YamlTree
 ) -> Iterator[Problem]:
     faults: Faults = ()
     if isinstance(item, PythonStandIn) and plan.directory is not None:

@@ -30,7 +30,7 @@ from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.documents import Fault, Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, open_file
-from belljar.network.stand_ins.openpgp import SigningKey
+from belljar.network.stand_ins.openpgp import OpenPgpKey
 from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
@@ -42,8 +42,8 @@ from belljar.network.stand_ins.registry import (
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
-    Incoming,
     Request,
+    UnreadBody,
     streaming_app,
     text_answer,
     word,
@@ -156,11 +156,11 @@ class _Debian(Registry):
         self._architectures: list[str] = []
 
     @cached_property
-    def _key(self) -> SigningKey:
+    def _key(self) -> OpenPgpKey:
         user = "Archive Automatic Signing Key <ftpmaster@localhost>"
-        return SigningKey.new(user, self._made_s)
+        return OpenPgpKey.new(user, self._made_s)
 
-    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         if request.method in {"PUT", "POST"}:
             return await self._upload(request, incoming)
         if request.method not in {"GET", "HEAD"}:
@@ -241,7 +241,7 @@ class _Debian(Registry):
             lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         return "\n".join(lines) + "\n"
 
-    async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:
+    async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
         content = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
         refused = ""
         try:

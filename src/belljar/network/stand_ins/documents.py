@@ -18,7 +18,7 @@ from belljar.errors import PolicyError
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.files import OutsideError, read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
-from belljar.policy.yaml_tree import Reading, Tree, closest_mark, field_name, read_tree
+from belljar.policy.yaml_tree import Reading, YamlTree, closest_mark, field_name, read_tree
 from belljar.units import format_size, printable, quoted
 
 
@@ -54,7 +54,7 @@ class Document:
 
     source: str
     value: Any = None
-    tree: Tree | None = None
+    tree: YamlTree | None = None
     problems: list[Fault] = field(default_factory=list)
 
     def problem(self, path: FieldPath, message: str, *, key: bool = False) -> None:

@@ -45,8 +45,8 @@ from belljar.network.stand_ins.git_store import (
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
-    Incoming,
     Request,
+    UnreadBody,
     bounded,
     credentials,
     presents,
@@ -142,7 +142,7 @@ class _Git:
             found.setdefault(f"{bare}.git", repository)
         return found
 
-    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         name, _, service = request.path.strip("/").rpartition("/")
         token = str(self._context.settings.get("token", ""))
         writes = "git-receive-pack" in (service, request.parameter("service"))
@@ -241,7 +241,7 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-async def _read(request: Request, incoming: Incoming, max_bytes: int) -> bytes:
+async def _read(request: Request, incoming: UnreadBody, max_bytes: int) -> bytes:
     """A request's body, unpacked. Raises `CutOffError`, `BadRequestError`."""
     body = await incoming.read(max_bytes)
     if request.header("content-encoding").lower() not in {"gzip", "x-gzip"}:

@@ -37,7 +37,7 @@ Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class HarExchange:
     """`sent`: the request's body, None if not recorded."""
 
     key: Key
@@ -52,7 +52,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 
 def load(
     settings: Mapping[str, Any], directory: Path | None
-) -> tuple[tuple[Exchange, ...], Faults]:
+) -> tuple[tuple[HarExchange, ...], Faults]:
     """The exchanges of a recording, and what is wrong with it."""
     document = read_document(directory, settings["recording"], what="a recording")
     if document.problems:
@@ -63,7 +63,7 @@ def load(
         needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
         document.problem(("log", "entries"), needed)
         return (), tuple(document.problems)
-    exchanges = list[Exchange]()
+    exchanges = list[HarExchange]()
     for index, entry in enumerate(entries):
         try:
             exchange = read_entry(entry, empty=settings.get("missing_bodies") == "empty")
@@ -75,7 +75,7 @@ def load(
     return tuple(exchanges), tuple(document.problems)
 
 
-def read_entry(value: Any, *, empty: bool) -> Exchange | None:  # noqa: ANN401 - any JSON value
+def read_entry(value: Any, *, empty: bool) -> HarExchange | None:  # noqa: ANN401 - any JSON value
     """Return an entry's exchange, or None if it had no answer.
 
     `empty`: a body that was not recorded is empty. Raises `ValueError` with a sentence, and what
@@ -115,7 +115,7 @@ def read_entry(value: Any, *, empty: bool) -> Exchange | None:  # noqa: ANN401 -
     if post is not None:
         sent = post["text"].encode("utf-8", "replace") if "text" in post else None
     key = key_of(method, parts.hostname, parts.path or "/", parts.query)
-    return Exchange(key, sent, Answer(status=status, headers=headers, body=body))
+    return HarExchange(key, sent, Answer(status=status, headers=headers, body=body))
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
@@ -135,10 +135,10 @@ def make(context: StandInContext) -> App:
 
 
 class _Player:
-    def __init__(self, context: StandInContext, exchanges: tuple[Exchange, ...]) -> None:
+    def __init__(self, context: StandInContext, exchanges: tuple[HarExchange, ...]) -> None:
         self.context = context
         self.any_host = bool(context.settings.get("any_host", False))
-        self.recorded: dict[Key, list[Exchange]] = {}
+        self.recorded: dict[Key, list[HarExchange]] = {}
         self.given: dict[tuple[Key, bytes | None], int] = {}
         for exchange in exchanges:
             self.recorded.setdefault(self.under(exchange.key), []).append(exchange)

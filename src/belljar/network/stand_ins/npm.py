@@ -39,8 +39,8 @@ from belljar.network.stand_ins.registry import (
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
-    Incoming,
     Request,
+    UnreadBody,
     bounded,
     credentials,
     json_answer,
@@ -227,7 +227,7 @@ class _Npm(Registry):
         }
         return json_answer(document)
 
-    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         parts = _parts(request.path)
         is_read = request.method in {"GET", "HEAD"}
         # Reading needs no token, and audits don't.

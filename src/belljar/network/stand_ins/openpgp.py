@@ -18,7 +18,7 @@ _BINARY, _TEXT, _CERTIFICATION = 0x00, 0x01, 0x13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SigningKey:
+class OpenPgpKey:
     """A key with one user id, made for a range and gone with it."""
 
     private: Ed25519PrivateKey
@@ -26,7 +26,7 @@ class SigningKey:
     made_s: int
 
     @classmethod
-    def new(cls, user: str, made_s: int) -> SigningKey:
+    def new(cls, user: str, made_s: int) -> OpenPgpKey:
         """A key from the operating system's randomness."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

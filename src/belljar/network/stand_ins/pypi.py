@@ -51,8 +51,8 @@ from belljar.network.stand_ins.registry import (
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
-    Incoming,
     Request,
+    UnreadBody,
     json_answer,
     presents,
     streaming_app,
@@ -261,7 +261,7 @@ class _Pypi(Registry):
         found = [one for each in names if (one := await self._find(each)) is not None]
         return sorted(found, key=lambda one: (one.version, one.file.base))
 
-    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
             async with self.changing:
                 return await self._upload(request, incoming)
@@ -324,7 +324,7 @@ class _Pypi(Registry):
         cache = ("cache-control", "max-age=600, public")
         return page_answer(request, content, (("content-type", media), cache))
 
-    async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:
+    async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
         """Answer one upload (200, 400, 403, 413), recorded first. Also one that broke off."""
         content_type, status = request.header("content-type"), 400
         try:

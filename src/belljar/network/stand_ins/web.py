@@ -128,7 +128,7 @@ class Answer:
     length: int = field(default=-1)
 
 
-class Incoming:
+class UnreadBody:
     """The body of a request that is not read yet."""
 
     def __init__(self, receive: Receive) -> None:
@@ -161,7 +161,7 @@ class Incoming:
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 # `None`: the client has left, there is nobody to answer
-StreamingHandler: TypeAlias = Callable[[Request, Incoming], Awaitable["Answer | None"]]
+StreamingHandler: TypeAlias = Callable[[Request, UnreadBody], Awaitable["Answer | None"]]
 Cut: TypeAlias = Callable[[Request, str], Awaitable[None]]
 
 
@@ -295,7 +295,7 @@ def http_app(
 ) -> App:
     """An ASGI 3 app; too long a body is 413. `cut`: called with those cut off."""
 
-    async def whole(request: Request, incoming: Incoming) -> Answer | None:
+    async def whole(request: Request, incoming: UnreadBody) -> Answer | None:
         try:
             body = await incoming.read(max_body_bytes)
         except CutOffError as error:
@@ -318,7 +318,7 @@ def streaming_app(handle: StreamingHandler, websocket: App = refuse_websocket) -
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
         request = request_of(scope)
-        answer = await handle(request, Incoming(receive))
+        answer = await handle(request, UnreadBody(receive))
         if answer is not None:
             await send_answer(send, answer, head=request.method == "HEAD")
 

@@ -80,7 +80,7 @@ _IPV6: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
+class LivePort:
     """A cell's port that is up, and its peer."""
 
     cell: str
@@ -126,7 +126,7 @@ def make_port(
     *,
     offloads: bool,
     bytes_per_s: int,
-) -> Port:
+) -> LivePort:
     """Hang the cell at its port, all set before either end is up. Raises `OSError`: none is left.
 
     Args:
@@ -155,7 +155,7 @@ def make_port(
             netlink.exchange(kernel, netlink.delete_link(outer_index))
         raise
     peer = next(link.peer for link in netlink.list_links(kernel) if link.index == outer_index)
-    return Port(
+    return LivePort(
         cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer
     )
 
@@ -193,7 +193,9 @@ def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s:
     )
 
 
-def unexpected_devices(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterator[str]:
+def unexpected_devices(
+    listed: Iterable[netlink.Link], ports: Mapping[int, LivePort]
+) -> Iterator[str]:
     """Devices that are up or lead elsewhere without the range, in words. Pure.
 
     One that is down (the kernel makes some itself) lets nothing pass.

@@ -37,7 +37,7 @@ from belljar.network.supervisor.netfilter import Flows
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.nft import KnownRules, changed_rules, known_rules
-from belljar.plan.rules import LOCAL_MARK, LOG_GROUP, LOG_SNAP_BYTES, Reason, counts, logged
+from belljar.plan.rules import LOCAL_MARK, LOG_GROUP, LOG_SNAP_BYTES, DropReason, counts, logged
 from belljar.process import PORTS_DOWN
 
 _BACKLOG: Final = 1024
@@ -130,7 +130,7 @@ class _Supervisor:
         )
         self._flows = Flows(task.layout)
         self._next_check = 0.0
-        self._ports: dict[int, links.Port] = {}
+        self._ports: dict[int, links.LivePort] = {}
         self._known: KnownRules | None = None
         self._dialler: CellDialler | None = None
 
@@ -222,7 +222,7 @@ class _Supervisor:
             for packet in netfilter.parse_log(datagram):
                 if (flow := self._flows.take(packet)) is not None:
                     self._report(flow=flow)
-                if packet.reason == Reason.CONNECTION and self._dialler is not None:
+                if packet.reason == DropReason.CONNECTION and self._dialler is not None:
                     self._dialler.begin(packet.packet)
             if taken >= max_datagrams:
                 return False
@@ -335,7 +335,7 @@ class _Supervisor:
         packets = counts(listed)
         return {
             **{str(reason): number for reason, number in packets.items()},
-            "only_counted": sum(packets.values()) - packets[Reason.ARP] - logged(listed),
+            "only_counted": sum(packets.values()) - packets[DropReason.ARP] - logged(listed),
             "packets_recorded": self._file.packets,
             "packets_not_recorded": self._tap.count_lost() + self._file.dropped_packets,
             "packets_cut": self._file.cut_packets,

@@ -21,7 +21,7 @@ from belljar.errors import HostError
 from belljar.network import syscalls
 from belljar.network.supervisor import netlink
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.rules import ANSWERED, LET_THROUGH, Reason
+from belljar.plan.rules import ANSWERED, LET_THROUGH, DropReason
 from belljar.units import printable
 
 _NETFILTER: Final = 12
@@ -235,7 +235,7 @@ FIRST_LISTED: Final = 100
 # first hundred of each report.
 FIRST_ALLOWED: Final = 65_536
 _MAX_PROTOCOLS: Final = 8
-_KNOWN: Final = frozenset(str(reason) for reason in Reason)
+_KNOWN: Final = frozenset(str(reason) for reason in DropReason)
 _Destination: TypeAlias = tuple[str, str, int | None]
 """Protocol, address, port."""
 Flow = dict[str, Any]
@@ -243,7 +243,7 @@ Flow = dict[str, Any]
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenPacket:
     destinations: set[_Destination] = field(default_factory=set)
     counted: dict[_Destination, _Sum] = field(default_factory=dict)
     protocols: set[str] = field(default_factory=set)
@@ -278,7 +278,7 @@ class Flows:
         self._cells: dict[int, str] = {}
         # The first name of an address
         self._names = {name.address: name.pattern for name in reversed(layout.names)}
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._seen: dict[tuple[str, str], _SeenPacket] = {}
 
     def attached(self, device: int, cell: str) -> None:
         """The device with this number is the cell's port."""
@@ -289,7 +289,7 @@ class Flows:
         self.taken += 1
         cell = self._cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
-        seen = self._seen.setdefault((cell, reason), _Seen())
+        seen = self._seen.setdefault((cell, reason), _SeenPacket())
         destination = (logged.protocol, logged.destination, logged.port)
         is_allowed = _verdict(reason) == "allowed"
         is_listed = destination in seen.destinations

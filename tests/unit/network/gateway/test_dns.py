@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from belljar.network.gateway.dns import TTL_S, Answer, answer
+from belljar.network.gateway.dns import TTL_S, DnsAnswer, answer
 from belljar.plan.addresses import NameAddress, RangeLayout
 
 NAMES = {
@@ -265,7 +265,7 @@ def test_what_is_no_opt_behind_the_question_is_malformed(rest: bytes) -> None:
     assert answer(wire, LAYOUT).answer == "FORMERR"
 
 
-def rebuilt(said: Answer) -> bytes:
+def rebuilt(said: DnsAnswer) -> bytes:
     """The message that a record of this answer stands for."""
     labels = said.name.split(".") if said.name else []
     name = b"".join(bytes((len(label),)) + label.encode() for label in labels) + b"\0"

@@ -13,13 +13,13 @@ from tests.fakes.gateway import layout
 
 from belljar.network.gateway import dns_server
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.dns import Answer
+from belljar.network.gateway.dns import DnsAnswer
 from belljar.network.gateway.dns_server import QueryRecord
 from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
 
-REPLY = Answer(wire=b"", name="a.example", type="A", answer="NXDOMAIN")
+REPLY = DnsAnswer(wire=b"", name="a.example", type="A", answer="NXDOMAIN")
 
 
 def test_queries_of_a_sum_that_cannot_be_reported_are_cut() -> None:

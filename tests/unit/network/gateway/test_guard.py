@@ -9,10 +9,10 @@ from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.gateway.guard import Guard
 from belljar.policy.guarding import Action, Place
-from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, Source
+from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, ValueSource
 
 SECRET = "ORCHID-7731-codename"
-VALUE = KnownValue(id="codename", text=SECRET, source=Source.PROTECTED)
+VALUE = KnownValue(id="codename", text=SECRET, source=ValueSource.PROTECTED)
 
 
 def guard(range_action: Action, upstream_action: Action, bounds: ScanBounds | None = None) -> Guard:

@@ -25,7 +25,7 @@ from belljar.network.gateway.upstream import (
     HOP_BY_HOP,
     METHOD_OVERRIDES,
     REWRITING,
-    Upstream,
+    UpstreamApp,
     end_to_end,
     rewritten,
 )
@@ -83,7 +83,7 @@ class Asker:
             "Site",
             SimpleNamespace(bounds=bounds, reporter=reporter, record=record, hit=self.hits.append),
         )
-        self.app: Upstream = Upstream(as_stand_in(plan), site, trust)
+        self.app: UpstreamApp = UpstreamApp(as_stand_in(plan), site, trust)
 
     async def ask(
         self,

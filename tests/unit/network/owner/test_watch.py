@@ -12,7 +12,7 @@ from belljar.errors import BelljarError, CellError
 from belljar.network.owner.budget import Budget
 from belljar.network.owner.processes import Child
 from belljar.network.owner.range_state import RangeProcesses, RangeState
-from belljar.network.owner.watch import Watch
+from belljar.network.owner.watch import RangeWatch
 
 
 def watched(problem: Exception) -> BelljarError | None:
@@ -41,7 +41,7 @@ def watched(problem: Exception) -> BelljarError | None:
         raise problem
 
     died: list[BelljarError] = []
-    watch = Watch(
+    watch = RangeWatch(
         "range",
         processes,
         RangeState(),

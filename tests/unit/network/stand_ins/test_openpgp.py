@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.network.stand_ins.openpgp import SigningKey
+from belljar.network.stand_ins.openpgp import OpenPgpKey
 
 TEXT = "Origin: Debian\n- a dash\nline with spaces   \n\nlast\n"
 
@@ -30,7 +30,7 @@ def without_armour(text: str) -> tuple[bytes, bytes]:
     return base64.b64decode("".join(lines[2:end])), base64.b64decode(lines[end][1:])
 
 
-def keyring(directory: Path, key: SigningKey) -> Path:
+def keyring(directory: Path, key: OpenPgpKey) -> Path:
     """The certificate without its armour."""
     path = directory / "key.gpg"
     path.write_bytes(without_armour(key.certificate())[0])
@@ -46,7 +46,7 @@ def test_the_verifier_accepts_what_was_signed_and_nothing_else(tmp_path: Path, g
     """Clear-signed and detached, several keys (so that numbers with leading zeros come by); a
     changed byte is a bad signature."""
     for number in range(20):
-        key = SigningKey.new("Somebody <a@x.example>", 1_700_000_000 + number)
+        key = OpenPgpKey.new("Somebody <a@x.example>", 1_700_000_000 + number)
         ring = keyring(tmp_path, key)
         message, plain, signature = (
             tmp_path / "InRelease",
@@ -71,7 +71,7 @@ def test_gnupg_imports_the_certificate(tmp_path: Path) -> None:
     gpg = shutil.which("gpg")
     if gpg is None:
         pytest.skip("gpg isn't installed: apt-get install gpg")
-    key = SigningKey.new("Somebody <a@x.example>", 1_700_000_000)
+    key = OpenPgpKey.new("Somebody <a@x.example>", 1_700_000_000)
     argv = [
         gpg,
         "--homedir",

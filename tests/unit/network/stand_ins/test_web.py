@@ -15,8 +15,8 @@ from belljar.network.stand_ins.web import (
     MAX_FIELDS,
     Answer,
     CutOffError,
-    Incoming,
     Request,
+    UnreadBody,
     header_text,
     http_app,
     parse_json,
@@ -131,5 +131,5 @@ def test_a_body_beyond_its_bound_is_not_read_on() -> None:
         return {"type": "http.request", "body": bytes(100), "more_body": True}
 
     with pytest.raises(CutOffError):
-        asyncio.run(Incoming(endless).read(1000))
+        asyncio.run(UnreadBody(endless).read(1000))
     assert taken == 11

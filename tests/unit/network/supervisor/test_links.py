@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from belljar.network.supervisor.links import (
     MAX_BYTES_PER_S,
-    Port,
+    LivePort,
     line_bytes_per_s,
     unexpected_devices,
 )
 from belljar.network.supervisor.netlink import Link
 
-PORTS = {3: Port(cell="agent", device="p0", address="10.1.2.3", index=3, peer=(2, 0))}
+PORTS = {3: LivePort(cell="agent", device="p0", address="10.1.2.3", index=3, peer=(2, 0))}
 LOOPBACK = Link(index=1, name="lo", is_up=True)
 
 
