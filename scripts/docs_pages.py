@@ -260,12 +260,20 @@ def compose_page() -> str:
     )
 
 
+def egress_page() -> str:
+    """Every way out of a range that the egress tests try."""
+    from tests.security.egress import table as cases
+
+    return cases.rendered()
+
+
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "reference-cli.md": cli_page,
     "reference-policy.md": policy_page,
     "reference-events.md": events_page,
     "reference-reasons.md": reasons_page,
     "reference-compose.md": compose_page,
+    "reference-egress.md": egress_page,
     # Its texts, and so its links, are those of a page in the repository's root.
     "reference-promises.md": lambda: relinked(promises.page(), "SPECIFICATION.md", site_pages()),
 }

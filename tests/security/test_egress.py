@@ -13,7 +13,7 @@ from tests.security.egress.case import Case
 from tests.security.egress.evidence import Refused, unasked_answers
 from tests.security.egress.play import FIRST_PORT
 from tests.security.egress.scene import World, look
-from tests.security.egress.table import BEGIN, CASES, END, PAGE, rendered
+from tests.security.egress.table import CASES
 
 from belljar.plan.addresses import RangeLayout
 
@@ -134,11 +134,9 @@ def test_every_run_of_it_verifies(world: World) -> None:
     assert set(world.verified.values()) == {"verified"}
 
 
-def test_there_are_enough_cases_and_the_page_tells_them_all() -> None:
-    """docs/egress.md has this table (`python -m tests.security.egress.table` writes it)."""
+def test_there_are_enough_cases() -> None:
+    """At least sixty ways out are tried, each by a name of its own."""
     assert len({case.name for case in CASES}) == len(CASES) >= 60
-    page = PAGE.read_text()
-    assert page.partition(BEGIN)[2].partition(END)[0] == f"\n{rendered()}\n"
 
 
 PORTS: Final = {

@@ -1,9 +1,7 @@
-"""All egress cases, and the page that tells of them: `python -m tests.security.egress.table` writes
-it."""
+"""All egress cases; the site's page of them (`reference-egress.md`) is made from here."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from tests.security.egress import cases_dns, cases_packets, cases_places, cases_web
@@ -70,8 +68,6 @@ CASES: Final = tuple(case for _, _, cases in GROUPS for case in cases)
 LISTENED: Final = tuple(case for case in CASES if "{ear}" in case.step)
 """Those that go to a listener of the host's: each has a port of its own there."""
 FIRST_PORT: Final = 41_000
-PAGE: Final = Path(__file__).parents[3] / "docs" / "egress.md"
-BEGIN, END = "<!-- cases -->\n", "<!-- end -->\n"
 
 
 def token(case: Case) -> str:
@@ -85,8 +81,13 @@ def port(case: Case) -> int:
 
 
 def rendered() -> str:
-    """The tables of the page."""
-    parts = []
+    """The page of all cases."""
+    parts = [
+        (
+            "# Ways out of a range, one by one\n\n[Ways out that were tried](egress.md) says how these "
+            "rows are tested and what the words mean.\n"
+        )
+    ]
     for title, prose, cases in GROUPS:
         rows = [
             f"| `{case.name}` | {case.tries} | {case.expects} | {looks(case)} |" for case in cases
@@ -126,9 +127,3 @@ def _places(evidence: object) -> list[str]:
     if inner is None:
         return _PLACES[type(evidence).__name__].split(", ")
     return [place for part in inner for place in _places(part)]
-
-
-if __name__ == "__main__":
-    page = PAGE.read_text()
-    before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    PAGE.write_text(before + BEGIN + "\n" + rendered() + "\n" + END + after)
