@@ -18,13 +18,17 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 TITLED = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-EXAMPLES = BLOCK.findall((ROOT / "docs" / "python.md").read_text())
+EXAMPLES = [
+    block
+    for page in ("python", "harbor", "revert")
+    for block in BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text())
+]
 
 
 @pytest.mark.vm
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example_of_the_python_guide_runs(number: int, home: Path, tmp_path: Path) -> None:
-    """Example `number` of docs/python.md ends with exit code 0 as a program of its own."""
+def test_example_in_python_runs(number: int, home: Path, tmp_path: Path) -> None:
+    """Example `number` of the pages for Python programs ends with exit code 0 as a program of its own."""
     program = tmp_path / "example.py"
     program.write_text(EXAMPLES[number])
     env = {**os.environ, "BELLJAR_HOME": str(home)}
