@@ -1,4 +1,4 @@
-/* The guest agent: carries out what the host asks over the channel (docs/channel.md), inside the workload's container (native/guest/README.md).
+/* The guest agent: carries out what the host asks over the channel (design/channel.md), inside the workload's container (native/guest/README.md).
  *
  * One thread, one event loop. Two kinds of neighbour: the host, which is trusted but may die at any moment, and the workload, which is hostile. The
  * workload never shares memory, descriptors or a pid namespace with this process; it can only make system calls, so every rule here is about what
@@ -153,7 +153,7 @@ void starve_look(void);                  /* while an operation runs: ends the la
 void limits_prepare(void); /* before the first operation */
 uint8_t limits_now(void);  /* FLAG_DISK, FLAG_PROCESSES: what there is no more of */
 enum { USAGE_BYTES = 64 };
-void limits_usage(uint8_t usage[USAGE_BYTES]); /* as `docs/channel.md` has it */
+void limits_usage(uint8_t usage[USAGE_BYTES]); /* as `design/channel.md` has it */
 int limits_wait(void);     /* milliseconds until the next look */
 
 /* ---- touch.c ---- */

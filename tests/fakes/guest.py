@@ -1,7 +1,7 @@
 """A guest agent in Python for the client's tests: the channel's protocol over one end of a socket
 pair, honestly, until a script says otherwise.
 
-It is written from `docs/channel.md` alone and shares no code with the host's wire, so that a
+It is written from `design/channel.md` alone and shares no code with the host's wire, so that a
 misreading on either side shows. Run `serve` in the test's task group. A script is an async function
 `(guest, op)` that plays one exec; the default echoes.
 """

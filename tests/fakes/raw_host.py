@@ -1,7 +1,7 @@
 """The host's end of a channel, one raw frame at a time: for asking a real guest agent what a client
 would never ask.
 
-Written from `docs/channel.md`, as `tests.fakes.guest` is; neither shares code with the host's wire.
+Written from `design/channel.md`, as `tests.fakes.guest` is; neither shares code with the host's wire.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 without a container.
 
 `tests/contract/` holds what a client sees of it; here are the orders and bounds of frames that
-docs/channel.md promises.
+design/channel.md promises.
 """
 
 from __future__ import annotations

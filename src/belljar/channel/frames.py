@@ -1,4 +1,4 @@
-"""The protocol's numbers and the host's encoders, as in `docs/channel.md`. Pure.
+"""The protocol's numbers and the host's encoders, as in `design/channel.md`. Pure.
 
 Encoders raise `ValueError` for what has no encoding (a NUL in an argument, a number out of range)
 and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: errors of the caller, not of the guest.
