@@ -106,7 +106,8 @@ class GuardedRecorder:
         self.service_addresses: Mapping[str, str] = {}
         """Where they are: address → id."""
         self.ancestors: tuple[str, ...] = ()
-        """Cells that this one goes on from: reverted to it, or saved and forked."""
+        """Cells that this one goes on from, reverted or saved and forked, the first one first; and
+        others that go on from that one."""
         self._contacts: ServiceContacts | None = None
         self._reports_touches = False
 
