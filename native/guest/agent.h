@@ -160,7 +160,6 @@ int limits_wait(void);     /* milliseconds until the next look */
 void touches_end(void);
 void touches_watch(struct reader *r); /* a WATCH */
 void touches_ready(void);
-void touches_hold(bool on); /* sends what was seen so far; while on, nothing more */
 void touches_drain(void); /* before a child is waited for: its name goes with it */
 int touches_wait(void);   /* milliseconds until something is to be sent, -1: there is nothing */
 int touches_tick(void);   /* the same, after it was */

@@ -88,8 +88,6 @@ static void on_freeze(struct reader *r)
         set_clock(realtime_ns);
     if (error == 0)
         error = cgroups_freeze(on);
-    if (error == 0)
-        touches_hold(on); /* after the freezing: nobody can touch anything between these two */
     put_le(answer, (uint32_t)error, 4);
     send_frame(F_FROZEN, 0, answer, sizeof answer);
 }

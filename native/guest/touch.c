@@ -15,7 +15,6 @@ struct watched { dev_t device; ino_t inode; };
 struct touched { uint32_t index, count, inner_pid; pid_t pid; uint8_t operation; char name[24]; };
 
 static int queue = -1;
-static bool held; /* nothing is sent while the machine is saved: a fork's host expects no touch of then */
 static uint32_t watched_n, touched_n, frames_left;
 static struct watched watched[MAX_WATCHED];
 static struct touched touched[MAX_TOUCHED];
@@ -44,8 +43,6 @@ static void look_at(pid_t pid)
 
 static void flush(void)
 {
-    if (held)
-        return;
     flushed_ns = now_ns();
     while (touched_n > 0 && frames_left > 0 && channel_has_room()) {
         struct touched *t = &touched[--touched_n];
@@ -122,17 +119,9 @@ void touches_drain(void)
         ;
 }
 
-void touches_hold(bool on)
-{
-    touches_drain();
-    held = false;
-    flush();
-    held = on;
-}
-
 int touches_wait(void)
 {
-    if (held || touched_n == 0 || frames_left == 0)
+    if (touched_n == 0 || frames_left == 0)
         return -1;
     int64_t left_ms = (flushed_ns - now_ns()) / 1000000 + FLUSH_MS;
     return left_ms > 0 ? (int)left_ms : 0;
@@ -170,7 +159,7 @@ void touches_end(void)
         watch_del(W_TOUCH, queue);
         close(queue);
     }
-    queue = -1, held = false;
+    queue = -1;
     watched_n = touched_n = frames_left = 0;
 }
 

@@ -21,7 +21,7 @@ from belljar.cell.local_tree import TreeManifest
 from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import asdict, dataclass, field, replace
-from belljar.errors import BelljarError, CellError, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.events import Actor, Event, Kind, Trust
 from belljar.isolation.touches import Access, FileWatch
 from belljar.signals.credentials import KEY_BYTES
@@ -136,8 +136,6 @@ class _RunValues:
         self.lock = threading.Lock()
         self.foreign: deque[KnownValue] = deque(maxlen=MAX_FOREIGN)
         self.recorders: dict[str, GuardedRecorder] = {}
-        self.families: dict[str, list[str]] = {}
-        """The first cell of a lineage → all cells that go on from it, through snapshots."""
 
 
 @contextmanager
@@ -155,14 +153,6 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
         replace(value, id=f"{cell.id}/{value.id}", source=ValueSource.FOREIGN) for value in own
     ]
     with values.lock:
-        # Forks are cells of one sample, which may show one what another holds.
-        recorder.adopt((cell.id,))
-        family = values.families.setdefault(recorder.ancestors[0], [])
-        recorder.adopt(family)
-        for relative in family:
-            if (other := values.recorders.get(relative)) is not None:
-                other.adopt((cell.id,))
-        family.append(cell.id)
         recorder.know((*own, *values.foreign))
         for other in values.recorders.values():
             other.know(theirs)
@@ -198,13 +188,12 @@ async def place_decoys(
     `replaced`: decoys of the cell that this one goes on from.
 
     Raises:
-        PolicyError: the image has something at a place, a parent is a link or no directory, or it
-            can't be written.
-        CellError: a decoy that is to be replaced was changed or is elsewhere.
-        Either is on record as `decoy.failed`; the cell is not to be used.
+        PolicyError: the image has something at a place, a parent is a link or no directory, it
+            can't be written, or a decoy that is to be replaced was changed or is elsewhere. On
+            record as `decoy.failed`; the cell is not to be used.
     """
     if (changed := await find_changed(cell, replaced)) is not None:
-        _lose(cell, changed, "it was changed or moved")
+        _refuse(cell, changed, ValueError("it was changed or moved"))
     old = {file.path for decoy in replaced for file in decoy.files}
     home = await _home(cell)
     times_s = {"/": await _image_time(cell)}
@@ -234,7 +223,7 @@ async def place_decoys(
         if {file.path for file in decoy.files} - {
             file.path for new in placed for file in new.files
         }:
-            _lose(cell, decoy, "its new place is another")
+            _refuse(cell, decoy, ValueError("its new place is another"))
     return tuple(placed)
 
 
@@ -280,24 +269,12 @@ async def _home(cell: Cell) -> str:
     return home_of(passwd, cell.plan.user)
 
 
-def _note_failed(cell: Cell, minted: Minted, at: str, reason: str) -> None:
-    what = {"decoy": minted.id, "kind": minted.kind, "place": minted.place}
-    cell.note(Kind.DECOY_FAILED, {**what, "reason": f"{printable(at)}: {printable(reason)}"})
-
-
-def _lose(cell: Cell, minted: Minted, reason: str) -> NoReturn:
-    _note_failed(cell, minted, minted.place, reason)
-    raise CellError(
-        f"decoy {minted.id} of the saved cell can't be replaced: {reason}",
-        where=f"cell {cell.id}",
-        hint="take another snapshot, before the workload moves or changes a decoy",
-    )
-
-
 def _refuse(cell: Cell, minted: Minted, error: Exception) -> NoReturn:
+    place = minted.place
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    at = getattr(error, "filename", None) or minted.place
-    _note_failed(cell, minted, str(at), reason)
+    at = getattr(error, "filename", None) or place
+    what = {"decoy": minted.id, "kind": minted.kind, "place": place}
+    cell.note(Kind.DECOY_FAILED, {**what, "reason": f"{printable(str(at))}: {printable(reason)}"})
     raise PolicyError(
         f"decoy {minted.id} can't be placed at {printable(str(at))}: {printable(reason)}",
         where="decoys",

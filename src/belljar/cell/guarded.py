@@ -106,8 +106,7 @@ class GuardedRecorder:
         self.service_addresses: Mapping[str, str] = {}
         """Where they are: address → id."""
         self.ancestors: tuple[str, ...] = ()
-        """Cells that this one goes on from, reverted or saved and forked, the first one first; and
-        others that go on from that one."""
+        """Cells that this one goes on from: reverted to it, or saved and forked."""
         self._contacts: ServiceContacts | None = None
         self._reports_touches = False
 

@@ -107,10 +107,7 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
         state: Literal["machine", "files"] = "machine"
         kept = {decoy.id for decoy in cell.decoys}  # in its memory, be it in pages that are free
         if isinstance(saved, SavedFiles):
-            state = "files"
-            if cell.plan.tier is Tier.CONTAINER:  # gVisor's sensor misses links and renames
-                await cell._live.client.own_reads.settle()
-                kept = cell.seen_decoys
+            state, kept = "files", cell.seen_decoys
         snapshot = Snapshot(
             id=id_,
             name=name,
@@ -164,12 +161,7 @@ async def _check(cell: Cell, origin: CellOrigin) -> None:
         hint = "write `snapshots: with_secrets`, or leave them out of a cell that is forked"
     elif origin.parts.weights is not None:
         why = "it serves a model"
-    # Of files each fork gets fresh decoys in any case; and in those tiers what a guest opens while
-    # the host reads the same file would count as the host's.
-    elif (
-        cell.plan.tier is Tier.MICROVM
-        and (changed := await find_changed(cell, cell.decoys)) is not None
-    ):
+    elif (changed := await find_changed(cell, cell.decoys)) is not None:
         why = f"its decoy {changed.id} was changed or moved, so that no fork could get another"
         hint = "revert the cell, and save that"
     if why:
