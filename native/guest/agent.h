@@ -161,6 +161,7 @@ void touches_end(void);
 void touches_watch(struct reader *r); /* a WATCH */
 void touches_ready(void);
 void touches_drain(void); /* before a child is waited for: its name goes with it */
+void touches_flush(void); /* all that is queued, though the channel is full: it waits for the host */
 int touches_wait(void);   /* milliseconds until something is to be sent, -1: there is nothing */
 int touches_tick(void);   /* the same, after it was */
 

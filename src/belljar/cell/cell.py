@@ -51,6 +51,7 @@ class Snapshot:
     origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
     hooks: tuple[str, ...] = field(repr=False)
     ancestors: tuple[str, ...] = field(repr=False)
+    lineage: set[str] = field(repr=False)
     placed_decoys: tuple[Any, ...] = field(repr=False)  # each a `signals.decoys.Minted`
 
     @overload

@@ -168,7 +168,7 @@ async def _machine(
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
                 if snapshot is not None:
-                    recorder.adopt(snapshot.ancestors)
+                    recorder.adopt(snapshot.ancestors, snapshot.lineage)
                 since = FileClock.now()
                 made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)

@@ -175,7 +175,7 @@ class Machines:
                 hint="open another cell for another image",
             )
         if old.guard is not None and new.guard is not None:
-            new.guard.adopt((*old.guard.ancestors, old.id))
+            new.guard.adopt((*old.guard.ancestors, old.id), old.guard.lineage)
 
     def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
         cell, done = machine.cell, anyio.Event()

@@ -107,7 +107,10 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
         state: Literal["machine", "files"] = "machine"
         kept = {decoy.id for decoy in cell.decoys}  # in its memory, be it in pages that are free
         if isinstance(saved, SavedFiles):
-            state, kept = "files", cell.seen_decoys
+            state = "files"
+            await cell._live.client.own_reads.settle()  # what was read until all was packed
+        if cell.plan.tier is Tier.CONTAINER:  # gVisor's sensor doesn't see each way to a file
+            kept = cell.seen_decoys
         snapshot = Snapshot(
             id=id_,
             name=name,
@@ -121,6 +124,7 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
             origin=origin,
             hooks=hooks,
             ancestors=(*(() if cell.guard is None else cell.guard.ancestors), cell.id),
+            lineage=set() if cell.guard is None else cell.guard.lineage,
             placed_decoys=cell.decoys,
         )
         data: dict[str, JsonValue] = {
@@ -161,7 +165,11 @@ async def _check(cell: Cell, origin: CellOrigin) -> None:
         hint = "write `snapshots: with_secrets`, or leave them out of a cell that is forked"
     elif origin.parts.weights is not None:
         why = "it serves a model"
-    elif (changed := await find_changed(cell, cell.decoys)) is not None:
+    elif (
+        # Elsewhere a guest that opens one meanwhile would be taken for the host, and not recorded
+        cell.plan.tier is Tier.MICROVM
+        and (changed := await find_changed(cell, cell.decoys)) is not None
+    ):
         why = f"its decoy {changed.id} was changed or moved, so that no fork could get another"
         hint = "revert the cell, and save that"
     if why:
