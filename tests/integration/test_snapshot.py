@@ -406,6 +406,24 @@ def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
     assert (len(placed), len(set(digests))) == (4 * len(DECOYS), len(digests))
 
 
+def test_touches_are_on_record_before_a_machine_stands_still(vm_home: Path) -> None:
+    """Also those that the guest agent still counts: it sends them before it answers, not from each
+    fork, which could not be made then."""
+
+    async def look() -> None:
+        with start_run("test", None, [], home=vm_home) as run:
+            policy = {**POLICY, "decoys": DECOYS, "snapshots": "with_secrets"}
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                for program in ("cat", "head"):
+                    await said(cell, f"{program} /srv/read.env > /dev/null")
+                async with cell._live.client.frozen():
+                    lines = [*read_events(run.path)]
+                touched = [line.data for line in lines if line.kind is Kind.DECOY_TOUCHED]
+                assert {each["process"] for each in touched} == {"cat", "head"}
+
+    anyio.run(look)
+
+
 def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
     """Commands and pings that are called while a cell is saved are answered after it."""
 
