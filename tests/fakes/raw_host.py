@@ -114,14 +114,6 @@ class Wire:
         assert got == kind, (got, payload)
         return payload
 
-    def quiet_for(self, seconds: float) -> bool:
-        """No frame comes."""
-        try:
-            self.frame(seconds)
-        except TimeoutError:
-            return True
-        return False
-
     def start(self, kind: int, body: bytes) -> int:
         """Starts an operation, in as many parts as it takes."""
         self.last_op += 1
