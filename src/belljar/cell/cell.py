@@ -35,8 +35,8 @@ class Snapshot:
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
         cell: the id of the cell that was saved.
         size_bytes: on this host's disk.
-        kept_decoys: ids of decoys whose values of then a fork may still hold besides its own: in
-            memory, or in copies of what was read.
+        kept_decoys: ids of its decoys, whose values of then a fork may still hold besides its own:
+            in memory, or in copies.
     """
 
     id: str

@@ -105,18 +105,15 @@ async def decoys_in(
         replaced = ()
     minted = await place_decoys(cell, specs, decoy_key(run), services, replaced)
     cell.decoys = minted
-    cell.seen_decoys.update(() if snapshot is None else snapshot.kept_decoys)
     own = [value for decoy in minted for value in decoy.values]
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
 
     if replaced and files:
         # What was running goes on between the new file and its watch, and can put one in its place.
         of, why = sorted(set(files.values())), "not watched while the fork's files were replaced"
-        cell.seen_decoys.update(of)
         cell.note(Kind.SENSOR_FAILED, {"sensor": "guest", "decoys": of, "reason": why})
 
     def on_touch(touch: Touch) -> None:
-        cell.seen_decoys.add(touch.decoy)
         known = {name: value for name, value in asdict(touch).items() if value not in ("", None)}
         trust = known.pop("trust")
         touched = Event(
@@ -416,7 +413,6 @@ async def watch_files(
     decoys = sorted(set(files.values()))
 
     def failed(reason: str, of: list[str]) -> None:
-        cell.seen_decoys.update(of)
         sensor.problems.append(reason)
         cell.note(Kind.SENSOR_FAILED, {"sensor": sensor.name, "decoys": of, "reason": reason})
 

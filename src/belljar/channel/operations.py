@@ -399,16 +399,12 @@ class OwnReads:
         self.listeners: list[Listener] = []
         self.settlers: list[Callable[[], None]] = []
 
-    async def settle(self) -> None:
-        """Have sensors take what the guest did until now."""
-        for settle in list(self.settlers):
-            await anyio.to_thread.run_sync(settle)
-
     @asynccontextmanager
     async def of(self, path: str, cwd: str) -> AsyncIterator[None]:
         """This file, or everything in this directory, is read in the block."""
         whole = posixpath.normpath(posixpath.join("/", cwd, path))
-        await self.settle()
+        for settle in list(self.settlers):
+            await anyio.to_thread.run_sync(settle)
         heard = list(self.listeners)
         for listener in heard:
             listener(whole, "begins")
