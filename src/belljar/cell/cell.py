@@ -150,7 +150,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Raises:
             PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
-                a network, of a model, with a decoy that was changed, or, without `snapshots:
+                a network, of a model, a machine whose decoy was changed, or, without `snapshots:
                 with_secrets`, one with decoys or a `secret` file.
             CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
                 find and tar, which pack the files.
@@ -205,7 +205,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         """
         self._is_ending = True
         try:
-            await self._end_background()
+            for command in self._background:
+                await command.end()
             if self.destruction is None and self._dead is None:
                 self._record_death_limit()
         finally:
