@@ -161,6 +161,7 @@ void touches_end(void);
 void touches_watch(struct reader *r); /* a WATCH */
 void touches_ready(void);
 void touches_drain(void); /* before a child is waited for: its name goes with it */
+void touches_flush(void); /* all that is queued, though the channel is full: it waits for the host */
 int touches_wait(void);   /* milliseconds until something is to be sent, -1: there is nothing */
 int touches_tick(void);   /* the same, after it was */
 
@@ -233,7 +234,7 @@ struct request {
     char **argv, **env; /* env has ENV_SPARE empty places at its end */
     uint32_t envc;
 };
-enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, EXEC_SERVICE = 16, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, WRITE_DIRECTORY = 4, WALK_FOLLOW = 1, WALK_CONTENTS = 2, PUT_REPLACE = 1, PUT_TIMES = 2, REMOVE_TREE = 1, MAX_PUT_DEPTH = 64, MODE_KEEP = 0xFFFFFFFF };
+enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, EXEC_SERVICE = 16, WRITE_DIRECTORY = 4, WALK_FOLLOW = 1, WALK_CONTENTS = 2, PUT_REPLACE = 1, PUT_TIMES = 2, REMOVE_TREE = 1, MAX_PUT_DEPTH = 64, MODE_KEEP = 0xFFFFFFFF };
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out);
 void request_free(struct request *request);
 

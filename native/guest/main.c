@@ -88,6 +88,8 @@ static void on_freeze(struct reader *r)
         set_clock(realtime_ns);
     if (error == 0)
         error = cgroups_freeze(on);
+    if (error == 0 && on) /* else a fork would send it before it is asked anything */
+        touches_flush();
     put_le(answer, (uint32_t)error, 4);
     send_frame(F_FROZEN, 0, answer, sizeof answer);
 }

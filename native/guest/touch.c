@@ -41,10 +41,10 @@ static void look_at(pid_t pid)
     }
 }
 
-static void flush(void)
+static void flush(bool all)
 {
     flushed_ns = now_ns();
-    while (touched_n > 0 && frames_left > 0 && channel_has_room()) {
+    while (touched_n > 0 && frames_left > 0 && (all || channel_has_room())) {
         struct touched *t = &touched[--touched_n];
         uint8_t head[14];
         put_le(head, t->index, 4);
@@ -110,13 +110,19 @@ static bool read_queue(void)
 void touches_ready(void)
 {
     if (read_queue() && touches_wait() <= 0)
-        flush();
+        flush(false);
 }
 
 void touches_drain(void)
 {
     for (int i = 0; i < MAX_READS && read_queue(); i++)
         ;
+}
+
+void touches_flush(void)
+{
+    touches_drain();
+    flush(true);
 }
 
 int touches_wait(void)
@@ -130,7 +136,7 @@ int touches_wait(void)
 int touches_tick(void)
 {
     if (touches_wait() == 0)
-        flush();
+        flush(false);
     return touches_wait();
 }
 
@@ -178,7 +184,7 @@ void touches_watch(struct reader *r)
     if (r->bad || n > MAX_WATCHED)
         fatal("the host sent a malformed WATCH", 0);
     touches_drain();
-    flush();
+    flush(false);
     touches_end();
     int error = n == 0 ? 0 : start();
     while (error == 0 && told < n) {

@@ -84,10 +84,10 @@ static void check_existing(struct target *t)
     t->exists = true;
 }
 
-static int open_in_place(const struct target *t, int more)
+static int open_in_place(const struct target *t)
 {
     struct stat s;
-    int fd = open(t->path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC | more, 0666);
+    int fd = open(t->path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC | O_TRUNC);
     if (fd < 0)
         child_fail(ST_OPEN, errno, t->path);
     if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode))
@@ -180,7 +180,7 @@ static int give_name(int fd, const struct target *t, char *name)
 
 static void rewrite_in_place(int temporary, const struct target *t)
 {
-    int fd = open_in_place(t, O_TRUNC);
+    int fd = open_in_place(t);
     if (lseek(temporary, 0, SEEK_SET) != 0)
         child_fail(ST_WRITE, errno, t->path);
     copy_from(temporary, fd, t->path);
@@ -203,9 +203,9 @@ static void replace(int temporary, const struct target *t, char *name)
     _exit(0);
 }
 
-_Noreturn static void in_place(const struct target *t, const struct request *r, int more)
+_Noreturn static void in_place(const struct target *t, const struct request *r)
 {
-    int fd = open_in_place(t, more);
+    int fd = open_in_place(t);
     child_started(0);
     copy_from(0, fd, t->path);
     if (r->mode != MODE_KEEP || r->owner[0] != 0)
@@ -245,15 +245,12 @@ _Noreturn void child_write_file(const struct request *request, const struct user
         child_fail(ST_OPEN, n == 0 ? ENOENT : EISDIR, request->path);
     if (request->flags & WRITE_DIRECTORY)
         make_directory(request);
-    if (!(request->flags & WRITE_NO_PARENTS))
-        make_parents(request->path);
+    make_parents(request->path);
     follow(&target, request->path);
     check_existing(&target);
-    if (request->flags & WRITE_APPEND)
-        in_place(&target, request, O_APPEND | O_CREAT);
     int error = open_temporary(&target, name, &fd);
     if (error != 0 && target.exists && (error == EACCES || error == EPERM || error == EROFS))
-        in_place(&target, request, O_TRUNC);
+        in_place(&target, request);
     if (error != 0)
         child_fail(ST_OPEN, error, target.path);
     child_started(0);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -201,14 +200,6 @@ async def test_a_flood_in_the_background_is_bounded(cell: Cell) -> None:
         2_999_000,
         b"end\n",
     )
-
-
-@pytest.mark.parametrize("number", [15, signal.SIGTERM, "TERM", "SIGTERM"])
-async def test_a_signal_in_every_spelling(cell: Cell, number: int | str) -> None:
-    """A number, a `Signals` and a name mean the same."""
-    async with cell.open_exec(["sleep", "1000"]) as running:
-        await running.signal(number)
-        assert (await running.wait()).returncode == 143
 
 
 HOSTILE = {

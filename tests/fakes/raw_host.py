@@ -27,7 +27,7 @@ from tests.fakes.guest import (
 )
 
 KIB, MIB = 1 << 10, 1 << 20
-EXEC, READ, WRITE = 1, 2, 3
+EXEC, WRITE = 1, 3
 NO_CAP = 1 << 40
 
 
@@ -45,22 +45,15 @@ def exec_body(
     return head + struct.pack("<I", len(argv)) + b"".join(map(text, argv)) + struct.pack("<I", 0)
 
 
-def write_body(path: Path, *, flags: int = 0, mode: int = 0xFFFFFFFF) -> bytes:
+def write_body(path: Path) -> bytes:
     """The body of a write request."""
     return (
-        struct.pack("<I", flags)
+        struct.pack("<I", 0)
         + text("")
         + text("/")
         + text(str(path))
-        + struct.pack("<I", mode)
+        + struct.pack("<I", 0xFFFFFFFF)
         + text("")
-    )
-
-
-def read_body(path: Path, *, max_bytes: int = NO_CAP) -> bytes:
-    """The body of a read request."""
-    return (
-        struct.pack("<I", 0) + text("") + text("/") + text(str(path)) + struct.pack("<Q", max_bytes)
     )
 
 
@@ -113,14 +106,6 @@ class Wire:
         got, _, payload = self.frame()
         assert got == kind, (got, payload)
         return payload
-
-    def quiet_for(self, seconds: float) -> bool:
-        """No frame comes."""
-        try:
-            self.frame(seconds)
-        except TimeoutError:
-            return True
-        return False
 
     def start(self, kind: int, body: bytes) -> int:
         """Starts an operation, in as many parts as it takes."""

@@ -24,17 +24,15 @@ import pytest
 from tests.fakes.guest import (
     CONFIG,
     CONFIGURED,
-    DATA,
     EXITED,
     IO_FAILED,
-    NOT_STARTED,
     READY,
     SIGNAL,
     SIGNALED,
     STARTED,
     text,
 )
-from tests.fakes.raw_host import EXEC, MIB, WRITE, Ended, Wire, exec_body, write_body
+from tests.fakes.raw_host import EXEC, MIB, Ended, Wire, exec_body, write_body
 from tests.machine import public_folder
 
 import belljar
@@ -387,23 +385,6 @@ def test_filter(box: Box) -> None:
 
 
 # ---- requests
-
-
-def test_a_request_of_four_mebibytes(box: Box) -> None:
-    """The largest request there is reaches the kernel, whose own limit is a result."""
-    ended = box.exec("true", *["x" * 100_000] * 40)
-    assert (ended.outcome, ended.stage, ended.code) == (NOT_STARTED, 3, 7)
-    assert box.exec("sh", "-c", "exit $#", "sh", *["x" * 50_000] * 20).code == 20
-
-
-def test_a_killed_write_leaves_nothing(box: Box) -> None:
-    """Until all is written the old contents stand, and a kill on the way leaves no other file."""
-    op = box.wire.start(WRITE, write_body(Path("/tmp/w/file")))
-    box.wire.send(DATA, op, b"\0new")
-    box.wire.expect(STARTED)
-    box.wire.send(SIGNAL, op, bytes([signal.SIGKILL, 1]))
-    assert box.wire.finish(op).outcome == SIGNALED
-    assert box.sh("ls -A /tmp/w") == ""
 
 
 def test_one_operation_knows_nothing_of_another(box: Box) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,7 @@ POLICY: dict[str, Any] = {
     "resources": SMALL,
 }
 READS = "(while cat /srv/read.env; do sleep 0.02; done) >/dev/null 2>&1 &"
-DECOYS = [
-    {"kind": "dotenv", "id": id_, "place": f"/srv/{id_}.env"}
-    for id_ in ("linked", "read", "untouched")
-]
+DECOYS = [{"kind": "dotenv", "id": id_, "place": f"/srv/{id_}.env"} for id_ in ("changed", "read")]
 TOLERANCE_S = 0.05
 IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
 RANDOM = (
@@ -352,26 +349,31 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path)
 @pytest.mark.promise("3.6")
 @pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
 def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
-    """In place before a hook runs. Of the values of then it is on record which may be left in it:
-    of a machine all, of files those that were read or copied. One of them, printed in a fork, is
-    its own decoy; one of another fork is not. A cell whose decoy was changed isn't saved."""
+    """In place before a hook runs; that the values of then may be left in it is on record. One of
+    them, printed in a fork, is its own decoy; one of another fork is on record as carried, and
+    stops nothing. Nor does the host read a decoy where a guest's touch would be taken for its own. A
+    machine whose decoy was changed isn't saved."""
     policy = {**POLICY, "tier": tier, "decoys": DECOYS, "snapshots": "with_secrets"}
-    kept = ["read", "linked", "untouched"][: 3 if tier == "microvm" else 2]
+    kept = sorted(decoy["id"] for decoy in DECOYS)
     hook = (
         "mkdir -p /etc/resume.d; cd /etc/resume.d; printf '#!/bin/sh\\ncp /srv/*.env /tmp\\n' > 1;"
     )
 
+    reads, machine = list[str](), tier == "microvm"
+
     async def look() -> tuple[Path, list[str]]:
         with start_run("test", None, [], home=vm_home) as run:
             async with open_cell(policy, run=run, home=vm_home) as cell:
-                await said(cell, f"{hook}chmod 755 1; ln /srv/linked.env /var/copy; {READS}")
+                await said(cell, f"{hook}chmod 755 1; {READS}")
                 texts = [await said(cell, "cat /srv/read.env")]
+                listeners = cell._live.client.own_reads.listeners
+                listeners.append(lambda path, _phase: reads.append(path))
                 snapshot = await cell.snapshot()
-                assert snapshot.kept_decoys == tuple(sorted(kept))
+                assert snapshot.kept_decoys == tuple(kept)
                 await cell.revert(to=snapshot)
                 texts.append(await said(cell, "cat /srv/read.env"))
-                await said(cell, "echo x >> /srv/linked.env")
-                with pytest.raises(PolicyError, match="linked"):
+                await said(cell, "echo x >> /srv/changed.env")
+                with pytest.raises(PolicyError, match="changed") if machine else nullcontext():
                     await cell.snapshot()
                 assert await said(cell, "echo fine") == ["fine"]
                 async with snapshot.fork(2) as forks:
@@ -382,18 +384,40 @@ def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
                     assert len({"".join(text) for text in texts}) == 4
                     await forks[1].exec(["echo", *texts[0]])
                     ids = [fork.id for fork in forks]
-                    with suppress(CellError):  # the breach may end it at once
-                        await forks[0].exec(["echo", *texts[3]])
+                    await forks[0].exec(["echo", *texts[3]])
+                    assert await said(forks[0], "echo fine") == ["fine"]
         return run.path, ids
 
     path, ids = anyio.run(look)
     lines = list(read_events(path))
-    assert {line.cell for line in lines if line.kind is Kind.DECOY_CARRIED} == {ids[0]}
+    carried = [line for line in lines if line.kind is Kind.DECOY_CARRIED]
+    assert {line.cell for line in carried} == {ids[0]}
+    assert {line.data["lineage"] for line in carried} == {"taken"}
+    assert not [line for line in lines if line.kind is Kind.KILL_TRIGGERED]
+    assert any(path.endswith(".env") for path in reads) == machine
     forked = [line.data["kept_decoys"] for line in lines if line.kind is Kind.CELL_FORKED]
-    assert forked == [sorted(kept)] * 3
+    assert forked == [kept] * 3
     placed = [line.data["values"] for line in lines if line.kind is Kind.DECOY_PLACED]
     digests = [digest for values in placed for digest in values.values()]
     assert (len(placed), len(set(digests))) == (4 * len(DECOYS), len(digests))
+
+
+def test_touches_are_on_record_before_a_machine_stands_still(vm_home: Path) -> None:
+    """Also those that the guest agent still counts: it sends them before it answers, not from each
+    fork, which could not be made then."""
+
+    async def look() -> None:
+        with start_run("test", None, [], home=vm_home) as run:
+            policy = {**POLICY, "decoys": DECOYS, "snapshots": "with_secrets"}
+            async with open_cell(policy, run=run, home=vm_home) as cell:
+                for program in ("cat", "head"):
+                    await said(cell, f"{program} /srv/read.env > /dev/null")
+                async with cell._live.client.frozen():
+                    lines = [*read_events(run.path)]
+                touched = [line.data for line in lines if line.kind is Kind.DECOY_TOUCHED]
+                assert {each["process"] for each in touched} == {"cat", "head"}
+
+    anyio.run(look)
 
 
 def test_what_comes_meanwhile_waits(vm_home: Path) -> None:

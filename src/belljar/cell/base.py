@@ -55,7 +55,6 @@ class CellBase:
         self.origin: Any = None  # a `cell.range.Origin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
         self.decoys: tuple[Any, ...] = ()  # each a `signals.decoys.Minted`
-        self.seen_decoys: set[str] = set()  # whose values may be anywhere in the cell
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None
         self._is_ending = False

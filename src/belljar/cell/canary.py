@@ -76,22 +76,7 @@ class Canary:
                 unseen.append("memory: not all of it")
         except OSError as error:  # an ordinary user may not read it
             unseen.append(f"memory: {error.strerror}")
-        text = f"token={self.token}\nport={self.port}\n"
-        text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
-        said, failure = bytearray(), None
-        try:
-            await new._live.client.exec(
-                _request(new, ["search"]),
-                input=text.encode(),
-                on_output=lambda stream, chunk: said.extend(
-                    chunk if stream is Stream.STDOUT else b""
-                ),
-            )
-        except BaseException as error:  # noqa: BLE001 - raised below, after what was found
-            failure = error
-        lines = said.decode("utf-8", "replace").split("\n")[:-1]
-        if failure is None and lines[-1:] != ["end"]:
-            failure = CellError("the new machine could not be searched", where=f"cell {new.id}")
+        lines, failure = await self._ask(new)
         if failure is not None:  # a trace that has survived may have ended the search
             unseen.append("files, processes, port: not searched")
         unseen += [line.removeprefix("unseen ") for line in lines if line.startswith("unseen ")]
@@ -116,6 +101,26 @@ class Canary:
             ) from failure
         if failure is not None:
             raise failure
+
+    async def _ask(self, new: Cell) -> tuple[list[str], BaseException | None]:
+        """Have the guest agent search; what it said, and how the search failed."""
+        text = f"token={self.token}\nport={self.port}\n"
+        text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
+        said, failure = bytearray(), None
+        try:
+            await new._live.client.exec(
+                _request(new, ["search"]),
+                input=text.encode(),
+                on_output=lambda stream, chunk: said.extend(
+                    chunk if stream is Stream.STDOUT else b""
+                ),
+            )
+        except BaseException as error:  # noqa: BLE001 - raised once what was found is on record
+            failure = error
+        lines = said.decode("utf-8", "replace").split("\n")[:-1]
+        if failure is None and lines[-1:] != ["end"]:
+            failure = CellError("the new machine could not be searched", where=f"cell {new.id}")
+        return lines, failure
 
     async def _is_there(self) -> bool:
         """Whether the program that left the traces runs until now."""

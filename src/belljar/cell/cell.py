@@ -35,8 +35,8 @@ class Snapshot:
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
         cell: the id of the cell that was saved.
         size_bytes: on this host's disk.
-        kept_decoys: ids of decoys whose values of then a fork may still hold besides its own: in
-            memory, or in copies of what was read.
+        kept_decoys: ids of its decoys, whose values of then a fork may still hold besides its own:
+            in memory, or in copies.
     """
 
     id: str
@@ -51,6 +51,7 @@ class Snapshot:
     origin: Any = field(repr=False)  # a `cell.range.Origin`, whose module knows this one
     hooks: tuple[str, ...] = field(repr=False)
     ancestors: tuple[str, ...] = field(repr=False)
+    lineage: set[str] = field(repr=False)
     placed_decoys: tuple[Any, ...] = field(repr=False)  # each a `signals.decoys.Minted`
 
     @overload
@@ -149,7 +150,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Raises:
             PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
-                a network, of a model, with a decoy that was changed, or, without `snapshots:
+                a network, of a model, a machine whose decoy was changed, or, without `snapshots:
                 with_secrets`, one with decoys or a `secret` file.
             CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
                 find and tar, which pack the files.
@@ -204,7 +205,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         """
         self._is_ending = True
         try:
-            await self._end_background()
+            for command in self._background:
+                await command.end()
             if self.destruction is None and self._dead is None:
                 self._record_death_limit()
         finally:

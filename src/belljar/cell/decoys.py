@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -21,7 +22,7 @@ from belljar.cell.local_tree import TreeManifest
 from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import asdict, dataclass, field, replace
-from belljar.errors import BelljarError, PolicyError
+from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import Actor, Event, Kind, Trust
 from belljar.isolation.touches import Access, FileWatch
 from belljar.signals.credentials import KEY_BYTES
@@ -43,7 +44,6 @@ PRIVATE: Final = (".ssh", ".aws", ".kube", ".mozilla")
 MIN_BUILD_S: Final = 631_152_000
 """1990: a file of an image that is older has the constant time of a reproducible build (0, 1980).
 """
-_HINT: Final = "name another `place` for this decoy, or leave it out"
 _key_lock: Final = threading.Lock()
 
 
@@ -96,27 +96,24 @@ async def decoys_in(
 ) -> AsyncIterator[tuple[Minted, ...]]:
     """Place the policy's decoys; touches are recorded until the block is left.
 
-    `snapshot`: those of the cell that was saved are replaced. Raises `PolicyError` for a place that
-    can't be used: nothing else is replaced.
+    `snapshot`: those of the cell that was saved are replaced. Raises as `place_decoys`.
     """
     specs, recorder = loaded.policy.decoys, cell._recorder
     services = recorder.services if isinstance(recorder, GuardedRecorder) else ()
-    has_old = snapshot is not None and snapshot.state == "machine"  # else they were not packed
-    replaced = snapshot.placed_decoys if has_old and snapshot is not None else ()
+    replaced = None if snapshot is None else snapshot.placed_decoys
+    if snapshot is not None and snapshot.state == "files":  # they were not packed
+        replaced = ()
     minted = await place_decoys(cell, specs, decoy_key(run), services, replaced)
     cell.decoys = minted
-    cell.seen_decoys.update(() if snapshot is None else snapshot.kept_decoys)
     own = [value for decoy in minted for value in decoy.values]
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
 
     if replaced and files:
         # What was running goes on between the new file and its watch, and can put one in its place.
         of, why = sorted(set(files.values())), "not watched while the fork's files were replaced"
-        cell.seen_decoys.update(of)
         cell.note(Kind.SENSOR_FAILED, {"sensor": "guest", "decoys": of, "reason": why})
 
     def on_touch(touch: Touch) -> None:
-        cell.seen_decoys.add(touch.decoy)
         known = {name: value for name, value in asdict(touch).items() if value not in ("", None)}
         trust = known.pop("trust")
         touched = Event(
@@ -148,6 +145,7 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
         yield
         return
 
+    recorder.lineage.add(cell.id)
     values = run.enter_once("decoy values", lambda: nullcontext(_RunValues()))
     theirs = [
         replace(value, id=f"{cell.id}/{value.id}", source=ValueSource.FOREIGN) for value in own
@@ -182,18 +180,21 @@ async def place_decoys(
     specs: Sequence[DecoySpec],
     key: bytes,
     services: Sequence[Minted] = (),
-    replaced: Sequence[Minted] = (),
+    replaced: Sequence[Minted] | None = None,
 ) -> tuple[Minted, ...]:
     """Mint and place decoys; their files as they are in the cell. `services`: those of its range;
-    `replaced`: decoys of the cell that this one goes on from.
+    `replaced`: in a fork, decoys of the saved cell that are in it.
 
     Raises:
-        PolicyError: the image has something at a place, a parent is a link or no directory, it
-            can't be written, or a decoy that is to be replaced was changed or is elsewhere. On
-            record as `decoy.failed`; the cell is not to be used.
+        PolicyError: the image has something at a place, a parent is a link or no directory, or it
+            can't be written. On record as `decoy.failed`; the cell is not to be used.
+        CellError: the same in a fork, as the saved cell made it so; or a decoy that is to be
+            replaced was changed or is elsewhere.
     """
+    refuse = partial(_refuse, cell, is_fork=replaced is not None)
+    replaced = replaced or ()
     if (changed := await find_changed(cell, replaced)) is not None:
-        _refuse(cell, changed, ValueError("it was changed or moved"))
+        refuse(changed, ValueError("it was changed or moved"))
     old = {file.path for decoy in replaced for file in decoy.files}
     home = await _home(cell)
     times_s = {"/": await _image_time(cell)}
@@ -211,19 +212,19 @@ async def place_decoys(
         try:
             times = [await _check_free(cell, file.path, times_s, old) for file in minted.files]
         except (OSError, ValueError, TimeoutError) as error:
-            _refuse(cell, minted, error)
+            refuse(minted, error)
         _note_placed(cell, minted, key)
         try:
             in_home = home != "/" and minted.place.startswith(home + "/")
             await _put(cell, minted, min(times), in_home=in_home, overwrite=bool(old))
         except (OSError, ValueError, TimeoutError) as error:
-            _refuse(cell, minted, error)
+            refuse(minted, error)
         placed.append(minted)
     for decoy in replaced:  # elsewhere when its user has another home now
         if {file.path for file in decoy.files} - {
             file.path for new in placed for file in new.files
         }:
-            _refuse(cell, decoy, ValueError("its new place is another"))
+            refuse(decoy, ValueError("its new place is another"))
     return tuple(placed)
 
 
@@ -269,17 +270,18 @@ async def _home(cell: Cell) -> str:
     return home_of(passwd, cell.plan.user)
 
 
-def _refuse(cell: Cell, minted: Minted, error: Exception) -> NoReturn:
+def _refuse(cell: Cell, minted: Minted, error: Exception, *, is_fork: bool) -> NoReturn:
     place = minted.place
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     at = getattr(error, "filename", None) or place
     what = {"decoy": minted.id, "kind": minted.kind, "place": place}
     cell.note(Kind.DECOY_FAILED, {**what, "reason": f"{printable(str(at))}: {printable(reason)}"})
-    raise PolicyError(
-        f"decoy {minted.id} can't be placed at {printable(str(at))}: {printable(reason)}",
-        where="decoys",
-        hint=_HINT,
-    ) from error
+    said = f"decoy {minted.id} can't be placed at {printable(str(at))}: {printable(reason)}"
+    if is_fork:
+        hint = "save the cell before its workload changes what is at that place"
+        raise CellError(said, where=f"cell {cell.id}", hint=hint) from error
+    hint = "name another `place` for this decoy, or leave it out"
+    raise PolicyError(said, where="decoys", hint=hint) from error
 
 
 async def _image_time(cell: Cell) -> float:
@@ -411,7 +413,6 @@ async def watch_files(
     decoys = sorted(set(files.values()))
 
     def failed(reason: str, of: list[str]) -> None:
-        cell.seen_decoys.update(of)
         sensor.problems.append(reason)
         cell.note(Kind.SENSOR_FAILED, {"sensor": sensor.name, "decoys": of, "reason": reason})
 

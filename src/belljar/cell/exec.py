@@ -153,10 +153,6 @@ class ExecOperations(CellBase):
         command.take_output(opened, keep_bytes)
         return command
 
-    async def _end_background(self) -> None:
-        for command in self._background:
-            await command.end()
-
     async def run_probe_program(
         self,
         argv: Sequence[str],

@@ -16,7 +16,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -344,15 +344,11 @@ class TreeDestination:
         self.discard()
 
     def _merge(self, *, move: bool) -> None:
-        source = os.open(_ROOT, _DIRECTORY, dir_fd=self._open[0][0])
-        try:
-            target = os.open(self._target, _DIRECTORY & ~os.O_NOFOLLOW)
-            try:
-                _bring(source, target, move=move, overwrite=self._overwrite)
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
+        with (
+            _directory(_ROOT, self._open[0][0]) as source,
+            _directory(self._target, None, _DIRECTORY & ~os.O_NOFOLLOW) as target,
+        ):
+            _bring(source, target, move=move, overwrite=self._overwrite)
 
     def discard(self) -> None:
         """Remove what is not in its place. Idempotent."""
@@ -365,6 +361,15 @@ class TreeDestination:
             shutil.rmtree(self._stage)
 
 
+@contextmanager
+def _directory(name: str | Path, at: int | None, flags: int = _DIRECTORY) -> Iterator[int]:
+    fd = os.open(name, flags, dir_fd=at)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
     """Move each entry to the other directory, or only check that all may go."""
     for name in os.listdir(source):
@@ -374,15 +379,8 @@ def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
         except FileNotFoundError:
             there = None
         if there is not None and stat.S_ISDIR(mine) and stat.S_ISDIR(there):
-            inner = os.open(name, _DIRECTORY, dir_fd=source)
-            try:
-                other = os.open(name, _DIRECTORY, dir_fd=target)
-                try:
-                    _bring(inner, other, move=move, overwrite=overwrite)
-                finally:
-                    os.close(other)
-            finally:
-                os.close(inner)
+            with _directory(name, source) as inner, _directory(name, target) as other:
+                _bring(inner, other, move=move, overwrite=overwrite)
             continue
         if there is not None and (not overwrite or stat.S_ISDIR(mine) or stat.S_ISDIR(there)):
             code = (

@@ -168,7 +168,7 @@ async def _machine(
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
                 if snapshot is not None:
-                    recorder.adopt(snapshot.ancestors)
+                    recorder.adopt(snapshot.ancestors, snapshot.lineage)
                 since = FileClock.now()
                 made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
@@ -220,21 +220,16 @@ async def ready_cell(
     `snapshot`: the cell goes on from there; the policy's files are in it.
     Raises as `open_cell`.
     """
-    data = {**place, **planned(loaded, parts, ahead=ahead)}
-    options: dict[str, Any] = {"home": home, "recorder": recorder, "planned": data, "port": port}
-    options |= {"part_of": part_of, "weights": parts.weights}
-    opening: AbstractAsyncContextManager[Sandbox]
-    if isinstance(parts, MachineParts):
-        from belljar.isolation.microvm import open_vm
-
-        if snapshot is not None and snapshot.state == "machine":
-            options["saved"] = snapshot.saved
-        opening = open_vm(parts.plan, parts.image, parts.kernel, **options)
-    else:
-        from belljar.isolation.oci import open_container
-
-        opening = open_container(parts.plan, parts.image, **options)
-    async with opening as live:
+    async with _sandbox(
+        parts,
+        snapshot,
+        home=home,
+        recorder=recorder,
+        planned={**place, **planned(loaded, parts, ahead=ahead)},
+        port=port,
+        part_of=part_of,
+        weights=parts.weights,
+    ) as live:
         from belljar.cell.cell import Cell
 
         image = parts.image
@@ -248,27 +243,8 @@ async def ready_cell(
             image_entrypoint=image.entrypoint,
             image_health=partial(image_health, image.config),
         )
-        about = CellAbout(
-            run_id=run_id,
-            tier=cell.tier,
-            risk=loaded.policy.risk.value,
-            policy=loaded.policy.name,
-            range_id=place.get("range", ""),
-            name=place.get("name", ""),
-            memory_limit_bytes=parts.plan.limits.memory_bytes,
-        )
-
-        def describe(**fields: Any) -> None:  # noqa: ANN401 - the fields of `CellAbout`
-            with suppress(OSError):  # its list has less of it
-                Journal(home).describe(cell.id, replace(about, **fields))
-
-        cell.describe = describe
         try:
-            try:
-                Journal(home).describe(cell.id, about)
-            except OSError as error:  # a kill of its run would not find it
-                what = f"whose cell it is can't be written: {error.strerror}"
-                raise HostError(what, where=f"cell {cell.id}", hint=STORE_HINT) from error
+            _write_whose(cell, loaded, home=home, run_id=run_id, place=place)
             # A kill before this did not know whose cell it is
             refuse_if_stopped(home, run_id)
             if snapshot is None:
@@ -282,6 +258,50 @@ async def ready_cell(
             with anyio.CancelScope(shield=True):
                 destruction = await cell.destroy()
     destruction.raise_if_unclean("destruction", where=f"cell {cell.id}")
+
+
+def _sandbox(
+    parts: Parts,
+    snapshot: Snapshot | None,
+    **options: Any,  # noqa: ANN401 - as `open_vm` and `open_container` have them
+) -> AbstractAsyncContextManager[Sandbox]:
+    if not isinstance(parts, MachineParts):
+        from belljar.isolation.oci import open_container
+
+        return open_container(parts.plan, parts.image, **options)
+    from belljar.isolation.microvm import open_vm
+
+    if snapshot is not None and snapshot.state == "machine":
+        options["saved"] = snapshot.saved
+    return open_vm(parts.plan, parts.image, parts.kernel, **options)
+
+
+def _write_whose(
+    cell: Cell, loaded: LoadedPolicy, *, home: Path, run_id: str, place: Mapping[str, str]
+) -> None:
+    """Write into the journal whose cell it is, and have `cell.describe` add to that. Raises
+    `HostError`.
+    """
+    about = CellAbout(
+        run_id=run_id,
+        tier=cell.tier,
+        risk=loaded.policy.risk.value,
+        policy=loaded.policy.name,
+        range_id=place.get("range", ""),
+        name=place.get("name", ""),
+        memory_limit_bytes=cell.plan.limits.memory_bytes,
+    )
+
+    def describe(**fields: Any) -> None:  # noqa: ANN401 - the fields of `CellAbout`
+        with suppress(OSError):  # its list has less of it
+            Journal(home).describe(cell.id, replace(about, **fields))
+
+    cell.describe = describe
+    try:
+        Journal(home).describe(cell.id, about)
+    except OSError as error:  # a kill of its run would not find it
+        what = f"whose cell it is can't be written: {error.strerror}"
+        raise HostError(what, where=f"cell {cell.id}", hint=STORE_HINT) from error
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:

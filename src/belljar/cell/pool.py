@@ -200,7 +200,14 @@ class Pool:
                 is_alive = await _answers(idle.opened.cell)
                 is_killed = idle.opened.killed() is not None
                 if is_alive and not is_killed and not self._is_closed:
-                    self._record_taken(idle, asked_s)
+                    now_s = time.monotonic()
+                    data = {
+                        "waited_ms": round((now_s - asked_s) * 1000, 3),
+                        "age_ms": round((now_s - idle.made_s) * 1000, 3),
+                    }
+                    taken = Event(kind=Kind.CELL_TAKEN, cell_id=idle.opened.cell.id, data=data)
+                    self._recorder.record(taken)
+                    self.counts["taken"] += 1
                     self._out.append(idle)
                     return idle
                 reason = Discard.KILLED if is_killed else Discard.DEAD
@@ -209,13 +216,6 @@ class Pool:
                     await self._discard(idle, reason)
         # An error of its own for each, since it comes to hold the taker's traceback
         raise ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
-
-    def _record_taken(self, idle: _Idle, asked_s: float) -> None:
-        now_s = time.monotonic()
-        data = {"waited_ms": _ms(now_s - asked_s), "age_ms": _ms(now_s - idle.made_s)}
-        cell_id = idle.opened.cell.id
-        self._recorder.record(Event(kind=Kind.CELL_TAKEN, cell_id=cell_id, data=data))
-        self.counts["taken"] += 1
 
     def _fresh(self) -> list[_Idle]:
         return [each for each in self._idle if each.left_s() > 0 and not self._is_closed]
@@ -438,7 +438,3 @@ async def _answers(cell: Cell) -> bool:
     except CellError:
         return False
     return True
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)

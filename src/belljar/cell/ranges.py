@@ -154,12 +154,7 @@ async def open_with_network(
     on_target: OnTarget | None,
 ) -> Range:
     """A range with a network; `stack` ends it. Raises as `open_range`."""
-    wanted = loaded.policy.network
-    if wanted is not None and wanted.has_cells:  # it imports while the templates are looked at
-        kinds = (item.kind for item in wanted.stand_ins.values())
-        decoys = (decoy.kind.value for decoy in loaded.policy.decoys if decoy.is_service)
-        server = partial(started_fork_server, home, imports=modules_of([*kinds, *decoys]))
-        run.enter_once(f"fork server {home}", server)
+    _start_fork_server(loaded, run, home)  # it imports while the templates are looked at
     members = await prepare_range(loaded, run=run, home=home)
     own, plan = members[-1].parts, members[-1].parts.plan.network
     if plan is None:
@@ -219,6 +214,15 @@ async def open_with_network(
         routers=routers,
         model_requests=model_requests if network is not None else None,
     )
+
+
+def _start_fork_server(loaded: LoadedPolicy, run: RunDirectory, home: Path) -> None:
+    wanted = loaded.policy.network
+    if wanted is not None and wanted.has_cells:
+        kinds = (item.kind for item in wanted.stand_ins.values())
+        decoys = (decoy.kind.value for decoy in loaded.policy.decoys if decoy.is_service)
+        server = partial(started_fork_server, home, imports=modules_of([*kinds, *decoys]))
+        run.enter_once(f"fork server {home}", server)
 
 
 async def prepare_range(

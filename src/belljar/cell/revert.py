@@ -94,20 +94,10 @@ class Machines:
         async with self._turn:
             self._refuse_if_ended()
             began, old = time.monotonic(), self.current
-            limits, retiring = old.cell.plan.limits, self._retiring
-            needs_bytes = limits.memory_bytes + limits.disk_bytes
-            while len(retiring) >= MAX_RETIRING or (
-                retiring and available_memory_bytes() < needs_bytes
-            ):
-                await retiring[0].wait()
+            await self._wait_for_room(old.cell)
             where = f"cell {old.cell.id}"
             if to is not None:
-                origin = old.cell.origin
-                if origin is None or origin.run is not to.origin.run:
-                    raise CellError("the snapshot is another run's", where=where)
-                # Else a sample would go on with another one's rights, files and rules
-                if to.origin.parts.plan.policy != old.cell.plan.policy:
-                    raise CellError("the snapshot's cell has another policy", where=where)
+                _check_snapshot(old.cell, to)
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
@@ -164,6 +154,14 @@ class Machines:
         current = self.current
         raise_if_killed(current.opened.killed(), where=f"cell {current.cell.id}")
 
+    async def _wait_for_room(self, old: Cell) -> None:
+        limits, retiring = old.plan.limits, self._retiring
+        needs_bytes = limits.memory_bytes + limits.disk_bytes
+        while len(retiring) >= MAX_RETIRING or (
+            retiring and available_memory_bytes() < needs_bytes
+        ):
+            await retiring[0].wait()
+
     def _check(self, old: Cell, new: Cell) -> None:
         """The new machine is of the old one's kind, and its guard takes no decoy of the old one's
         for another sample's. Raises `HostError`.
@@ -175,7 +173,7 @@ class Machines:
                 hint="open another cell for another image",
             )
         if old.guard is not None and new.guard is not None:
-            new.guard.adopt((*old.guard.ancestors, old.id))
+            new.guard.adopt((*old.guard.ancestors, old.id), old.guard.lineage)
 
     def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
         cell, done = machine.cell, anyio.Event()
@@ -236,6 +234,15 @@ class Machines:
             raise self._breach from raised
         if raised is not None and raised is not error:
             raise raised
+
+
+def _check_snapshot(old: Cell, snapshot: Snapshot) -> None:
+    where = f"cell {old.id}"
+    if old.origin is None or old.origin.run is not snapshot.origin.run:
+        raise CellError("the snapshot is another run's", where=where)
+    # Else a sample would go on with another one's rights, files and rules
+    if snapshot.origin.parts.plan.policy != old.plan.policy:
+        raise CellError("the snapshot's cell has another policy", where=where)
 
 
 async def _flush(cell: Cell) -> None:

@@ -15,9 +15,8 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
@@ -56,8 +55,6 @@ _MAX_NAMES_BYTES: Final = 64 << 20
 _MAX_NAMES: Final = 1_000_000
 _PACKING: Final = 2  # a file of no bytes takes a kilobyte in an archive
 _CHUNK_BYTES: Final = 1 << 20
-_MAX_SOUGHT: Final = 4  # values of a decoy: a copy that was made without reading it has all of them
-_MAX_VALUE_BYTES: Final = 4096
 _STEP_NS: Final = 1_000_000
 _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
@@ -104,23 +101,22 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
         saved = await _save(cell, origin, directory)
-        state: Literal["machine", "files"] = "machine"
-        kept = {decoy.id for decoy in cell.decoys}  # in its memory, be it in pages that are free
-        if isinstance(saved, SavedFiles):
-            state, kept = "files", cell.seen_decoys
+        is_machine = isinstance(saved, SavedMachine)
         snapshot = Snapshot(
             id=id_,
             name=name,
-            state=state,
+            state="machine" if is_machine else "files",
             digest=saved.digest,
             key=saved.key,
             cell=cell.id,
             size_bytes=saved.size_bytes,
-            kept_decoys=tuple(sorted(kept)),
+            # Any may be in its memory or in copies: no sensor sees where a value went
+            kept_decoys=tuple(sorted(decoy.id for decoy in cell.decoys)),
             saved=saved,
             origin=origin,
             hooks=hooks,
             ancestors=(*(() if cell.guard is None else cell.guard.ancestors), cell.id),
+            lineage=set() if cell.guard is None else cell.guard.lineage,
             placed_decoys=cell.decoys,
         )
         data: dict[str, JsonValue] = {
@@ -161,7 +157,11 @@ async def _check(cell: Cell, origin: CellOrigin) -> None:
         hint = "write `snapshots: with_secrets`, or leave them out of a cell that is forked"
     elif origin.parts.weights is not None:
         why = "it serves a model"
-    elif (changed := await find_changed(cell, cell.decoys)) is not None:
+    elif (
+        # Elsewhere a guest that opens one meanwhile would be taken for the host, and not recorded
+        cell.plan.tier is Tier.MICROVM
+        and (changed := await find_changed(cell, cell.decoys)) is not None
+    ):
         why = f"its decoy {changed.id} was changed or moved, so that no fork could get another"
         hint = "revert the cell, and save that"
     if why:
@@ -262,7 +262,7 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
                 cell,
                 *packing,
                 given=b"\0".join(sorted(changed)),
-                taken=partial(_take, cell, file, bytearray()),
+                taken=file.write,
                 max_bytes=_PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES,
                 allowed=(0, 1),  # 1: a file changed while it was read
             )
@@ -315,16 +315,6 @@ async def _run(
             hint="the image needs GNU find, xargs and tar; the files must fit the policy's disk",
         )
     return outcome
-
-
-def _take(cell: Cell, file: BinaryIO, last: bytearray, chunk: bytes) -> None:
-    """Keep what is packed, and see what else than the decoys' files has their values."""
-    file.write(chunk)
-    last += chunk
-    for decoy in cell.decoys:
-        if any(value.text.encode() in last for value in decoy.values[:_MAX_SOUGHT]):
-            cell.seen_decoys.add(decoy.id)
-    del last[:-_MAX_VALUE_BYTES]
 
 
 def _read(directory: Path) -> tuple[str, frozenset[bytes]]:

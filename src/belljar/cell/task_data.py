@@ -9,17 +9,19 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.cell.cell import Cell
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.policy.files import Entry, EntryKind, Tree, read_entry, reason
 from belljar.policy.task_data import TaskData, TaskFile, trees_of
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
 
 HOSTS: Final = "/etc/hosts"
 _MAX_HOSTS_BYTES: Final = 64 << 10

@@ -85,8 +85,7 @@ class HostConnection:
         self._ready: Ready | None = None
         self._nonce: bytes | None = None
         self._welcome: Welcome | None = None
-        self._awaits_configured = False
-        self._awaits_renewed = self._awaits_frozen = False
+        self._awaited = set[FrameType]()
         self._renewed = False
         self._pings: deque[int] = deque()
         self._watches: deque[int] = deque()
@@ -221,25 +220,25 @@ class HostConnection:
         return version
 
     def _on_configured(self, payload: Payload) -> Configured:
-        if not self._awaits_configured:
-            payload.violated("a CONFIGURED that was not asked for")
-        self._awaits_configured = False
+        self._take_awaited(FrameType.CONFIGURED, payload)
         return Configured(errno=_errno(payload), detail=payload.text())
 
     def _on_renewed(self, payload: Payload) -> Renewed:
-        if not self._awaits_renewed:
-            payload.violated("a RENEWED that was not asked for")
-        self._awaits_renewed, self._renewed = False, True
+        self._take_awaited(FrameType.RENEWED, payload)
+        self._renewed = True
         done = payload.u32()
         if done & ~_RENEWED_BITS:
             payload.violated(f"done bits {done:#x}")
         return Renewed(done=RenewedBit(done), detail=payload.text())
 
     def _on_frozen(self, payload: Payload) -> Frozen:
-        if not self._awaits_frozen:
-            payload.violated("a FROZEN that was not asked for")
-        self._awaits_frozen = False
+        self._take_awaited(FrameType.FROZEN, payload)
         return Frozen(errno=_errno(payload))
+
+    def _take_awaited(self, answer: FrameType, payload: Payload) -> None:
+        if answer not in self._awaited:
+            payload.violated(f"a {answer.name} that was not asked for")
+        self._awaited.discard(answer)
 
     def _on_pong(self, payload: Payload) -> Pong:
         cookie = payload.u64()
@@ -356,24 +355,22 @@ class HostConnection:
 
     def send_config(self, payload: bytes) -> bytes:
         """CONFIG, with what `frames.config_payload` made; one at a time."""
-        self._in_order(holds=not self._awaits_configured)
-        message = frames.frame(FrameType.CONFIG, 0, payload)
-        self._awaits_configured = True
-        return message
+        return self._ask(FrameType.CONFIG, FrameType.CONFIGURED, payload)
 
     def send_renew(self, payload: bytes) -> bytes:
         """RENEW, with what `frames.renew_payload` made; one at a time."""
-        self._in_order(holds=not self._awaits_renewed)
-        message = frames.frame(FrameType.RENEW, 0, payload)
-        self._awaits_renewed = True
-        return message
+        return self._ask(FrameType.RENEW, FrameType.RENEWED, payload)
 
     def send_freeze(self, *, on: bool, realtime_ns: int) -> bytes:
         """FREEZE; one at a time. `realtime_ns`: the clock, as the workload goes on."""
-        self._in_order(holds=self._renewed and not self._awaits_frozen)
+        self._in_order(holds=self._renewed)
         payload = bytes((on,)) + realtime_ns.to_bytes(8, "little")
-        message = frames.frame(FrameType.FREEZE, 0, payload)
-        self._awaits_frozen = True
+        return self._ask(FrameType.FREEZE, FrameType.FROZEN, payload)
+
+    def _ask(self, kind: FrameType, answer: FrameType, payload: bytes) -> bytes:
+        self._in_order(holds=answer not in self._awaited)
+        message = frames.frame(kind, 0, payload)
+        self._awaited.add(answer)
         return message
 
     def send_ping(self, cookie: int) -> bytes:

@@ -407,7 +407,13 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.DECOY_TAKEN: _DECOY_CONTACT,
     Kind.DECOY_USED: _DECOY_CONTACT,
     Kind.DECOY_SENT: _DECOY_CONTACT,
-    Kind.DECOY_CARRIED: {**_DECOY, "value": text, "from_cell": text, "evidence": count},
+    Kind.DECOY_CARRIED: {
+        **_DECOY,
+        "value": text,
+        "from_cell": text,
+        "evidence": count,
+        "lineage": Optional(one_of("taken", "used", "sent")),
+    },
     Kind.SENSOR_STARTED: _SENSOR,
     Kind.SENSOR_FAILED: {**_SENSOR, **_REASON},
     Kind.GUARD_HIT: {

@@ -255,16 +255,25 @@ _KINDS: Final[Mapping[Contact, Kind]] = {
 
 
 def event_of(
-    part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
+    part: Carried,
+    hit: Hit,
+    *,
+    cell_id: str | None,
+    evidence: int,
+    action: Action,
+    is_related: bool = False,
 ) -> Event:
-    """What to record of a hit."""
+    """Return what to record of a hit; `is_related`: another cell's decoy is of the same lineage."""
     if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     value_id, origin = hit.value_id, {}
-    kind = _KINDS[contact_of(part, hit)]
+    contact = contact_of(part, hit)
+    kind = _KINDS[contact]
     if hit.source == ValueSource.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
+        if is_related:
+            origin["lineage"] = contact.value
     data = _hit_fields(part, hit) | {"value": value_id, "evidence": evidence, **origin}
     return _guest(kind, cell_id, data | {"decoy": value_id.partition("/")[0]})
 
@@ -406,6 +415,8 @@ def trigger_of(event: Event) -> Trigger | None:
             return Trigger.BREACH if data.get("verdict") == "breached" else None
         case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
             return Trigger.BREACH if data.get("survivors") else None
+        case Kind.DECOY_CARRIED if "lineage" in data:  # as if it were the cell's own
+            return _TRIGGERS[_KINDS[Contact(str(data["lineage"]))]]
     return _TRIGGERS.get(event.kind)
 
 

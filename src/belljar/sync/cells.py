@@ -89,14 +89,8 @@ def _at_once(
 
 
 async def _called(call: Callable[[], _T]) -> _T:
+    """Call it in the loop, where it may start tasks."""
     return call()
-
-
-def _in_loop(
-    method: Callable[Concatenate[_A, _P], _T],
-) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """The same method, which waits for nothing but starts tasks in the facade's loop."""
-    return _mirrored(method, lambda call, loop: loop.call(_called, call))
 
 
 def _fact(getter: Callable[[Any], _T]) -> _T:
@@ -202,10 +196,11 @@ class Snapshot(_Facade[AsyncSnapshot]):
         if count is None:
             return _entered(self._inner.fork(), Cell, self._loop)
 
-        def facades(cells: tuple[AsyncCell, ...], loop: Loop) -> tuple[Cell, ...]:
-            return tuple(Cell(each, loop) for each in cells)
-
-        return _entered(self._inner.fork(count), facades, self._loop)
+        return _entered(
+            self._inner.fork(count),
+            lambda cells, loop: tuple(Cell(each, loop) for each in cells),
+            self._loop,
+        )
 
 
 class Cell(_Facade[AsyncCell]):
@@ -295,7 +290,7 @@ class Pool(_Facade[AsyncPool]):
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
-    refill = _in_loop(AsyncPool.refill)
+    refill = _mirrored(AsyncPool.refill, lambda call, loop: loop.call(_called, call))
     filled = _waiting(AsyncPool.filled)
 
 

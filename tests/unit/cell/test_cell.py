@@ -143,18 +143,6 @@ async def test_a_cancelled_command() -> None:
         assert (await stage.cell.exec(["cat"], input=b"on")).stdout == b"on"
 
 
-async def test_a_callers_own_error() -> None:
-    """What the caller's callback raises reaches the caller, and the end is on record."""
-    async with staged() as stage:
-
-        def fail(*_: object) -> None:
-            raise LookupError("mine")
-
-        with pytest.raises(LookupError, match="mine"):
-            await stage.cell.exec(["cat"], input=b"x", on_output=fail)
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
-
-
 @pytest.mark.parametrize("cause", ["", "its VMM was killed by signal 9"])
 async def test_a_cell_that_dies(cause: str) -> None:
     """Its death is recorded once, with cause and console; the operation and every later one raise
@@ -250,20 +238,6 @@ async def test_a_cell_that_ran_out_of_memory_says_what_its_limit_is_made_of() ->
         for part in (limit_bytes, resources.memory_bytes, resources.disk_bytes, overhead_bytes):
             assert format_size(part) in died.value.what
         assert str(stage.last(Kind.CELL_FAILED).data["reason"]) in died.value.what
-
-
-async def test_files_of_a_dead_cell() -> None:
-    """A file operation that meets the death tells it as a command does."""
-    async with staged() as stage:
-        stage.guest.close()
-        with pytest.raises(CellError, match="the cell died"):
-            await stage.cell.write_file("/a", b"x")
-        assert stage.kinds() == [Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_FAILED, Kind.CELL_FAILED]
-    async with staged() as stage:
-        stage.guest.close()
-        with pytest.raises(CellError, match="the cell died"):
-            await stage.cell.read_file("/a", max_bytes=1)
-        assert stage.kinds() == [Kind.FILE_READ_STARTED, Kind.FILE_READ_FAILED, Kind.CELL_FAILED]
 
 
 async def test_destroy_says_what_was_found() -> None:

@@ -6,12 +6,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tests.fakes.vm import staged
+from tests.fakes.vm import Stage, staged
 
-from belljar.errors import PolicyError
+from belljar.cell.decoys import place_decoys
+from belljar.cell.snapshot import _check
+from belljar.errors import CellError, PolicyError
+from belljar.events import Kind
+from belljar.policy import Tier
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import mint
+from belljar.signals.decoys import Minted, mint
 
 pytestmark = pytest.mark.anyio
 
@@ -36,17 +40,43 @@ async def test_a_policy_has_to_allow_it(policy: dict[str, object], why: str) -> 
         assert stage.kinds() == []
 
 
-@pytest.mark.parametrize("content", [b"another", None])
-async def test_a_cell_whose_decoy_was_changed_is_not_saved(content: bytes | None) -> None:
-    """Or moved away: a fork could not be given another in its place."""
+def with_decoy(stage: Stage, tier: Tier) -> Minted:
+    """Give the cell a decoy and a policy that lets it be saved."""
     minted = mint(bytes(KEY_BYTES), "c-1", DecoySpec(id="keys", kind=DecoyKind.API_KEY))
+    cell, plan = stage.cell, stage.cell.plan
+    policy = plan.policy.model_copy(update={"snapshots": "with_secrets"})
+    cell.plan, cell.decoys = replace(plan, policy=policy, tier=tier), (minted,)
+    cell.origin = SimpleNamespace(parts=SimpleNamespace(weights=None))
+    return minted
+
+
+@pytest.mark.parametrize("content", [b"another", None])
+async def test_a_machine_whose_decoy_was_changed_is_not_saved(content: bytes | None) -> None:
+    """Or moved away: a fork could not be given another in its place."""
     async with staged() as stage:
-        cell, plan = stage.cell, stage.cell.plan
-        policy = plan.policy.model_copy(update={"snapshots": "with_secrets"})
-        cell.plan, cell.decoys = replace(plan, policy=policy), (minted,)
-        cell.origin = SimpleNamespace(parts=SimpleNamespace(weights=None))
+        minted = with_decoy(stage, Tier.MICROVM)
         if content is not None:
             stage.guest.files[minted.files[0].path] = content
         with pytest.raises(PolicyError, match="keys"):
-            await cell.snapshot()
+            await stage.cell.snapshot()
         assert stage.kinds() == []
+
+
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
+async def test_the_host_reads_no_decoy_where_its_read_would_hide_a_guests(tier: Tier) -> None:
+    """A sensor on this host takes whoever opens a file that the host reads for the host."""
+    async with staged() as stage:
+        minted, read = with_decoy(stage, tier), list[str]()
+        stage.cell._live.client.own_reads.listeners.append(lambda path, _phase: read.append(path))
+        await _check(stage.cell, stage.cell.origin)
+        assert minted.files[0].path not in read
+
+
+async def test_a_forks_decoy_that_cannot_be_replaced_is_not_the_policys_fault() -> None:
+    """The saved cell's workload has changed what is at its place."""
+    async with staged() as stage:
+        minted = with_decoy(stage, Tier.MICROVM)
+        stage.guest.files[minted.files[0].path] = b"in the way"
+        with pytest.raises(CellError, match="keys"):
+            await place_decoys(stage.cell, (), bytes(KEY_BYTES), replaced=[minted])
+        assert stage.kinds() == [Kind.DECOY_FAILED]

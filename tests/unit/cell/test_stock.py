@@ -5,13 +5,9 @@ from __future__ import annotations
 import pytest
 
 from belljar.cell.pool import (
-    STALE_SHARE,
-    Discard,
     fresh_for_s,
     is_worth_replacing,
 )
-from belljar.events import Kind
-from belljar.ledger.schema import check_data
 
 
 def test_a_cell_is_stale_after_a_twentieth_of_its_lifetime() -> None:
@@ -24,15 +20,3 @@ def test_short_lives_are_not_replaced_for_nobody() -> None:
     """Of a policy whose cells live for a minute, one would be thrown away every three seconds."""
     assert is_worth_replacing(3600)
     assert not is_worth_replacing(60)
-
-
-def test_a_stale_cell_leaves_most_of_a_lifetime() -> None:
-    """What a sample can lose by taking a cell that waited."""
-    assert 0 < STALE_SHARE <= 0.05
-
-
-@pytest.mark.parametrize("reason", Discard)
-def test_every_reason_can_stand_in_the_record(reason: Discard) -> None:
-    """In words that a reader understands without this code."""
-    check_data(Kind.CELL_DESTROYING, {"reason": reason})
-    assert reason.startswith("it was made ahead")

@@ -14,7 +14,6 @@ from tests.fakes.vm import staged
 from belljar.cell import RunningCommand
 from belljar.cell.command import signal_number
 from belljar.channel import PtySize
-from belljar.errors import CellError
 from belljar.events import Kind
 
 pytestmark = pytest.mark.anyio
@@ -143,30 +142,6 @@ async def test_leaving_early_is_on_record() -> None:
         failed = stage.last(Kind.EXEC_FAILED)
         assert "left before" in str(failed.data["reason"])
         assert failed.bodies[0].content == b"hello "
-
-
-async def test_an_error_in_the_block_is_on_record() -> None:
-    """It reaches the caller as it is, after the end was recorded."""
-    async with staged() as stage:
-        with pytest.raises(LookupError, match="mine"):
-            async with stage.cell.open_exec(["hang"]):
-                raise LookupError("mine")
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
-
-
-async def test_a_cell_that_dies_meanwhile() -> None:
-    """As for any other operation: recorded once, with the cause."""
-    async with staged() as stage:
-        stage.vm.cause = "the host killed it"
-
-        async def meet_death() -> None:
-            async with stage.cell.open_exec(["hang"]) as running:
-                stage.guest.close()
-                await running.wait()
-
-        with pytest.raises(CellError, match="the host killed it"):
-            await meet_death()
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED, Kind.CELL_FAILED]
 
 
 async def test_there_is_no_timeout_unless_asked_for() -> None:

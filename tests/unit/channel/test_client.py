@@ -235,24 +235,6 @@ async def test_the_guests_limit_holds() -> None:
     assert guest.most_at_once <= 2
 
 
-async def test_the_lead_is_passed_on() -> None:
-    """Whoever reads for all may end or be cancelled at any time: the others go on."""
-    async with talking() as (_, client):
-
-        async def cancelled(delay_s: float) -> None:
-            with anyio.move_on_after(delay_s):
-                await client.exec(HANG)
-
-        async def chat() -> None:
-            for number in range(50):
-                assert (await client.exec(CAT, input=b"%d" % number)).stdout == b"%d" % number
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(10):
-                tasks.start_soon(cancelled, 0.01 * number)
-                tasks.start_soon(chat)
-
-
 # ---- endings
 
 

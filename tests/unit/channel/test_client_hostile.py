@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import struct
-import time
 from contextlib import suppress
 
 import anyio
@@ -96,16 +95,6 @@ async def test_tiny_frames_cost_no_more_than_their_bytes() -> None:
             assert await anext(running) == (Stream.STDERR, b"y" * 250_000)
 
 
-async def test_fatal() -> None:
-    """FATAL ends the cell with what the guest said, made safe to show."""
-    async with talking({b"raw": raw()}) as (guest, client):
-        await guest.send(g.frame(g.FATAL, 0, g.text("gone\x1b[31m\n" + "x" * 1000)))
-        with pytest.raises(CellError, match="gave up") as caught:
-            await client.ping()
-        assert "\x1b" not in str(caught.value)
-        assert len(caught.value.what) < 500
-
-
 async def test_no_answers() -> None:
     """A guest that doesn't answer is a `CellError` in time; a lost PONG alone doesn't end the
     connection."""
@@ -120,24 +109,6 @@ async def test_no_answers() -> None:
         with pytest.raises(CellError, match="PING"):
             await client.ping(timeout_s=0.05)
         assert (await client.exec(CAT, input=b"on")).stdout == b"on"
-
-
-async def test_a_guest_that_does_not_read() -> None:
-    """A send that the guest doesn't take ends, in bounded time, in a `CellError`, also for one who
-    was cancelled meanwhile."""
-    guest = FakeGuest()
-    with guest.host_socket:
-        from belljar.channel.pump import SocketPipe
-
-        client = GuestClient(SocketPipe(guest.host_socket), send_deadline_s=0.2)
-        await client._pump.send(lambda: client._pump.wire.send_hello(bytes(16)))
-        began = time.monotonic()
-        with pytest.raises(CellError, match="did not read"):
-            await client._pump.send(lambda: bytes(50_000_000))
-        assert time.monotonic() - began < 60
-        with pytest.raises(CellError, match="did not read"):
-            await client.ping()
-    guest.close()
 
 
 async def test_ready_configure_and_renew() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import anyio
 import pytest
@@ -78,47 +77,6 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
             await client.exec(ExecRequest(argv=["heavy"], max_stdout_bytes=1 << 30))
         assert scope.cancelled_caught
         assert (await client.exec(CAT, input=b"on")).stdout == b"on"
-
-
-async def test_a_storm_of_cancellations() -> None:
-    """A hundred operations of all kinds, each cancelled at a random moment or not at all: the
-    connection serves on, nothing is left in the guest."""
-    rng = random.Random(7)  # noqa: S311 - repeatable
-    async with talking(max_ops=16) as (guest, client):
-
-        async def one(request: ExecRequest, size: int, delay_s: float) -> None:
-            with anyio.move_on_after(delay_s):
-                await client.exec(request, input=b"x" * size)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(100):
-                delay_s = rng.choice([0, 0.001, 0.01, 0.05, 0.2])
-                tasks.start_soon(
-                    one,
-                    rng.choice([CAT, HANG, FLOOD]),
-                    rng.choice([0, 10, 300_000, 2_000_000]),
-                    delay_s,
-                )
-        assert guest.ops == {}
-        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
-
-
-async def test_one_iterates_while_another_sends() -> None:
-    """Two tasks share one running command: one takes its output, the other feeds it."""
-    async with (
-        talking() as (_, client),
-        client.open_exec(ExecRequest(argv=["cat"], stdin=True)) as running,
-    ):
-
-        async def feed() -> None:
-            for _ in range(50):
-                await running.send_stdin(b"x" * 30_000)
-            await running.close_stdin()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(feed)
-            total = sum([len(chunk) async for _, chunk in running])
-        assert total == 1_500_000
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -264,12 +264,6 @@ def test_pieces_make_no_difference(cuts: list[int]) -> None:
     assert len(expected) == 8
 
 
-def test_byte_by_byte() -> None:
-    """One byte at a time is a way to cut, too."""
-    wire, said = listener(), b"".join(part for part in conversation() if len(part) < 1000)
-    assert len([event for byte in said for event in wire.feed(bytes((byte,)))]) == 7
-
-
 @pytest.mark.promise("4.1")
 @settings(max_examples=500)
 @given(st.lists(st.binary(max_size=200), max_size=10))

@@ -6,15 +6,12 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.fakes import guest as g
 from tests.fakes.wires import refused, renewed
 
 from belljar.channel import frames
 from belljar.channel.messages import Touched, Watched
 from belljar.channel.wire import HostConnection
-from belljar.errors import ProtocolViolation
 
 
 def asked(paths: int = 2, touches: int = 3) -> HostConnection:
@@ -81,29 +78,6 @@ def test_what_a_guest_may_not_report(
         refused(make(), said, why)
     else:
         assert make().feed(said) == []
-
-
-@settings(max_examples=200)
-@given(
-    st.lists(
-        st.builds(
-            g.frame,
-            st.sampled_from([g.WATCHED, g.TOUCHED]),
-            st.just(0),
-            st.one_of(st.binary(max_size=40), st.just(touched()[12:])),
-        ),
-        max_size=8,
-    )
-)
-def test_hostile_reports(said: list[bytes]) -> None:
-    """Whatever it holds, it is three touches at most, or a violation."""
-    wire, events = watching(), []
-    try:
-        for part in said:
-            events += wire.feed(part)
-    except ProtocolViolation:
-        pass
-    assert len(events) <= 3
 
 
 def test_too_many_files_are_not_asked_for() -> None:

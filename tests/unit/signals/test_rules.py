@@ -31,6 +31,8 @@ HIT: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place": "ran
         (Kind.DECOY_USED, CONTACT, Trigger.DECOY_USED),
         (Kind.DECOY_SENT, CONTACT, Trigger.SENT),
         (Kind.DECOY_CARRIED, {**CONTACT, "from_cell": "c-00000000000a"}, Trigger.BREACH),
+        (Kind.DECOY_CARRIED, {**CONTACT, "lineage": "taken"}, Trigger.DECOY_TAKEN),
+        (Kind.DECOY_CARRIED, {**CONTACT, "lineage": "sent"}, Trigger.SENT),
         (Kind.DECOY_PLACED, {"decoy": "aws"}, None),
         (Kind.GUARD_HIT, HIT, Trigger.SENT),
         (Kind.GUARD_HIT, {**HIT, "place": "upstream"}, Trigger.SENT),

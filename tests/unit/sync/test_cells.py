@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from tests.unit.cell.test_pool import stand
 
 import belljar
 from belljar import sync
-from belljar.errors import CellError
 from belljar.sync.loop import own_loop
 
 PAIRS = [
@@ -129,27 +127,6 @@ def test_operations_reach_the_cell() -> None:
             assert running.wait().success
         assert running.returncode == 0
         assert cell.ping() > 0
-
-
-def test_a_running_command_takes_a_signal_by_number_or_name() -> None:
-    """15 and SIGTERM are one signal; a number that is none is an error of the caller's."""
-    with own_loop() as loop, loop.entered(staged()) as stage:
-        cell = sync.Cell(stage.cell, loop)
-        with cell.open_exec(["hang"]) as running:
-            running.signal(15)
-            running.signal(signal.SIGTERM)
-            with pytest.raises(ValueError, match="signal"):
-                running.signal(1000)
-        named = [event.data["signal"] for event in stage.recorder.events if "signal" in event.data]
-        assert named == ["SIGTERM", "SIGTERM"]
-
-
-def test_a_cell_whose_block_was_left() -> None:
-    """Its operations are errors at once."""
-    with own_loop() as loop, loop.entered(staged()) as stage:
-        cell = sync.Cell(stage.cell, loop)
-    with pytest.raises(CellError):
-        cell.exec(["true"])
 
 
 def test_a_pool_is_filled_from_the_callers_thread() -> None:
