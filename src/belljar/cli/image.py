@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.console import (
-    CommandGroup,
     MisuseError,
     Report,
     json_option,
@@ -39,7 +38,7 @@ _KEEP_SETUID = click.option(
 )
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def image() -> None:
     """Build, import, name, list, inspect and remove images.
 

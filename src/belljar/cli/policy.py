@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.cli.console import (
-    CommandGroup,
     MisuseError,
     json_option,
     notice,
@@ -43,7 +42,7 @@ _OUTCOMES: Final = {
 }
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def policy() -> None:
     """Check a policy; print the schema or a preset.
 
