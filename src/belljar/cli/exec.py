@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import codecs
-import hashlib
 import os
 import re
 import stat
@@ -200,17 +199,8 @@ def typed_policy(
 
 
 def report_skipped_tiers(plan: Plan) -> None:
-    """Print why tiers were skipped, each sentence once per store."""
-    from belljar.store.home import belljar_home
-
+    """Print why tiers were skipped."""
     for sentence in plan.skipped_tiers:
-        digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
-        try:
-            (belljar_home() / "facts" / f"reported-{digest}").touch(0o600, exist_ok=False)
-        except FileExistsError:
-            continue
-        except OSError:  # a store that can't be written: report it again next time
-            pass
         click.echo(f"belljar: {sentence}", err=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -283,13 +282,7 @@ def parse_forward(text: str) -> tuple[str, int, int | str]:
     if found is None or int(found["port"]) > 0xFFFF:
         raise ValueError("write LOCAL:REMOTE, such as 8080:80, 0:80 or 8080:/run/server.sock")
     host = (found["host"] or "127.0.0.1").strip("[]")
-    if host == "localhost":
-        host = "127.0.0.1"
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback and "%" not in host
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if host not in ("127.0.0.1", "::1"):
         raise ValueError("only 127.0.0.1 and ::1 can be listened on; leave the address out")
     remote = found["remote"] if found["remote"].startswith("/") else int(found["remote"])
     parse_target(remote)

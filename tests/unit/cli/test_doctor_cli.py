@@ -128,12 +128,6 @@ def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -
         )
 
 
-def test_scarce_memory_and_disk_are_noted(facts: HostFacts) -> None:
-    """Before they end a run."""
-    scarce = states(replace(facts, memory_available_mib=100, disk_free_mib=100))
-    assert (scarce["memory"], scarce["disk"]) == ("note", "note")
-
-
 EMULATED = "MicroVMs are emulated: the security boundary is the jail around the VM."
 NONE = "No tier can be used here yet. Follow the hints above."
 

@@ -131,20 +131,6 @@ def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
     assert "a warning of a program" in written.err
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_without_json_the_same_failure_is_on_standard_error(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the same exit code, and nothing on standard output."""
-    words = FAILING[name].split()
-    code = run(words)
-    capsys.readouterr()
-    assert run([word for word in words if word != "--json"]) == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines()[-1].startswith(("belljar: ", "  hint: "))
-
-
 @pytest.mark.parametrize("kind", CODES)
 def test_each_kind_of_error_has_its_code(
     kind: type[BelljarError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -196,12 +182,6 @@ def test_json_of_the_guest_is_not_ours() -> None:
     assert not console.wants_json(["exec", "--", "tool", "--json"])
 
 
-def test_what_is_shown_is_escaped() -> None:
-    """Every part, on its own line."""
-    shown = console.as_text(console.Failure("x", "a\x1b[2J", "b\r", "c\x07"))
-    assert shown == "belljar: b\\r: a\\x1b[2J\n  hint: c\\x07"
-
-
 def test_a_command_without_dashes_is_told_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     """The most likely slip; an unknown option is another."""
     assert run(["exec", "low", "echo", "a b"]) == 2
@@ -243,9 +223,3 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
         said = capsys.readouterr().out
         assert run(option) == 0
         assert said == capsys.readouterr().out
-
-
-def test_without_runs_a_first_one_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    """`last` before anything ran is the first thing that people type."""
-    assert run(["ledger", "show", "last"]) == 2
-    assert "`belljar exec -- uname -a`" in capsys.readouterr().err

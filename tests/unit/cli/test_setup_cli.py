@@ -201,11 +201,3 @@ def test_nobody_to_ask_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert run(["setup"]) == 2
     assert not (tmp_path / "store").exists()
-
-
-def test_steps_can_be_typed() -> None:
-    """What is shown of a step is the command that does it."""
-    lines = [step.command for step in plan_setup(BARE, Wanted()).steps]
-    assert lines[0].startswith("printf 'Types: deb\\nURIs: http://mirror.invalid/debian\\n")
-    assert lines[1] == "apt-get -q -y update"
-    assert lines[-1] == "belljar image build default"
