@@ -147,7 +147,7 @@ def exec_command(
                     )
                 output = await cell.exec(
                     command,
-                    input=_stdin(),
+                    input=standard_input(),
                     on_output=None if as_json else passing_on(),
                     user=user,
                     cwd=workdir,
@@ -281,7 +281,8 @@ def _report_decoys(path: Path) -> None:
         notice(f"{found}; see `belljar ledger show {path.name} --kind decoy`")
 
 
-def _stdin() -> AsyncIterator[bytes] | None:
+def standard_input() -> AsyncIterator[bytes] | None:
+    """The bytes of standard input; None if it is closed."""
     try:
         kind = os.fstat(0).st_mode
     except OSError:
