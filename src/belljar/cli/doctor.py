@@ -12,6 +12,7 @@ import click
 
 from belljar.cli.console import json_option, print_json
 from belljar.errors import HostError
+from belljar.store.home import HINT_SPACE
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
@@ -123,12 +124,13 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
     system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
     yield Check("host", "ok", f"{system}, kernel {facts.kernel_release}, as {user}")
     yield Check("processors", "ok", f"{facts.cpus} × {facts.cpu_model}")
-    rest = f"of {_mib(facts.memory_total_mib)} free"
-    hint = "free some, or run fewer cells at a time"
-    yield _amount("memory", facts.memory_available_mib, _LOW_MEMORY_MIB, rest, hint)
-    rest = f"free in {facts.home}"
-    hint = "free some, or set BELLJAR_HOME to a directory on a larger disk"
-    yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
+    memory, disk = facts.memory_available_mib, facts.disk_free_mib
+    of_total = f"{_mib(memory)} of {_mib(facts.memory_total_mib)} free"
+    for what, detail, is_low, hint in (
+        ("memory", of_total, memory < _LOW_MEMORY_MIB, "run fewer cells at a time"),
+        ("disk", f"{_mib(disk)} free in {facts.home}", disk < _LOW_DISK_MIB, HINT_SPACE),
+    ):
+        yield Check(what, "note" if is_low else "ok", detail, hint if is_low else "")
     yield from _virtualisation(facts)
     # Asked for the lowest tier: cores of the others go to no worse places.
     warning = cores_warning(Tier.CONTAINER, facts.cores)
@@ -192,21 +194,13 @@ def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
     return shown
 
 
-def _amount(what: str, has_mib: int, low_mib: int, rest: str, hint: str) -> Check:
-    is_low = has_mib < low_mib
-    state: State = "note" if is_low else "ok"
-    return Check(what, state, f"{_mib(has_mib)} {rest}", hint if is_low else "")
-
-
 def _mib(amount_mib: int) -> str:
     return format_size(amount_mib << 20)
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     from belljar.host import KvmState
-    from belljar.plan import tier_obstacles
-    from belljar.plan.explain import KVM_HINTS, obstacle_text
-    from belljar.policy import Tier
+    from belljar.plan.explain import KVM_HINTS
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
@@ -230,12 +224,7 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     detail = f"version {group.version.value}; usable controllers: {usable}"
     if group.reason:
         without = "without them only the microvm tier works, limited by rlimits and the VM's size"
-        cures = [
-            obstacle_text(each)[1]
-            for each in tier_obstacles(Tier.CONTAINER, facts)
-            if each.code.value.startswith("cgroups_")
-        ]
-        hint = cures[0] if cures else "run as root"
+        hint = "follow the hints of the tiers above, or run as root"
         yield Check("control groups", "note", f"{detail} ({group.reason}); {without}", hint)
     else:
         yield Check("control groups", "ok", detail)

@@ -99,13 +99,14 @@ def setup(
             )
         click.confirm("Continue?", default=True, abort=True)
     is_blocked = any(problem.blocks_all for problem in plan.problems)
-    done = _carry_out(plan, home, wanted, quiet=as_json) if act and not is_blocked else []
-    left = plan_setup(host_state(home), replace(wanted, refresh=False)) if done else plan
+    left = plan
+    if is_done := act and bool(plan.steps) and not is_blocked:
+        _carry_out(plan, home, mirror, quiet=as_json)
+        left = plan_setup(host_state(home), replace(wanted, refresh=False))
     is_ready = not left.problems and not left.steps
     if as_json:
         steps = [
-            {"title": step.title, "command": step.command, "done": step in done}
-            for step in plan.steps
+            {"title": step.title, "command": step.command, "done": is_done} for step in plan.steps
         ]
         problems = [{"what": each.what, "hint": each.hint} for each in left.problems]
         about = {"ready": is_ready, "host": state.pretty_name, "home": os.fspath(home)}
@@ -124,12 +125,10 @@ def setup(
     return 0 if not left.problems and (dry_run or not left.steps) else HostError.exit_code
 
 
-def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
+def _carry_out(plan: SetupPlan, home: Path, mirror: str, *, quiet: bool) -> None:
     """Each step in order; errors name the log of all output."""
     from belljar.image.build import build_image, recipe
 
-    if not plan.steps:
-        return []
     make_store_dir(home)
     log = home / "setup.log"
     log.write_text("")
@@ -140,10 +139,10 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
             if step.kind == "kernel":
                 codename = platform.freedesktop_os_release().get("VERSION_CODENAME") or "bookworm"
                 report("fetching and checking the package")
-                sources = kernel_sources(host_sources(), codename, mirror=wanted.mirror)
+                sources = kernel_sources(host_sources(), codename, mirror=mirror)
                 fetch_kernel(home, sources, REQUIRED_MODULES)
             elif step.kind == "image":
-                build_image(home, recipe(step.detail), mirror=wanted.mirror, report=report)
+                build_image(home, recipe(step.detail), mirror=mirror, report=report)
             elif step.kind == "write":
                 try:
                     Path(BACKPORTS_FILE).write_text(step.detail)
@@ -157,7 +156,6 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
                 if installs:
                     run_logged([*argv, "--download-only"], log=log, on_line=report)
                 run_logged(argv, log=log, on_line=report, finish_when_interrupted=installs)
-    return list(plan.steps)
 
 
 # --- what is present on this host
