@@ -113,8 +113,8 @@ def test_an_ordinary_user_is_told_the_commands_for_root() -> None:
 
 def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun() -> None:
     """Elsewhere: every missing tool by name, and no step at all."""
-    fedora = {"distribution": "fedora", "codename": "", "pretty_name": "Fedora Linux 42"}
-    plan = plan_setup(replace(BARE, **fedora, sources=()), Wanted())
+    fedora = replace(BARE, distribution="fedora", codename="", pretty_name="Fedora Linux 42")
+    plan = plan_setup(replace(fedora, sources=()), Wanted())
     assert not plan.steps
     assert "qemu-system-x86 runc" in plan.problems[0].hint
     assert "Fedora Linux 42" in plan.problems[0].what
