@@ -238,8 +238,8 @@ def _open_files() -> Check:
     detail = f"hard limit {limit.hard:,}, to which Belljar raises the soft limit {limit.soft:,}"
     if limit.hard >= _LOW_OPEN_FILES:
         return Check("open files", "ok", detail)
-    raising = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit)"
-    return Check("open files", "note", detail, f"{raising}, or run few cells at a time")
+    hint = "raise the hard limit (`ulimit -Hn`, LimitNOFILE=), or run few cells at a time"
+    return Check("open files", "note", detail, hint)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
@@ -266,9 +266,6 @@ def store_checks(home: Path) -> list[Check]:
     if not os.access(place, os.W_OK | os.X_OK):
         detail = f"{home}: this user can't write to {place}"
         hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
-        if os.statvfs(place).f_flag & os.ST_RDONLY:
-            detail = f"{home}: the file system of {place} is read-only"
-            hint = "set BELLJAR_HOME to a directory that is writable"
         writable = Check("store", "no", detail, hint)
     found = [writable]
     try:
@@ -291,21 +288,14 @@ def verdict(found: Sequence[Check], *, emulated: bool) -> str:
     states: dict[str, set[str]] = {}
     for check in found:
         states.setdefault(check.what, set()).add(check.state)
-    unready = {tier for tier in Tier if states.get(f"tier {tier}") != {"ok"}}
-    if "no" in states.get("guest kernel", ()):
-        unready.add(Tier.MICROVM)
-    if "no" in states.get("store", ()) or unready == set(Tier):
+    ready = [tier for tier in Tier if states.get(f"tier {tier}") == {"ok"}]
+    if not ready or "no" in states.get("store", ()):
         return "No tier can be used here yet. Follow the hints above."
-    ready = ", ".join(tier.value for tier in Tier if tier not in unready)
-    sentences = [f"Tiers that can be used here: {ready}."]
-    if Tier.MICROVM in unready:
-        sentences.append("The default risk needs the tier microvm.")
-    elif emulated:
-        sentences.append("MicroVMs are emulated: the security boundary is the jail around the VM.")
-    if unready:
-        lacking = ", ".join(tier.value for tier in Tier if tier in unready)
-        sentences.append(f"Not yet: {lacking}. Follow the hints above.")
-    return "\n".join(sentences)
+    text = f"Tiers that can be used here: {', '.join(map(str, ready))}."
+    if Tier.MICROVM not in ready:
+        return f"{text}\nThe default risk needs the tier microvm: follow the hints above."
+    jail = "\nMicroVMs are emulated: the security boundary is the jail around the VM."
+    return text + jail * emulated
 
 
 def _show(found: list[Check], conclusion: str) -> None:
