@@ -126,7 +126,7 @@ def setup(
 
 
 def _carry_out(plan: SetupPlan, home: Path, mirror: str, *, quiet: bool) -> None:
-    """Each step in order; errors name the log of all output."""
+    """Each step in order. What apt prints is in a log, which its errors name."""
     from belljar.image.build import build_image, recipe
 
     make_store_dir(home)
