@@ -249,16 +249,6 @@ def test_a_model_in_a_cell_has_a_role(
     clean_after()
 
 
-def test_a_role_without_weights_starts_nothing(folder: Path, belljar: Belljar) -> None:
-    """It is refused before a run directory is made, as the evaluated model is."""
-    before = belljar.runs()
-    (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "f" * 64))
-    ran = belljar("run", "task.py@judged", "--model", "mockllm/model", *ROLE)
-    assert ran.returncode == 3
-    assert b"belljar model" in ran.stderr
-    assert belljar.runs() == before
-
-
 POSTED = """\
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 """
@@ -387,11 +377,17 @@ def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar)
     assert belljar.leftovers() == []
 
 
-def test_a_wrong_digest_starts_nothing(folder: Path, belljar: Belljar) -> None:
-    """No run directory is made; the message says what to do."""
+@pytest.mark.parametrize(
+    "used",
+    [("talk", "--model", "belljar/model.yaml"), ("judged", "--model", "mockllm/model", *ROLE)],
+)
+def test_a_wrong_digest_starts_nothing(
+    used: tuple[str, ...], folder: Path, belljar: Belljar
+) -> None:
+    """No run directory is made; the message says what to do. Nor for a model that has a role."""
     before = belljar.runs()
     (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "f" * 64))
-    ran = belljar("run", "task.py@talk", "--model", "belljar/model.yaml")
+    ran = belljar("run", f"task.py@{used[0]}", *used[1:])
     assert ran.returncode == 3
     assert b"belljar model" in ran.stderr
     assert belljar.runs() == before

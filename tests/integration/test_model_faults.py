@@ -322,17 +322,6 @@ async def test_requests_beyond_parallel_wait(world: World) -> None:
     assert kinds == [Kind.MODEL_REQUEST_STARTED, Kind.MODEL_REQUEST_COMPLETED] * 3
 
 
-async def test_two_cells_share_one_models_weights(world: World) -> None:
-    """Both answer; the weights stay while one of them runs."""
-    async with world.model() as one:
-        async with world.model() as other:
-            assert await ask(one)
-            assert await ask(other)
-        with pytest.raises(HostError, match="in use"):
-            remove_weights("weights.bin", home=world.home)
-        assert await ask(one)
-
-
 async def test_a_cancelled_request_leaves_the_cell_usable(world: World) -> None:
     """It is on record as given up."""
     async with world.model(f"if b'slow' in body: time.sleep(600)\n        else: {ECHO}") as served:

@@ -7,14 +7,14 @@ from ipaddress import ip_address
 
 import click
 
-from belljar.cli.console import CommandGroup, json_option, parsed_by, print_json, table_lines
+from belljar.cli.console import json_option, parsed_by, print_json, table_lines
 from belljar.errors import HostError
 from belljar.units import printable
 
 _STYLES = {"absent": "green", "present": "red", "can't tell": "yellow"}
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def airgap() -> None:
     """Check which ways lead beyond this host."""
 

@@ -9,7 +9,6 @@ import click
 from belljar.bundle.create import Contents, create_bundle
 from belljar.bundle.install import install_bundle, installed, open_bundle
 from belljar.cli.console import (
-    CommandGroup,
     MisuseError,
     json_option,
     parsed_by,
@@ -38,7 +37,7 @@ _KEY = click.option(
 )
 
 
-@click.group("bundle", cls=CommandGroup)
+@click.group("bundle")
 def bundle() -> None:
     """Carry an installation to a host without a network."""
 

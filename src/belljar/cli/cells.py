@@ -28,12 +28,17 @@ from belljar.units import format_duration, format_size, parse_duration, printabl
 if TYPE_CHECKING:
     from belljar.isolation import CellListing
     from belljar.isolation.kill import KillReport
-    from belljar.isolation.prune import PrunedPart
 
 _ENDED_BY: Final = {
     "owner": "by its owner",
     "kill": "by this command: its owner did not react",
     "reap": "by this command: its owner is dead",
+}
+_PRUNED: Final = {
+    "unneeded": "would remove",
+    "removed": "removed",
+    "in use": "kept",
+    "failed": "NOT removed",
 }
 _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
 
@@ -277,42 +282,20 @@ def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) 
     parts = run_async(
         prune_store, belljar_home(), unused_for_s=unused_for, everything=everything, dry_run=dry_run
     )
+    gone = [part for part in parts if part.state in {"removed", "unneeded"}]
+    freed_bytes = sum(part.size_bytes for part in gone)
     if as_json:
         names = ("kind", "path", "why", "size_bytes", "state", "note")
         shown = [{name: getattr(part, name) for name in names} for part in parts]
         shown = [{**part, "path": str(part["path"])} for part in shown]
-        print_json({"dry_run": dry_run, "freed_bytes": freed_bytes(parts), "parts": shown})
+        print_json({"dry_run": dry_run, "freed_bytes": freed_bytes, "parts": shown})
     else:
-        for line in prune_lines(parts, dry_run=dry_run):
-            click.echo(printable(line))
-    return prune_exit_code(parts)
-
-
-def prune_exit_code(parts: Sequence[PrunedPart]) -> int:
-    """The host's, when something unused was not removed."""
+        for part in parts:
+            name = part.path.name if part.kind == "half-made" else part.path.name[:12]
+            note = f": {part.note}" if part.note else ""
+            what = f"{_PRUNED[part.state]} {part.kind} {name} ({format_size(part.size_bytes)})"
+            click.echo(printable(f"{what}: {part.why}{note}"))
+        freed = f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes)}"
+        if gone or not parts:
+            click.echo(f"{freed} ({len(gone)} parts)" if gone else "nothing to remove")
     return HostError.exit_code if any(part.state == "failed" for part in parts) else 0
-
-
-def freed_bytes(parts: Sequence[PrunedPart]) -> int:
-    """The size of what was removed, or would be."""
-    return sum(part.size_bytes for part in parts if part.state in {"removed", "unneeded"})
-
-
-def prune_lines(parts: Sequence[PrunedPart], *, dry_run: bool) -> list[str]:
-    """One for each part, and the sum."""
-    words = {
-        "unneeded": "would remove",
-        "removed": "removed",
-        "in use": "kept",
-        "failed": "NOT removed",
-    }
-    lines = []
-    for part in parts:
-        name = part.path.name if part.kind == "half-made" else part.path.name[:12]
-        note = f": {part.note}" if part.note else ""
-        size = format_size(part.size_bytes)
-        lines.append(f"{words[part.state]} {part.kind} {name} ({size}): {part.why}{note}")
-    if count := sum(part.state in {"removed", "unneeded"} for part in parts):
-        freed = f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes(parts))}"
-        lines.append(f"{freed} ({count} parts)")
-    return lines or ["nothing to remove"]

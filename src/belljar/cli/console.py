@@ -11,10 +11,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
 
 import click
@@ -264,31 +263,6 @@ class MisuseError(click.UsageError):
         self.hint = hint
 
 
-class CommandGroup(click.Group):
-    """A group that answers an unknown command with a hint."""
-
-    others = ""
-    """The hint where no command has a similar name; "": all names."""
-    foreign: Mapping[str, str] = MappingProxyType({})
-    """Words of other tools, and what does that here."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Adds a hint for unknown names."""
-        names = self.list_commands(ctx)
-        is_known = not args or args[0] in names or args[0].startswith("-")
-        if not is_known and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], names, 1)
-            hint = self.others or f"use one of {', '.join(f'`{name}`' for name in names)}"
-            hint = f"did you mean `{near[0]}`?" if near else hint
-            hint = self.foreign.get(args[0], hint)
-            raise MisuseError(f"there is no command `{args[0]}`", hint=hint, ctx=ctx)
-        return super().resolve_command(ctx, args)
-
-
 @contextmanager
 def reading(path: object, param: str) -> Iterator[None]:
     """An `OSError` in the block is a usage error: `path`, named by `param`, can't be read."""
@@ -324,9 +298,8 @@ def of_usage(error: click.ClickException) -> Failure:
     message, param, hint = error.message, "", ""
     if isinstance(error, MisuseError):
         param, hint = error.param_name, error.hint
-    elif isinstance(error, click.NoSuchOption):
-        message = f"there is no option `{error.option_name}`"
-        hint = f"did you mean `{error.possibilities[0]}`?" if error.possibilities else ""
+    elif near := getattr(error, "possibilities", None):  # of an option or a command
+        hint = f"did you mean `{near[0]}`?"
     elif isinstance(error, click.MissingParameter):
         message = error.format_message()
     elif isinstance(error, click.BadParameter):

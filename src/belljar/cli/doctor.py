@@ -12,6 +12,7 @@ import click
 
 from belljar.cli.console import json_option, print_json
 from belljar.errors import HostError
+from belljar.store.home import HINT_SPACE
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
@@ -123,12 +124,13 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
     system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
     yield Check("host", "ok", f"{system}, kernel {facts.kernel_release}, as {user}")
     yield Check("processors", "ok", f"{facts.cpus} × {facts.cpu_model}")
-    rest = f"of {_mib(facts.memory_total_mib)} free"
-    hint = "free some, or run fewer cells at a time"
-    yield _amount("memory", facts.memory_available_mib, _LOW_MEMORY_MIB, rest, hint)
-    rest = f"free in {facts.home}"
-    hint = "free some, or set BELLJAR_HOME to a directory on a larger disk"
-    yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
+    memory, disk = facts.memory_available_mib, facts.disk_free_mib
+    of_total = f"{_mib(memory)} of {_mib(facts.memory_total_mib)} free"
+    for what, detail, is_low, hint in (
+        ("memory", of_total, memory < _LOW_MEMORY_MIB, "run fewer cells at a time"),
+        ("disk", f"{_mib(disk)} free in {facts.home}", disk < _LOW_DISK_MIB, HINT_SPACE),
+    ):
+        yield Check(what, "note" if is_low else "ok", detail, hint if is_low else "")
     yield from _virtualisation(facts)
     # Asked for the lowest tier: cores of the others go to no worse places.
     warning = cores_warning(Tier.CONTAINER, facts.cores)
@@ -192,21 +194,13 @@ def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
     return shown
 
 
-def _amount(what: str, has_mib: int, low_mib: int, rest: str, hint: str) -> Check:
-    is_low = has_mib < low_mib
-    state: State = "note" if is_low else "ok"
-    return Check(what, state, f"{_mib(has_mib)} {rest}", hint if is_low else "")
-
-
 def _mib(amount_mib: int) -> str:
     return format_size(amount_mib << 20)
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     from belljar.host import KvmState
-    from belljar.plan import tier_obstacles
-    from belljar.plan.explain import KVM_HINTS, obstacle_text
-    from belljar.policy import Tier
+    from belljar.plan.explain import KVM_HINTS
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
@@ -230,12 +224,7 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     detail = f"version {group.version.value}; usable controllers: {usable}"
     if group.reason:
         without = "without them only the microvm tier works, limited by rlimits and the VM's size"
-        cures = [
-            obstacle_text(each)[1]
-            for each in tier_obstacles(Tier.CONTAINER, facts)
-            if each.code.value.startswith("cgroups_")
-        ]
-        hint = cures[0] if cures else "run as root"
+        hint = "follow the hints of the tiers above, or run as root"
         yield Check("control groups", "note", f"{detail} ({group.reason}); {without}", hint)
     else:
         yield Check("control groups", "ok", detail)
@@ -249,8 +238,8 @@ def _open_files() -> Check:
     detail = f"hard limit {limit.hard:,}, to which Belljar raises the soft limit {limit.soft:,}"
     if limit.hard >= _LOW_OPEN_FILES:
         return Check("open files", "ok", detail)
-    raising = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit)"
-    return Check("open files", "note", detail, f"{raising}, or run few cells at a time")
+    hint = "raise the hard limit (`ulimit -Hn`, LimitNOFILE=), or run few cells at a time"
+    return Check("open files", "note", detail, hint)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
@@ -277,9 +266,6 @@ def store_checks(home: Path) -> list[Check]:
     if not os.access(place, os.W_OK | os.X_OK):
         detail = f"{home}: this user can't write to {place}"
         hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
-        if os.statvfs(place).f_flag & os.ST_RDONLY:
-            detail = f"{home}: the file system of {place} is read-only"
-            hint = "set BELLJAR_HOME to a directory that is writable"
         writable = Check("store", "no", detail, hint)
     found = [writable]
     try:
@@ -302,21 +288,14 @@ def verdict(found: Sequence[Check], *, emulated: bool) -> str:
     states: dict[str, set[str]] = {}
     for check in found:
         states.setdefault(check.what, set()).add(check.state)
-    unready = {tier for tier in Tier if states.get(f"tier {tier}") != {"ok"}}
-    if "no" in states.get("guest kernel", ()):
-        unready.add(Tier.MICROVM)
-    if "no" in states.get("store", ()) or unready == set(Tier):
+    ready = [tier for tier in Tier if states.get(f"tier {tier}") == {"ok"}]
+    if not ready or "no" in states.get("store", ()):
         return "No tier can be used here yet. Follow the hints above."
-    ready = ", ".join(tier.value for tier in Tier if tier not in unready)
-    sentences = [f"Tiers that can be used here: {ready}."]
-    if Tier.MICROVM in unready:
-        sentences.append("The default risk needs the tier microvm.")
-    elif emulated:
-        sentences.append("MicroVMs are emulated: the security boundary is the jail around the VM.")
-    if unready:
-        lacking = ", ".join(tier.value for tier in Tier if tier in unready)
-        sentences.append(f"Not yet: {lacking}. Follow the hints above.")
-    return "\n".join(sentences)
+    text = f"Tiers that can be used here: {', '.join(map(str, ready))}."
+    if Tier.MICROVM not in ready:
+        return f"{text}\nThe default risk needs the tier microvm: follow the hints above."
+    jail = "\nMicroVMs are emulated: the security boundary is the jail around the VM."
+    return text + jail * emulated
 
 
 def _show(found: list[Check], conclusion: str) -> None:

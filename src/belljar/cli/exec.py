@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import codecs
-import hashlib
 import os
 import re
-import shlex
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from belljar.plan import Plan
     from belljar.policy import LoadedPolicy
 
-PRESETS = ("low", "medium", "high", "critical")
-_POLICY_ENDS = (".yaml", ".yml", ".json")
 COMMAND_KEY = "belljar.command"
 TIMED_OUT_CODE = 124
 
@@ -51,41 +47,13 @@ class CommandAfterDashes(click.Command):
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
             return super().parse_args(ctx, args)
-        begins = command_begins(args, self.params)
-        if begins is not None:
-            from difflib import get_close_matches
-
-            word = args[begins]
-            hints = [f"did you mean `{name}`?" for name in get_close_matches(word, PRESETS, 1)]
-            whole = shlex.join([*args[:begins], "--", *args[begins:]])
-            hints.append(f"put `--` before the command: `belljar exec {whole}`")
-            what = f"`{word}` is neither a preset nor a policy file"
-            raise MisuseError(what, hint="\n".join(hints), ctx=ctx)
-        return super().parse_args(ctx, args)
-
-
-def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> int | None:
-    """Where a command without `--` begins, if it looks like one."""
-    takes_value: dict[str, bool] = {
-        name: not param.is_flag
-        for param in params
-        if isinstance(param, click.Option)
-        for name in param.opts
-    }
-    at, has_policy = 0, False
-    while at < len(args):
-        word = args[at]
-        if word.startswith("-") and len(word) > 1:
-            if word.partition("=")[0] not in takes_value:
-                return None  # the parser refuses it
-            at += 2 if takes_value.get(word) else 1
-        else:
-            is_policy = word in PRESETS or word.endswith(_POLICY_ENDS)
-            is_file = ("/" in word or Path(word).exists()) and not os.access(word, os.X_OK)
-            if has_policy or not (is_policy or is_file):
-                return at
-            at, has_policy = at + 1, True
-    return None
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if type(error) is not click.UsageError:  # an option's
+                raise
+            hint = "put `--` before the command: `belljar exec -- uname -a`"
+            raise MisuseError(error.message, hint=hint, ctx=ctx) from None
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:
@@ -179,7 +147,7 @@ def exec_command(
                     )
                 output = await cell.exec(
                     command,
-                    input=_stdin(),
+                    input=standard_input(),
                     on_output=None if as_json else passing_on(),
                     user=user,
                     cwd=workdir,
@@ -231,17 +199,8 @@ def typed_policy(
 
 
 def report_skipped_tiers(plan: Plan) -> None:
-    """Print why tiers were skipped, each sentence once per store."""
-    from belljar.store.home import belljar_home
-
+    """Print why tiers were skipped."""
     for sentence in plan.skipped_tiers:
-        digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
-        try:
-            (belljar_home() / "facts" / f"reported-{digest}").touch(0o600, exist_ok=False)
-        except FileExistsError:
-            continue
-        except OSError:  # a store that can't be written: report it again next time
-            pass
         click.echo(f"belljar: {sentence}", err=True)
 
 
@@ -322,7 +281,8 @@ def _report_decoys(path: Path) -> None:
         notice(f"{found}; see `belljar ledger show {path.name} --kind decoy`")
 
 
-def _stdin() -> AsyncIterator[bytes] | None:
+def standard_input() -> AsyncIterator[bytes] | None:
+    """The bytes of standard input; None if it is closed."""
     try:
         kind = os.fstat(0).st_mode
     except OSError:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from belljar.cli.console import CommandGroup, MisuseError
+from belljar.cli.console import MisuseError
 from belljar.errors import HostError
 from belljar.units import printable
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def fleet() -> None:
     """Share one evaluation among several machines: see docs/fleet.md."""
 

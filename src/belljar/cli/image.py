@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.console import (
-    CommandGroup,
     MisuseError,
     Report,
     json_option,
@@ -39,7 +38,7 @@ _KEEP_SETUID = click.option(
 )
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def image() -> None:
     """Build, import, name, list, inspect and remove images.
 
@@ -323,15 +322,9 @@ def build(
 
     home = _store().home
     if apt or pip:
-        if context or dockerfile or target:
-            raise MisuseError(
-                "--apt and --pip can't be combined with CONTEXT, --file or --target",
-                hint="add packages to an image with --base IMAGE, or in the Dockerfile",
-            )
-        if not name:
-            raise MisuseError("the image needs a name", hint="add -t NAME")
-        if not network:
-            raise MisuseError("--apt and --pip need the network", hint="add --network")
+        if context or dockerfile or target or not (name and network):
+            hint = "add packages to an image with -t NAME --network [--base IMAGE] --apt PACKAGE"
+            raise MisuseError("--apt and --pip need --tag and --network, and no CONTEXT", hint=hint)
         from belljar.image.packages import build_packages
 
         with termination_as_interrupt():
@@ -467,26 +460,26 @@ def obtain_all(
                     digest = f"sha256:{result.image.digest[:12]}"
                     how = f"  {'in the store' if result.was_there else 'imported'}  {digest}"
                 click.echo(printable(result.wanted.image + how, max_chars=1000))
-    failed = [(each.wanted.image, each.error) for each in results if each.error is not None]
-    error = None
-    if failed:
-        what = f"{len(failed)} of {len(results)} images could not be imported"
-        for image, each in failed:
-            hint = f" ({printable(each.hint, max_chars=300)})" if each.hint else ""
-            what += f"\n  {printable(image)}: {printable(each.what, max_chars=600)}{hint}"
-        error = HostError(what)
-    if as_json:
-        images = [
-            {
-                "image": result.wanted.image,
-                "digest": result.image.digest if result.image else None,
-                "was_there": result.was_there,
-                "error": result.error.what if result.error else None,
-                "hint": result.error.hint if result.error else None,
-            }
-            for result in results
-        ]
-        print_json(images if error is None else {**of_error(error).as_object(), "images": images})
-        click.get_current_context().exit(0 if error is None else error.exit_code)
-    if error is not None:
+    images: list[dict[str, object]] = [
+        {
+            "image": result.wanted.image,
+            "digest": result.image.digest if result.image else None,
+            "was_there": result.was_there,
+            "error": result.error.what if result.error else None,
+            "hint": result.error.hint if result.error else None,
+        }
+        for result in results
+    ]
+    if not (failed := [each for each in images if each["error"] is not None]):
+        if as_json:
+            print_json(images)
+        return
+    lines = [f"{len(failed)} of {len(results)} images could not be imported"]
+    lines += [
+        f"  {each['image']}: {each['error']} ({each['hint'] or 'no hint'})" for each in failed
+    ]
+    error = HostError("\n".join(printable(line, max_chars=1000) for line in lines))
+    if not as_json:
         raise error
+    print_json({**of_error(error).as_object(), "images": images})
+    click.get_current_context().exit(error.exit_code)

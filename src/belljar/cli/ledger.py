@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 import click
 
 from belljar.cli.console import (
-    CommandGroup,
     MisuseError,
     json_option,
     key_option,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def ledger() -> None:
     """Verify or show the record of a run, and prove single events.
 

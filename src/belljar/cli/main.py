@@ -7,16 +7,14 @@ are kept beside their names.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import os
 import select
 import signal
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -72,43 +70,17 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 """Module, attribute and summary, printed without an import."""
 
 
-FOREIGN: Final = {
-    **dict.fromkeys(("log", "logs", "events", "history"), "use `belljar ledger show RUN`"),
-    **dict.fromkeys(("stats", "top"), "use `belljar watch`"),
-    **dict.fromkeys(("results", "html"), "use `belljar report RUN`"),
-    **dict.fromkeys(("images", "pull", "build"), "use `belljar image ls`, `import` or `build`"),
-    **dict.fromkeys(("rm", "stop", "clean"), "use `belljar kill CELL`, `reap` or `prune`"),
-    "view": "use `belljar report RUN`, or `inspect view --log-dir RUN_DIRECTORY/inspect`",
-    "init": "use `belljar setup`; `belljar policy show high` prints a policy to begin with",
-    "config": "use a policy file: `belljar policy schema`",
-    "eval": "use `belljar run TASK`",
-}
-"""Words of other tools."""
-
-# An event loop's idle threads take less than a millisecond.
-THREADS_END_WITHIN_S: Final = 0.05
-
-
-class _BrokenPipeInCommandError(Exception):
-    """Hides one from click, which would end with 1 and not a word, as if a reader had gone."""
-
-    def __init__(self, error: BrokenPipeError) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class _LazyGroup(console.CommandGroup):
+class _LazyGroup(click.Group):
     """Commands are imported when run, not when listed."""
 
-    others = "`belljar --help` lists the commands"
-    foreign = FOREIGN
-
     def invoke(self, ctx: click.Context) -> object:
-        """A broken pipe comes out as it is."""
+        """A broken pipe that is not the output's is a defect: click would say nothing of it."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise _BrokenPipeInCommandError(error) from error
+            if _is_unread(error):
+                raise
+            raise RuntimeError("a pipe broke that is not standard output") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """In the order a new user needs them."""
@@ -159,6 +131,7 @@ class _LazyGroup(console.CommandGroup):
 
 @click.command(
     cls=_LazyGroup,
+    commands={name: click.Command(name) for name in COMMANDS},  # for suggestions alone
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="belljar")
@@ -190,35 +163,7 @@ def main(argv: list[str] | None = None) -> None:
     # The exit code stands: a late signal must not tear the interpreter's shutdown.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """End without taking every module apart, which is a tenth of a short command's time.
-
-    With threads, Inspect or an output that can't be flushed: `sys.exit`.
-    """
-    if "inspect_ai" in sys.modules or _has_threads():
-        sys.exit(code)
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.exit(code)
-    os._exit(code)
-
-
-def _has_threads() -> bool:
-    """Whether other threads run; an ended event loop's stop shortly."""
-    threading = sys.modules.get("threading")
-    if threading is None:
-        return False
-    give_up = time.monotonic() + THREADS_END_WITHIN_S
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread():
-            thread.join(max(0.0, give_up - time.monotonic()))
-    return bool(threading.active_count() > 1)
+    sys.exit(code)
 
 
 def _open_standard_streams() -> None:
@@ -244,11 +189,11 @@ def run(argv: list[str] | None = None) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except SystemExit as leave:
-        if _is_unread(leave):
+        # How rich and click leave for a reader that has gone
+        if isinstance(leave.__context__, BrokenPipeError) or _without_a_reader():
             return _reader_gone()
         raise
-    except BaseException as raised:  # noqa: BLE001 - what is a defect of ours is raised again
-        error = raised.error if isinstance(raised, _BrokenPipeInCommandError) else raised
+    except BaseException as error:  # noqa: BLE001 - what is a defect of ours is raised again
         try:
             return _fail(error, json_wanted=json_wanted)
         except BrokenPipeError as unread:
@@ -289,10 +234,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 def _is_unread(error: BaseException) -> bool:
     """Whether standard output or error has lost its reader."""
-    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-        return True  # how rich leaves then: it has pointed standard output away already
-    # SystemExit is how click leaves
-    return isinstance(error, SystemExit | BrokenPipeError) and bool(_without_a_reader())
+    return isinstance(error, BrokenPipeError) and bool(_without_a_reader())
 
 
 def _without_a_reader() -> list[int]:

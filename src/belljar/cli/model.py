@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.cli.console import (
-    CommandGroup,
     json_option,
     print_json,
     progress,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def model() -> None:
     """Host a model in a cell: weights, the server's image, serving.
 

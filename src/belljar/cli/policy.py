@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.cli.console import (
-    CommandGroup,
     MisuseError,
     json_option,
-    notice,
     policy_argument,
     print_json,
     task_args_option,
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from belljar.harness.preview import Outlook
     from belljar.host import HostFacts, KvmProof
     from belljar.plan import ImageFacts, Plan
-    from belljar.policy import Policy
 
 MAX_WIDTH: Final = 110
 _OUTCOMES: Final = {
@@ -43,7 +40,7 @@ _OUTCOMES: Final = {
 }
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def policy() -> None:
     """Check a policy; print the schema or a preset.
 
@@ -103,31 +100,13 @@ def check_file(file: Path, *, as_json: bool) -> int:
     stronger = "" if policy.tier or tier is max(Tier) else " or stronger"
     click.echo(
         f"{printable(str(file))}: valid\n"
-        f"  name {policy.name}, risk {policy.risk}, tier {tier}{stronger}, image {policy.image}\n"
-        f"  network: {_network(policy)}"
+        f"  name {policy.name}, risk {policy.risk}, tier {tier}{stronger}, image {policy.image}"
     )
-    kinds = {each.kind for each in policy.network.stand_ins.values()} if policy.network else set()
-    if "pypi" in kinds and policy.image == "default":
-        notice(
-            "image `default` has no pip; `belljar setup --dev-image` makes `debian-dev`, which has"
-        )
+    if policy.network is not None:
+        real = ", ".join(upstream.host for upstream in policy.network.upstreams)
+        stand_ins = f"{len(policy.network.stand_ins)} stand-in(s)"
+        click.echo(f"  network: {stand_ins}{', ' + _in_red(f'REAL hosts: {real}') if real else ''}")
     return 0
-
-
-def _network(policy: Policy) -> str:
-    network = policy.network
-    if network is None:
-        return "none"
-    count, default = len(network.stand_ins), network.default.value
-    words = [
-        f"{count} stand-in{'' if count == 1 else 's'}",
-        "other names are simulated" if default == "simulate" else "other names don't exist",
-    ]
-    if network.sink:
-        words.append("other ports are recorded by a sink")
-    if real := ", ".join(upstream.host for upstream in network.upstreams):
-        words.append(_in_red(f"REAL hosts: {real}"))
-    return ", ".join(words)
 
 
 @policy.command()

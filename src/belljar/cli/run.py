@@ -8,15 +8,14 @@ from typing import Final
 import click
 
 from belljar.cli.console import (
-    COLOURS,
     MisuseError,
-    column_widths,
     json_option,
     key_option,
     log_option,
     print_json,
     reading,
     run_argument,
+    table_lines,
     tier_option,
 )
 from belljar.cli.findings import dropped, show_findings
@@ -24,7 +23,6 @@ from belljar.cli.report import report_of_run
 from belljar.units import format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
 
-_STYLES: Final = {"completed": "green", "failed": "red", "broken": "red", "running": "cyan"}
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
 
@@ -285,13 +283,4 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
         words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
         shown = (printable(word, max_chars=MAX_WHAT_CHARS) for word in words)
         rows.append((*shown, format_size(run.size_bytes)))
-    widths = column_widths(rows)
-    for number, row in enumerate(rows):
-        padded = [*map(str.ljust, row, widths)]
-        padded[-1] = row[-1].rjust(widths[-1])
-        if number:
-            run = found[number - 1]
-            padded[4] = click.style(padded[4], fg=_STYLES.get(run.outcome, "yellow"))
-            bold, _, colour = COLOURS.get(run.verdict, "").rpartition(" ")
-            padded[5] = click.style(padded[5], fg=colour or None, bold=bool(bold) or None)
-        click.echo("  ".join(padded))
+    click.echo("\n".join(table_lines(rows)))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
-import select
 import signal
-import socket
 import sys
 import termios
 import tty
@@ -27,19 +24,18 @@ from belljar.cli.console import (
     run_async,
     tier_option,
 )
-from belljar.cli.exec import read_descriptor, report_skipped_tiers, typed_policy
+from belljar.cli.exec import read_descriptor, report_skipped_tiers, standard_input, typed_policy
 from belljar.errors import HostError
 from belljar.units import printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
 
 if TYPE_CHECKING:
-    from anyio.abc import SocketStream
+    from anyio.abc import SocketStream, UNIXSocketStream
 
     from belljar.cell import Cell, RunningCommand
 
 LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 MAX_CLIENTS: Final = 32
-_CHUNK_BYTES: Final = 1 << 14
 _LINGER_S: Final = 5.0
 _FORWARD: Final = re.compile(
     r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
@@ -180,12 +176,16 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     from belljar.harness.attach import FrameKind, Opening, frame
 
     _check_cell_id(cell_id)
-    with _connect(cell_id, "attach") as stream, _raw_terminal(), _size_signals() as sizes:
-        rows, cols = _terminal_size()
-        opening = Opening(
-            argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm")
-        )
-        status = relay(stream, frame(FrameKind.OPEN, opening.payload()), sizes)
+    rows, cols = _terminal_size()
+    term = os.environ.get("TERM", "xterm")
+    opening = Opening(argv=command, user=user, rows=rows, cols=cols, term=term)
+
+    async def attached() -> str:
+        async with await _connected(cell_id, "attach") as owner:
+            return await relay(owner, frame(FrameKind.OPEN, opening.payload()))
+
+    with _raw_terminal():
+        status = run_async(attached)
     code, _, why = status.partition(" ")
     if why:
         notice(why)
@@ -202,74 +202,67 @@ def _check_cell_id(cell_id: str) -> None:
         )
 
 
-def _connect(cell_id: str, command: str) -> socket.socket:
+async def _connected(cell_id: str, command: str) -> UNIXSocketStream:
     """Connect to a cell's attach socket. Raises `HostError`."""
+    import anyio.to_thread
+    from anyio.abc import UNIXSocketStream
+
     from belljar.harness.attach import attach_directory, connect_to
 
     try:
-        return connect_to(attach_directory(None) / cell_id)
+        stream = await anyio.to_thread.run_sync(connect_to, attach_directory(None) / cell_id)
     except OSError as error:
         raise HostError(
             f"no cell {printable(cell_id)} of yours is running here",
             where=command,
             hint="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
         ) from error
+    # Its kind of stream can still be read after a failed write
+    return await UNIXSocketStream.from_socket(stream)
 
 
-def relay(stream: socket.socket, opening: bytes, sizes: int) -> str:
+async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
     """Relay until the cell's owner reports how the command ended; returns that report.
 
     What the owner doesn't take, or can't any more, keeps nobody from hearing it. `opening`: sent
-    first. `sizes`: readable after a change of the terminal's size.
+    first.
     """
+    import anyio
+
     from belljar.harness.attach import FrameKind, FrameReader, frame, size_payload
 
-    stream.settimeout(0)
-    reader, unsent, has_keys = FrameReader(), opening, True
-    while True:
-        watched = [stream.fileno(), sizes, *([0] if has_keys and not unsent else [])]
-        waiting = [stream.fileno()] if unsent else []
-        readable, _, _ = select.select(watched, waiting, [])
-        if sizes in readable:
-            os.read(sizes, 64)
-            unsent += frame(FrameKind.RESIZE, size_payload(*_terminal_size()))
-        if 0 in readable:
-            keys = os.read(0, _CHUNK_BYTES)
-            has_keys = bool(keys)
-            unsent += frame(FrameKind.INPUT, keys) if keys else frame(FrameKind.INPUT_END)
-        unsent = unsent[_send(stream, unsent) :]
-        if stream.fileno() in readable:
-            chunk = b""
-            with suppress(ConnectionResetError):
-                chunk = stream.recv(_CHUNK_BYTES)
-            if not chunk:
-                return "1 the cell's owner closed the connection"
-            for kind, payload in reader.feed(chunk):
-                if kind is FrameKind.EXIT:
-                    return payload.decode("utf-8", "replace")
-                _write_all(payload)
+    gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+    reader, sending = FrameReader(), anyio.Lock()
 
+    async def tell(content: bytes) -> None:
+        async with sending:
+            with suppress(*gone):  # what it said before it closed is still to be read
+                await owner.send(content)
 
-def _send(stream: socket.socket, content: bytes) -> int:
-    """How much was taken now; all, by nobody, when the owner has closed the connection."""
-    try:
-        return stream.send(content) if content else 0
-    except BlockingIOError:
-        return 0
-    except (BrokenPipeError, ConnectionResetError):
-        return len(content)
+    async def send_keys() -> None:
+        if (keys := standard_input()) is not None:
+            async for some in keys:
+                await tell(frame(FrameKind.INPUT, some))
+        await tell(frame(FrameKind.INPUT_END))
 
+    async def follow_size() -> None:
+        with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
+            async for _ in changes:
+                await tell(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
 
-@contextmanager
-def _size_signals() -> Iterator[int]:
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    before = signal.signal(signal.SIGWINCH, lambda *_: os.write(writing, b"w"))
-    try:
-        yield reading
-    finally:
-        signal.signal(signal.SIGWINCH, before)
-        os.close(reading)
-        os.close(writing)
+    await tell(opening)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(send_keys, name="keyboard")
+        tasks.start_soon(follow_size, name="terminal size")
+        with suppress(*gone):
+            async for chunk in owner:
+                for kind, payload in reader.feed(chunk):
+                    if kind is FrameKind.EXIT:
+                        tasks.cancel_scope.cancel()
+                        return payload.decode("utf-8", "replace")
+                    _write_all(payload)
+        tasks.cancel_scope.cancel()
+    return "1 the cell's owner closed the connection"
 
 
 # --- forward
@@ -283,13 +276,7 @@ def parse_forward(text: str) -> tuple[str, int, int | str]:
     if found is None or int(found["port"]) > 0xFFFF:
         raise ValueError("write LOCAL:REMOTE, such as 8080:80, 0:80 or 8080:/run/server.sock")
     host = (found["host"] or "127.0.0.1").strip("[]")
-    if host == "localhost":
-        host = "127.0.0.1"
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback and "%" not in host
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if host not in ("127.0.0.1", "::1"):
         raise ValueError("only 127.0.0.1 and ::1 can be listened on; leave the address out")
     remote = found["remote"] if found["remote"].startswith("/") else int(found["remote"])
     parse_target(remote)
@@ -325,10 +312,10 @@ def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
 async def _forward(
     cell_id: str, host: str, port: int, remote: int | str, *, as_json: bool, quiet: bool
 ) -> int:
-    import anyio.to_thread
+    import anyio
     from anyio.abc import SocketAttribute
 
-    (await anyio.to_thread.run_sync(_connect, cell_id, "forward")).close()
+    await (await _connected(cell_id, "forward")).aclose()
     try:
         listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
     except OSError as error:
@@ -373,16 +360,13 @@ async def _forward(
 
 async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
     """Relay both ways. Returns why it could not connect."""
-    import anyio.to_thread
-    from anyio.abc import UNIXSocketStream
+    import anyio
 
     from belljar.harness.attach import FrameKind, FrameReader, frame, frames
 
     reader, why, is_whole = FrameReader(), "", False
     gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-    # Its kind of stream can still be read after a failed write
-    connected = await anyio.to_thread.run_sync(_connect, cell_id, "forward")
-    async with await UNIXSocketStream.from_socket(connected) as owner:
+    async with await _connected(cell_id, "forward") as owner:
 
         async def tell(content: bytes) -> None:
             with suppress(*gone):  # what it said before it closed is still to be read

@@ -11,41 +11,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, TextIO
+from typing import Final, Literal
 
 import click
 
-from belljar.cli.console import (
-    Failure,
-    MisuseError,
-    Report,
-    as_text,
-    json_option,
-    print_json,
-    progress,
-)
+from belljar.cli.console import Failure, MisuseError, as_text, json_option, print_json, progress
 from belljar.errors import HostError
-from belljar.image.apt import (
-    AptSource,
-    debian_sources,
-    has_suite,
-    host_sources,
-    kernel_sources,
-)
+from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged, run_tool, tool
-from belljar.store.home import belljar_home, make_store_dir, sync_file
+from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir
 from belljar.units import format_size, printable
 
 PARTS: Final = ("build", "inspect")
 """Extra parts of `belljar setup --with`."""
 BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
-_APT: Final = ("apt-get", "-q", "-y")
+_BACKPORTS: Final = "bookworm-backports"
+_APT: Final = "apt-get -q -y"
 _TOOLS_DISK_BYTES: Final = 1 << 30
 _IMAGES_DISK_BYTES: Final = 2 << 30
-# Suites that have everything new enough themselves.
-_WHOLE_SUITES: Final = frozenset({"trixie", "forky", "sid"})
+# Debian 12 and the suites that have everything new enough themselves
+_SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
 _SEARCHED: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _VERSION: Final = re.compile(r"version (\d{1,6})\.(\d{1,6})")
 
@@ -103,7 +90,7 @@ def setup(
     if not as_json and plan.steps:
         click.echo("Steps:")
         for number, step in enumerate(plan.steps, 1):
-            click.echo(f"  {number}. {printable(step.title)}\n       {printable(shown(step))}")
+            click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
     if act and plan.steps and not yes:
         if not sys.stdin.isatty():
             raise MisuseError(
@@ -112,13 +99,14 @@ def setup(
             )
         click.confirm("Continue?", default=True, abort=True)
     is_blocked = any(problem.blocks_all for problem in plan.problems)
-    done = _carry_out(plan, home, wanted, quiet=as_json) if act and not is_blocked else []
-    left = plan_setup(host_state(home), replace(wanted, refresh=False)) if done else plan
+    left = plan
+    if is_done := act and bool(plan.steps) and not is_blocked:
+        _carry_out(plan, home, mirror, quiet=as_json)
+        left = plan_setup(host_state(home), replace(wanted, refresh=False))
     is_ready = not left.problems and not left.steps
     if as_json:
         steps = [
-            {"title": step.title, "command": shown(step), "done": step in done}
-            for step in plan.steps
+            {"title": step.title, "command": step.command, "done": is_done} for step in plan.steps
         ]
         problems = [{"what": each.what, "hint": each.hint} for each in left.problems]
         about = {"ready": is_ready, "host": state.pretty_name, "home": os.fspath(home)}
@@ -137,12 +125,10 @@ def setup(
     return 0 if not left.problems and (dry_run or not left.steps) else HostError.exit_code
 
 
-def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
-    """Each step in order; errors name the log of all output."""
+def _carry_out(plan: SetupPlan, home: Path, mirror: str, *, quiet: bool) -> None:
+    """Each step in order. What apt prints is in a log, which its errors name."""
     from belljar.image.build import build_image, recipe
 
-    if not plan.steps:
-        return []
     make_store_dir(home)
     log = home / "setup.log"
     log.write_text("")
@@ -150,46 +136,26 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
     for number, step in enumerate(plan.steps, 1):
         title = f"[{number}/{len(plan.steps)}] {step.title}"
         with progress(title, quiet=quiet, is_step=True) as report:
-            if step.kind == "write":
-                write_root_file(Path(BACKPORTS_FILE), step.content)
-            elif step.kind == "run":
-                # Run apt. Fetching can be interrupted; unpacking, once begun, is finished first
-                program, *arguments = step.command
+            if step.kind == "kernel":
+                codename = platform.freedesktop_os_release().get("VERSION_CODENAME") or "bookworm"
+                report("fetching and checking the package")
+                sources = kernel_sources(host_sources(), codename, mirror=mirror)
+                fetch_kernel(home, sources, REQUIRED_MODULES)
+            elif step.kind == "image":
+                build_image(home, recipe(step.detail), mirror=mirror, report=report)
+            elif step.kind == "write":
+                try:
+                    Path(BACKPORTS_FILE).write_text(step.detail)
+                except OSError as error:
+                    what = f"this file can't be written: {error.strerror}"
+                    raise HostError(what, where=BACKPORTS_FILE, hint=step.command) from error
+            else:
+                # Fetching can be interrupted; unpacking, once begun, is finished first
+                program, *arguments = step.command.split()
                 argv, installs = [tool(program), *arguments], "install" in arguments
                 if installs:
                     run_logged([*argv, "--download-only"], log=log, on_line=report)
                 run_logged(argv, log=log, on_line=report, finish_when_interrupted=installs)
-            elif step.kind == "kernel":
-                codename = platform.freedesktop_os_release().get("VERSION_CODENAME") or "bookworm"
-                report("fetching and checking the package")
-                sources = kernel_sources(host_sources(), codename, mirror=wanted.mirror)
-                fetch_kernel(home, sources, REQUIRED_MODULES)
-            else:
-                with log.open("a") as file:
-
-                    def keep(line: str, file: TextIO = file, report: Report = report) -> None:
-                        file.write(f"{line}\n")
-                        report(line)
-
-                    build_image(home, recipe(step.name), mirror=wanted.mirror, report=keep)
-    return list(plan.steps)
-
-
-def write_root_file(path: Path, content: str) -> None:
-    """Write atomically, readable by all."""
-    part = path.with_name(f".{path.name}.new")
-    try:
-        part.write_text(content)
-        part.chmod(0o644)
-        sync_file(part)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise HostError(
-            f"this file can't be written: {error.strerror}",
-            where=str(path),
-            hint="run `belljar setup` as root",
-        ) from error
 
 
 # --- what is present on this host
@@ -248,18 +214,18 @@ def _version(need: Need) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A tool: command, Debian's package, what for; `elsewhere`: its name on Fedora.
-
-    `only_with`: the part of `setup --with` that needs it.
-    """
+    """A tool: command, Debian's package, what for; `only_with`: the part of `--with` for it."""
 
     command: str
     package: str
     use: str
     backports: bool = False
     least_version: tuple[int, ...] = ()
-    elsewhere: str = ""
     only_with: str = ""
+
+    def __str__(self) -> str:
+        least = ".".join(map(str, self.least_version))
+        return f"{self.command}{f' ≥ {least}' if least else ''} ({self.use})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,15 +244,14 @@ class HostState:
     free_bytes: int = 1 << 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Step:
-    """Write `content` to `BACKPORTS_FILE`, run `command`, fetch a kernel, or build `name`."""
+    """`command` does it, too. `detail`: the text of `BACKPORTS_FILE`, or the name of the image."""
 
     kind: Literal["write", "run", "kernel", "image"]
     title: str
-    command: tuple[str, ...] = ()
-    content: str = ""
-    name: str = ""
+    command: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,26 +283,19 @@ class Wanted:
 
 def needs(debian_arch: str) -> tuple[Need, ...]:
     """Every tool for this architecture."""
-    arm = debian_arch == "arm64"
-    qemu = "qemu-system-aarch64" if arm else "qemu-system-x86_64"
-    package = "qemu-system-arm" if arm else "qemu-system-x86"
+    is_arm = debian_arch == "arm64"
+    qemu = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
+    package = "qemu-system-arm" if is_arm else "qemu-system-x86"
     return (
-        Need(
-            qemu,
-            package,
-            "microVM cells",
-            backports=True,
-            least_version=(8, 2),
-            elsewhere="qemu-kvm",
-        ),
+        Need(qemu, package, "microVM cells", backports=True, least_version=(8, 2)),
         Need("runc", "runc", "container cells"),
-        Need("runsc", "runsc", "gVisor cells", backports=True, elsewhere="runsc (gvisor.dev)"),
+        Need("runsc", "runsc", "gVisor cells", backports=True),
         Need("nft", "nftables", "ranges' packet rules"),
         Need("mmdebstrap", "mmdebstrap", "building images"),
         Need("sqfstar", "squashfs-tools", "packing images"),
         Need("skopeo", "skopeo", "importing images"),
         Need("zstd", "zstd", "importing images"),
-        Need("newuidmap", "uidmap", "cells of ordinary users", elsewhere="shadow-utils"),
+        Need("newuidmap", "uidmap", "cells of ordinary users"),
         Need("buildah", "buildah", "building images from Dockerfiles", only_with="build"),
     )
 
@@ -358,30 +316,36 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
     Raises `HostError` when a step needs a Debian mirror and none is known.
     """
     missing = missing_tools(state, wanted.parts)
-    named = "missing: " + ", ".join(f"{version_text(need)} ({need.use})" for need in missing)
-    if missing and state.distribution != "debian":
-        return SetupPlan(problems=(_elsewhere(state, missing, named),))
-    if missing and state.codename not in {"bookworm", *_WHOLE_SUITES}:
-        what = f"{named}; the packages of {state.pretty_name} are too old"
-        return SetupPlan(problems=(SetupProblem(what, "use Debian 12 or 13"),))
-    installing = _installing(state, missing) if missing else []
-    problems = []
+    named = f"missing: {', '.join(map(str, missing))}"
+    if missing and (state.distribution != "debian" or state.codename not in _SUITES):
+        what = (
+            f"{named}; packages are installed on Debian 12 or 13, and this is {state.pretty_name}"
+        )
+        packages = " ".join(need.package for need in missing)
+        hint = f"install them, by Debian's names: {packages}\nthen run `belljar setup` again"
+        return SetupPlan(problems=(SetupProblem(what, hint),))
+    installing, problems = _installing(state, missing) if missing else [], []
     if missing and not state.is_root:
-        commands = (shown(step) for step in installing)
+        commands = (step.command for step in installing)
         hint = "\n".join(["as root, run `belljar setup`, or:", *commands])
         problems, installing = [SetupProblem(named, hint)], []
+    making = list[Step]()
+    if wanted.refresh or not state.kernel:
+        title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
+        making.append(Step("kernel", title, "belljar setup --no-image"))
     absent = {need.command for need in missing} if problems else set()
-    making = _making(state, wanted, is_building=not absent & {"mmdebstrap", "sqfstar"})
+    for name in wanted.images if not absent & {"mmdebstrap", "sqfstar"} else ():
+        if wanted.refresh or name not in state.images:
+            build = f"belljar image build {name}"
+            making.append(Step("image", f"Build the image {name}", build, name))
     if making:  # without a mirror, refuse before anything is begun
         debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
-    problems += _no_space(state, making)
+        needed = sum(_IMAGES_DISK_BYTES for step in making if step.detail) + _TOOLS_DISK_BYTES
+        if state.free_bytes < needed:
+            both = f"{format_size(needed)} of disk is needed, and {format_size(state.free_bytes)}"
+            what = f"about {both} is free where the store is"
+            problems.append(SetupProblem(what, HINT_SPACE, blocks_all=True))
     return SetupPlan(steps=(*installing, *making), problems=tuple(problems))
-
-
-def version_text(need: Need) -> str:
-    """`command` with the version it must have."""
-    least = ".".join(map(str, need.least_version))
-    return f"{need.command} ≥ {least}" if least else need.command
 
 
 def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
@@ -389,70 +353,21 @@ def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
     newer = [need.package for need in missing if need.backports and state.codename == "bookworm"]
     plain = [need.package for need in missing if need.package not in newer]
     steps = []
-    if newer and not has_suite(state.sources, "bookworm-backports"):
+    if newer and not has_suite(state.sources, _BACKPORTS):
         main = debian_sources(state.sources, "bookworm")[0]
-        suite = AptSource(uri=main.uri, suites=("bookworm-backports",), signed_by=main.signed_by)
-        title = "Add the suite bookworm-backports to apt"
-        steps.append(Step(kind="write", title=title, content=suite.deb822()))
-    steps.append(Step(kind="run", title="Read the package lists", command=(*_APT, "update")))
+        suite = AptSource(uri=main.uri, suites=(_BACKPORTS,), signed_by=main.signed_by)
+        text = suite.deb822()
+        on_one_line = text.replace("\n", "\\n")
+        command = f"printf '{on_one_line}' > {BACKPORTS_FILE}"
+        steps.append(Step("write", f"Add the suite {_BACKPORTS} to apt", command, text))
+    steps.append(Step("run", "Read the package lists", f"{_APT} update"))
     for suite_name, packages, option in (
-        ("bookworm-backports", newer, ("-t", "bookworm-backports")),
-        (state.codename, plain, ()),
+        (_BACKPORTS, newer, f" -t {_BACKPORTS}"),
+        (state.codename, plain, ""),
     ):
         if packages:
             names = sorted(packages)
             title = f"Install from {suite_name}: {', '.join(names)}"
-            command = (*_APT, "install", "--no-install-recommends", *option, *names)
-            steps.append(Step(kind="run", title=title, command=command))
+            command = f"{_APT} install --no-install-recommends{option} {' '.join(names)}"
+            steps.append(Step("run", title, command))
     return steps
-
-
-def _making(state: HostState, wanted: Wanted, *, is_building: bool) -> list[Step]:
-    steps = []
-    if wanted.refresh or not state.kernel:
-        title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-        steps.append(Step(kind="kernel", title=title))
-    for name in wanted.images if is_building else ():
-        if wanted.refresh or name not in state.images:
-            steps.append(Step(kind="image", title=f"Build the image {name}", name=name))
-    return steps
-
-
-def _no_space(state: HostState, making: Sequence[Step]) -> list[SetupProblem]:
-    needed = sum(_IMAGES_DISK_BYTES for step in making if step.kind == "image")
-    needed += _TOOLS_DISK_BYTES if making else 0
-    if state.free_bytes >= needed:
-        return []
-    what = (
-        f"about {format_size(needed)} of disk is needed, and {format_size(state.free_bytes)} is "
-        f"free where the store is"
-    )
-    hint = "free some space, or set BELLJAR_HOME to a directory on a larger disk"
-    return [SetupProblem(what, hint, blocks_all=True)]
-
-
-def _elsewhere(state: HostState, missing: Sequence[Need], named: str) -> SetupProblem:
-    """Names packages as the distribution probably does."""
-    names = [need.package for need in missing]
-    if state.distribution in {"ubuntu", "linuxmint", "pop", "raspbian"}:
-        how = "sudo apt-get install --no-install-recommends"
-    elif state.distribution in {"fedora", "rhel", "centos", "rocky", "almalinux"}:
-        names, how = [need.elsewhere or need.package for need in missing], "sudo dnf install"
-    else:
-        names = [version_text(need) for need in missing]
-        how = "install with your distribution's tool:"
-    only = f"`belljar setup` installs packages on Debian only, and this is {state.pretty_name}"
-    hint = f"{how} {' '.join(names)}\nthen run `belljar setup` again"
-    return SetupProblem(f"{named}; {only}", hint)
-
-
-def shown(step: Step) -> str:
-    """A step as a command line."""
-    if step.kind == "write":
-        text = step.content.rstrip("\n").replace("\n", "\\n")
-        return f"printf '{text}\\n' > {BACKPORTS_FILE}"
-    if step.kind == "run":
-        return " ".join(step.command)
-    return (
-        f"belljar image build {step.name}" if step.kind == "image" else "belljar setup --no-image"
-    )

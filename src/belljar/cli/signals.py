@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import CommandGroup, json_option, print_json, reading
+from belljar.cli.console import json_option, print_json, reading
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _POLICY = click.option(
 )
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def guard() -> None:
     """Try the egress guard on files.
 
@@ -130,7 +130,7 @@ _WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
 _PIECE: Final = re.compile(r"[:/@?&|]+")
 
 
-@click.group(cls=CommandGroup)
+@click.group()
 def decoy() -> None:
     """Tell whose decoy a value is."""
 

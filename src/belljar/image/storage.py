@@ -39,8 +39,8 @@ from belljar.image.tools import (
 )
 from belljar.policy.files import read_regular
 from belljar.store.home import HINT_SPACE, make_store_dir, need_space
-from belljar.store.locks import claimed, locked, retire_unclaimed
-from belljar.store.scratch import remove_tree, scratch_dir
+from belljar.store.locks import claimed, locked
+from belljar.store.scratch import remove_tree, retire_unclaimed, scratch_dir
 from belljar.units import format_size, printable
 
 Report = Callable[[str], None]

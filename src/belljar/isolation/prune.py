@@ -24,8 +24,8 @@ from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
 from belljar.isolation.program_root import outdated_roots, remove_root
 from belljar.store.journal import Journal
-from belljar.store.locks import in_use, locked, retire_unclaimed
-from belljar.store.scratch import MAKING, is_owned, orphans, remove_tree
+from belljar.store.locks import in_use, locked
+from belljar.store.scratch import MAKING, is_owned, orphans, remove_tree, retire_unclaimed
 from belljar.units import format_duration
 
 PartKind: TypeAlias = Literal["image", "template", "tree", "build", "root", "kernel", "half-made"]

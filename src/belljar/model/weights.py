@@ -32,8 +32,15 @@ from belljar.image.tools import run_tool
 from belljar.isolation.microvm.data_disk import is_as_made
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
-from belljar.store.locks import locked, retire_unclaimed
-from belljar.store.scratch import MAKING, owned_dir, remove_tree, scratch_dir, sweep
+from belljar.store.locks import locked
+from belljar.store.scratch import (
+    MAKING,
+    owned_dir,
+    remove_tree,
+    retire_unclaimed,
+    scratch_dir,
+    sweep,
+)
 from belljar.units import printable
 
 DIRECTORY: Final = "weights"

@@ -26,8 +26,8 @@ from typing import Final
 from belljar.probe.judge import NoRouter, Router, Sight
 from belljar.probe.model import Witness
 from belljar.process import ProcessId, identify, is_alive, namespaces_of
-from belljar.store.locks import claimed, remove_unclaimed
-from belljar.store.scratch import orphans, owned_name
+from belljar.store.locks import claimed
+from belljar.store.scratch import owned_name, sweep
 from belljar.units import printable
 
 _PREFIX: Final = "tmp-w"
@@ -350,8 +350,7 @@ def _open_to_all(place: Path) -> bool:
 
 def sweep_watches(place: Path | None = None) -> list[str]:
     """Remove what watches of dead processes of this user left; returns what was removed."""
-    left = orphans(place or _public_place(), prefix=_PREFIX)
-    return [str(each) for each in left if remove_unclaimed(each)]
+    return [str(each) for each in sweep(place or _public_place(), prefix=_PREFIX)]
 
 
 _NAMES: Final = {

@@ -15,7 +15,6 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.store.home import make_store_dir
-from belljar.store.scratch import remove_tree, retire
 
 _CLAIM_TIMEOUT_S: Final = 0.5
 _RETRY_S: Final = 0.001
@@ -36,7 +35,7 @@ def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Use a part: `retire_unclaimed` leaves it meanwhile. Blocks for half a second at most.
+    """Use a part, which no removal or sweep touches meanwhile. Blocks for half a second at most.
 
     Raises:
         FileNotFoundError: it isn't there, or was just retired.
@@ -73,29 +72,13 @@ def _share(fd: int, directory: Path) -> None:
 
 def in_use(directory: Path) -> bool:
     """Whether a cell claims it; False if missing."""
-    with suppress(OSError), _alone(directory) as free:
+    with suppress(OSError), alone(directory) as free:
         return not free
     return False
 
 
-def retire_unclaimed(directory: Path) -> Path | None:
-    """As `retire`; None: claimed or gone."""
-    with suppress(FileNotFoundError), _alone(directory) as free:
-        return retire(directory) if free else None
-    return None
-
-
-def remove_unclaimed(directory: Path) -> bool:
-    """Remove a directory that nobody claims; False: claimed, gone or none."""
-    with suppress(OSError), _alone(directory) as free:
-        if free:
-            remove_tree(directory)
-        return free
-    return False
-
-
 @contextmanager
-def _alone(directory: Path) -> Iterator[bool]:
+def alone(directory: Path) -> Iterator[bool]:
     """Whether it is unclaimed, and stays so in the block."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

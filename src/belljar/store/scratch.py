@@ -1,6 +1,7 @@
 """Private working directories that a crash doesn't leave behind.
 
 Names bear the owner: `<pid>-<start time>-<random>`. The next user removes dead owners' directories.
+A process of another PID namespace takes every owner for dead, so that directories are locked, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 
 from belljar.process import ProcessId, is_alive, this_process
 from belljar.store.home import make_store_dir, store_unwritable
+from belljar.store.locks import alone, claimed, in_use
 
 _REMOVE_TIMEOUT_S: Final = 600.0
 _NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
@@ -42,13 +44,16 @@ def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
     """A private directory, removed afterwards; sweeps `parent` first."""
     sweep(parent, prefix=prefix)
     try:
-        path = Path(tempfile.mkdtemp(prefix=owned_name(prefix), dir=parent))
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     except OSError as error:
         raise store_unwritable(parent, error) from error
-    try:
-        yield path
-    finally:
-        remove_tree(path)
+    with claimed(made):
+        # The name that a sweep finds comes after the lock
+        path = made.rename(made.with_name(owned_name(prefix, made.name.removeprefix(prefix))))
+        try:
+            yield path
+        finally:
+            remove_tree(path)
 
 
 def owned_name(prefix: str = "", what: str = "") -> str:
@@ -72,13 +77,13 @@ def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
-    """This user's directories whose owner is gone."""
+    """This user's directories whose owner is gone, and which nobody has locked."""
     found = []
     for path in parent.glob(f"{prefix}*"):
         name = path.name.removeprefix(prefix)
         if _NAME.fullmatch(name) and not is_owned(name):
             with suppress(FileNotFoundError):  # another sweep has just removed it
-                if path.lstat().st_uid == os.geteuid():
+                if path.lstat().st_uid == os.geteuid() and not in_use(path):
                     found.append(path)
     return found
 
@@ -91,6 +96,13 @@ def retire(path: Path) -> Path:
     retired = path.with_name(owned_name(MAKING, f"retired-{path.name[:12]}"))
     path.rename(retired)
     return retired
+
+
+def retire_unclaimed(directory: Path) -> Path | None:
+    """As `retire`; None: claimed or gone."""
+    with suppress(FileNotFoundError), alone(directory) as free:
+        return retire(directory) if free else None
+    return None
 
 
 def remove_tree(path: Path) -> None:

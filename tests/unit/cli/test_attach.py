@@ -8,7 +8,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import anyio
 import pytest
+from anyio.abc import UNIXSocketStream
 
 from belljar.cli.sessions import relay
 from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
@@ -16,13 +18,14 @@ from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
 OPENING = frame(FrameKind.OPEN, Opening().payload())
 
 
-@pytest.fixture
-def sizes() -> Iterator[int]:
-    """A terminal whose size doesn't change."""
-    reading, writing = os.pipe()
-    yield reading
-    os.close(reading)
-    os.close(writing)
+def relayed(ours: socket.socket) -> str:
+    """What the owner reports at last."""
+
+    async def go() -> str:
+        async with await UNIXSocketStream.from_socket(ours) as owner:
+            return await relay(owner, OPENING)
+
+    return anyio.run(go)
 
 
 @contextmanager
@@ -55,7 +58,7 @@ def _endless_keys() -> Iterator[None]:
 @pytest.mark.usefixtures("_no_keys")
 @pytest.mark.parametrize("unread", [b"", b"what its owner never read"])
 def test_a_command_that_ended_first_is_told_whole(
-    sizes: int, unread: bytes, capfd: pytest.CaptureFixture[str]
+    unread: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its output and exit code arrive, though its owner has closed the connection before this side
     got to send what it had to."""
@@ -64,27 +67,25 @@ def test_a_command_that_ended_first_is_told_whole(
         ours.sendall(unread)
         theirs.sendall(frame(FrameKind.OUTPUT, b"user\n") + frame(FrameKind.EXIT, b"5"))
         theirs.close()
-        assert relay(ours, OPENING, sizes) == "5"
+        assert relayed(ours) == "5"
     assert capfd.readouterr().out == "user\n"
 
 
 @pytest.mark.usefixtures("_no_keys")
 @pytest.mark.parametrize("unread", [b"", b"what its owner never read"])
-def test_an_owner_that_went_away_is_an_error(sizes: int, unread: bytes) -> None:
+def test_an_owner_that_went_away_is_an_error(unread: bytes) -> None:
     """Status 1, and why."""
     ours, theirs = socket.socketpair()
     with ours:
         ours.sendall(unread)
         theirs.close()
-        code, _, why = relay(ours, OPENING, sizes).partition(" ")
+        code, _, why = relayed(ours).partition(" ")
     assert code == "1"
     assert why
 
 
 @pytest.mark.usefixtures("_endless_keys")
-def test_keys_that_nobody_reads_hold_no_output_up(
-    sizes: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_that_nobody_reads_hold_no_output_up(capfd: pytest.CaptureFixture[str]) -> None:
     """A command that prints megabytes and never reads is heard to its end, however much is typed;
     what it is sent begins with its opening, and comes in whole frames."""
     ours, theirs = socket.socketpair()
@@ -103,7 +104,7 @@ def test_keys_that_nobody_reads_hold_no_output_up(
     owning = threading.Thread(target=own)
     owning.start()
     with ours:
-        assert relay(ours, OPENING, sizes) == "5"
+        assert relayed(ours) == "5"
     owning.join()
     assert opened.is_set()
     assert len(capfd.readouterr().out) == 64 * 65536

@@ -42,16 +42,6 @@ def orphan(store: Path) -> JournalEntry:
     return entry
 
 
-def test_no_cells(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is there, and it is said."""
-    assert run(["ps"]) == 0
-    assert capsys.readouterr().out == "no cells\n"
-    assert run(["ps", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
-    assert run(["reap"]) == 0
-    assert capsys.readouterr().out == "nothing to reap\n"
-
-
 def test_ps(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,14 +94,6 @@ def test_ps_says_what_each_cell_is_for() -> None:
         assert word in line
     assert "\x1b" not in other
     assert "-" in bare.split()
-
-
-@pytest.mark.parametrize("width", [20, 60, 100])
-def test_ps_fits_the_terminal(width: int) -> None:
-    """The last columns are left out; what a cell is called and whether it lives is always there."""
-    lines = table([listing()], width)
-    assert all(len(line) <= max(width, 25) for line in lines)
-    assert all(word in lines[1] for word in (MINE, "alive"))
 
 
 def test_reap_removes_what_dead_owners_left(

@@ -120,24 +120,6 @@ def test_a_compose_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture
     assert "none/compose.yaml" in capsys.readouterr().out.split("refused", 1)[1]
 
 
-def test_why_a_sample_is_refused_stands_beside_what_is_dropped(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where it is not the compose file that is refused, but what is beside it."""
-    (directory / "belljar.yaml").write_text(
-        "belljar: 1\nrisk: low\nnetwork: {upstreams: [{host: a.example, ports: [443],"
-        " methods: [GET], budget: 1MiB, reason: because it is so}]}\n"
-    )
-    (directory / "compose.yaml").write_text("services: {a: {image: i, tty: true, mem_limit: 200g}}")
-    assert run(["check", "compose.yaml"]) == 4
-    assert "a.example" in capsys.readouterr().out
-    (directory / "belljar.yaml").write_text("belljar: 1\nrisk: low\n")
-    assert run(["check", "compose.yaml"]) == 3
-    shown = capsys.readouterr().out
-    assert "`tty`" in shown
-    assert "200 GiB" in shown
-
-
 def test_usage_and_files_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     """An option that makes no sense is usage; a task or policy that is not there is the
     author's."""

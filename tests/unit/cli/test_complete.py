@@ -48,9 +48,3 @@ def test_what_bash_is_offered(store: Path) -> None:
     assert offered(store, "ledger", "show", "") == runs
     assert offered(store, "attach", CELL[:5]) == [CELL]
     Journal(store).remove(CELL)
-
-
-def test_nothing_is_offered_of_an_empty_store(tmp_path: Path) -> None:
-    """And nothing is said beside it."""
-    assert offered(tmp_path, "verdict", "2026") == []
-    assert offered(tmp_path, "attach", "c-") == []

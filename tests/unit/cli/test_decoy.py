@@ -12,7 +12,6 @@ import pytest
 from belljar.cell import start_run
 from belljar.cell.decoys import decoy_key
 from belljar.cli.main import run
-from belljar.cli.signals import candidates
 from belljar.events import Event, JsonValue, Kind
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.decoys import digests, mint
@@ -61,8 +60,3 @@ def test_a_value_names_its_sample(
     assert (found["sample"], found["decoy"], found["cell_id"]) == ("thief/1", "git", CELL)
     assert run(["decoy", "find", token[:-1] + "~"]) == 1
     assert run(["decoy", "find", "--run", "last", token]) == 1
-
-
-def test_whatever_the_text_it_has_no_empty_candidate() -> None:
-    """An empty value would be looked for in each run."""
-    assert candidates(" \n''\n://@ ") == ("''\n://@", "''", "://@")

@@ -16,15 +16,12 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
-from tests.fakes.hosts import capable_host, image_with_a_user
 from tests.fakes.vm import CELL, opening
 
 from belljar.cell import Cell
-from belljar.cli.exec import COMMAND_KEY, exec_command, read_descriptor, report_skipped_tiers
+from belljar.cli.exec import COMMAND_KEY, exec_command, read_descriptor
 from belljar.cli.main import run
 from belljar.ledger import Status, verify
-from belljar.plan import make_plan
-from belljar.policy import resolve_policy
 
 JSON_FIELDS = {
     "returncode",
@@ -82,12 +79,6 @@ def test_everything_after_the_dashes_is_the_guests() -> None:
     assert command == ["ls", "--json", "--", "--user", ""]
 
 
-def test_the_policy_may_be_left_out() -> None:
-    """What comes after the dashes is never taken for it."""
-    params, command = parsed("--", "high")
-    assert (params["policy"], command) == (None, ["high"])
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -106,13 +97,6 @@ def test_what_can_not_be_meant(
     assert run(["exec", *words]) == 2
     assert why in capsys.readouterr().err
     assert list(store.iterdir()) == []
-
-
-def test_environment_values_may_hold_equals_signs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the first one separates."""
-    params, _ = parsed("--env", "A=b=c", "--env", "EMPTY=", "--", "ls")
-    assert params["env"] == {"A": "b=c", "EMPTY": ""}
-    assert run(["exec", "--env", "A=b=c", "--", "speak", "", "", "0"]) == 0
 
 
 def test_streams_and_status_pass_through(
@@ -228,20 +212,3 @@ def test_which_tiers_were_passed_over_is_told(
     out, err = capfd.readouterr()
     assert json.loads(out)["skipped_tiers"] == [sentence]
     assert err == ""
-
-
-@pytest.mark.promise("1.2")
-def test_a_skipped_tier_is_reported_once_per_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same sentence is not repeated at each command; another one is reported, and so is one
-    that can't be noted."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
-    first, second = (replace(plan, skipped_tiers=(text,)) for text in ("no runc", "no runsc"))
-    report_skipped_tiers(first)
-    assert "no runc" in capsys.readouterr().err
-    (tmp_path / "facts").mkdir()
-    for each in (first, first, second):
-        report_skipped_tiers(each)
-    assert capsys.readouterr().err.splitlines() == ["belljar: no runc", "belljar: no runsc"]

@@ -31,7 +31,6 @@ ANSWERS = 20
         ("8080:80", ("127.0.0.1", 8080, 80)),
         ("0:/run/s.sock", ("127.0.0.1", 0, "/run/s.sock")),
         ("[::1]:8080:80", ("::1", 8080, 80)),
-        ("localhost:1:2", ("127.0.0.1", 1, 2)),
     ],
 )
 def test_what_is_led_where(text: str, meant: tuple[str, int, int | str]) -> None:

@@ -49,26 +49,6 @@ def test_ls_in_a_pipe_is_one_whole_line_for_each_image(
     assert line.startswith(", ".join(sorted([*names, "small"])) + "  ")
 
 
-def test_ls_in_a_narrow_terminal_keeps_names_and_digests(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name is folded, not cut; the source gives way."""
-    import io
-    import sys
-
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", "70")
-    monkeypatch.setenv("TERM", "dumb")
-    store.name(store.find("small"), "registry.example/a-very-long-name/of-a-tool:1234567890")
-    assert run(["image", "ls"]) == 0
-    shown = terminal.getvalue()
-    names = "".join(line[: shown.index("DIGEST")].strip() for line in shown.splitlines()[1:])
-    assert names.replace(" ", "") == "registry.example/a-very-long-name/of-a-tool:1234567890,small"
-    assert store.find("small").digest[:12] in shown
-
-
 def test_tag_gives_a_name_in_its_normal_form(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:

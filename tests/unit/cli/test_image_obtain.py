@@ -32,16 +32,6 @@ def test_options_that_exclude_each_other_are_usage(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_a_file_that_is_no_compose_file_is_the_authors(tmp_path: Path) -> None:
-    """Missing, no YAML, without services: the file is named."""
-    for content in (None, "[", "services: {}", "x: 1"):
-        if content is not None:
-            (tmp_path / "compose.yaml").write_text(content)
-        with pytest.raises(PolicyError, match=r"compose\.yaml"):
-            wanted_by_files(["compose.yaml"])
-    assert run(["image", "import", "--from-compose", "compose.yaml"]) == 4
-
-
 def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     """What is built has the name that Docker would give it, with a tag where it names a Dockerfile;
     what has none says which service of which file it is."""

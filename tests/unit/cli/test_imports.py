@@ -52,25 +52,10 @@ def test_wrong_usage_of_run_is_reported_without_inspect(tmp_path: Path, words: l
     assert "inspect_ai" not in modules
 
 
-def test_the_list_of_runs_imports_no_keys_and_no_event_loop(tmp_path: Path) -> None:
-    """It reads lines of a ledger, unverified; a policy's reader isn't needed either."""
-    modules = imported(tmp_path, "from belljar.cli.main import run; run(['runs'])")
-    assert modules & set(HEAVY) == set()
-
-
 def test_a_preset_is_planned_without_a_reader_of_policies(tmp_path: Path) -> None:
     """What Belljar's own policies say needs neither pydantic nor YAML, nor do the host's facts."""
     code = "from belljar.cli.main import run; run(['plan', 'low', '--no-prove'])"
     assert imported(tmp_path, code) & set(HEAVY) == set()
-
-
-@pytest.mark.parametrize("name", ["compose.yaml", "Dockerfile"])
-def test_a_file_is_checked_without_inspect(tmp_path: Path, name: str) -> None:
-    """A compose file's and a Dockerfile's check needs a reader of policies, and nothing that runs."""
-    (tmp_path / "compose.yaml").write_text("services: {a: {image: i}, default: {image: i}}")
-    (tmp_path / "Dockerfile").write_text("FROM scratch")
-    code = f"from belljar.cli.main import run; print(run(['check', {str(tmp_path / name)!r}]))"
-    assert imported(tmp_path, code) & set(HEAVY) == {"pydantic", "ruamel"}
 
 
 def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> None:
@@ -102,19 +87,3 @@ def test_a_cell_imports_no_tier_it_does_not_use(tmp_path: Path) -> None:
     )
     unused += ("belljar.cell.pool", "belljar.cell.ranges", "belljar.cell.task_data", "rich")
     assert [name for name in modules if name.startswith(unused)] == []
-
-
-def test_what_runs_later_is_imported_while_the_cell_starts(tmp_path: Path) -> None:
-    """A cell's operations and the library that signs come after what makes the cell."""
-    late = {"belljar.cell.cell", "belljar.cell.files", "cryptography"}
-    code = (
-        "from belljar.cell import open_cell, start_run; from belljar.isolation.oci import"
-        " open_container"
-    )
-    assert imported(tmp_path, code) & late == set()
-    assert (
-        imported(
-            tmp_path, f"{code}; import belljar.cell.open as late; late.import_what_runs_later()"
-        )
-        >= late
-    )

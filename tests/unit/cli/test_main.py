@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.main import COMMANDS, run
-
-
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """The summaries are there without anything being imported."""
-    assert run(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert [name for name in COMMANDS if f"  {name} " not in shown] == []
+from belljar.cli.main import run
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(
@@ -26,7 +19,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     assert run(["ledgr", "show"]) == 2
     assert "did you mean `ledger`?" in capsys.readouterr().err
     assert run(["\x1b[2J"]) == 2
-    assert "`\\x1b[2J`" in capsys.readouterr().err
+    assert "\\x1b[2J" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -64,28 +57,3 @@ def _belljar(*args: str, stdout: int, **environment: str) -> subprocess.Complete
         env={**os.environ, **environment},
         check=False,
     )
-
-
-def test_leaving_early_loses_no_output_and_no_exit_handler(tmp_path: Path) -> None:
-    """The process ends with its code, what was printed and what is registered for its end."""
-    code = (
-        "import atexit, sys; atexit.register(print, 'handled'); from belljar.cli.main import main;"
-        " main(['ps'])"
-    )
-    environment = {**os.environ, "BELLJAR_HOME": str(tmp_path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "no cells\nhandled\n", "")
-
-
-@pytest.mark.parametrize(("ends", "has_threads"), [(True, "False"), (False, "True")])
-def test_a_thread_that_was_told_to_stop_is_waited_for(*, ends: bool, has_threads: str) -> None:
-    """An event loop's idle threads keep no command from leaving early; one that runs on does."""
-    code = (
-        "import sys, threading; from belljar.cli.main import _has_threads; stop ="
-        " threading.Event();threading.Thread(target=stop.wait, daemon=True).start();stop.set() if"
-        f" {ends} else None; print(_has_threads())"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == has_threads

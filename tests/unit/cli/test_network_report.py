@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from tests.unit.report.stories import (
     FLOW,
     HOSTILE,
     NAME,
-    RANGE,
     REQUEST,
     STREAM,
     judged,
@@ -34,46 +32,6 @@ STOPPED = (
     "52 packet(s) refused or dropped: 1 listed above; 1 most likely of Belljar's own probes;"
     " 50 only counted (repeated or beyond a hundred destinations)"
 )
-
-
-def test_a_request_is_told_with_its_answer() -> None:
-    """When, who, what, how it was judged, the answer's status and both sizes; the sample's own, in
-    text and JSON."""
-    lines = story(
-        line(Kind.NETWORK_HTTP, **REQUEST),
-        line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER),
-        line(
-            Kind.NETWORK_HTTP,
-            **{**REQUEST, "exchange": 2, "verdict": "refused", "reason": "Host", "stand_in": ""},
-        ),
-    )
-    findings = judged(lines)
-    assert findings.rows[0].verdict is Verdict.CONTAINED
-    told = "\n".join(network_lines(findings, "RUN"))
-    assert (
-        f"Network of s: range {RANGE}, cells default; packets: ranges/2ce5a06e/packets.pcapng"
-        in told
-    )
-    assert (
-        "  2 request(s) and connection(s) to the gateway, each on record before it was answered:\n"
-        in told
-    )
-    assert (
-        "  time (UTC)    cell     method  what                  status  asked → answered  verdict  "
-        "      answered by\n" in told
-    )
-    assert (
-        "22:00:00.000  default  GET     http://shop.example/  200     0 B → 412 B       allowed    "
-        "    shop" in told
-    )
-    assert (
-        "22:00:00.000  default  GET     http://shop.example/  -       0 B → -           refused:"
-        " Host  -" in told
-    )
-    assert not any(word in told for word in ("afterwards", "ambiguous"))
-    (shown,) = as_json(findings)["samples"][0]["ranges"]
-    assert [request["status"] for request in shown["requests"]] == [200, None]
-    assert json.loads(json.dumps(shown)) == shown
 
 
 @pytest.mark.promise("5.4")

@@ -204,15 +204,3 @@ def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(home: Path) 
     (path / "ledger.jsonl").unlink()
     (path / "ledger.jsonl").mkdir()
     assert belljar(["report", path.name]) in (1, 2)
-
-
-def test_a_run_whose_page_can_not_be_written_ends_as_it_would(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At the end of a run a page that can't be written is told, and no page is named."""
-    path = evaluated(home)
-    (home / "reports").write_text("a file in its place")
-    assert report_of_run(path) is None
-    assert f"belljar report {path.name}" in capsys.readouterr().err
-    (home / "reports").unlink()
-    assert report_of_run(path) == home / "reports" / f"{path.name}.html"

@@ -17,7 +17,6 @@ from belljar.cli.setup import (
     missing_tools,
     needs,
     plan_setup,
-    shown,
 )
 from belljar.errors import HostError
 from belljar.image.apt import AptSource, parse_sources
@@ -49,19 +48,13 @@ def test_a_bare_debian_12_gets_backports_tools_kernel_and_image() -> None:
     plan = plan_setup(BARE, Wanted())
     assert kinds(plan) == ["write", "run", "run", "run", "kernel", "image"]
     suite, _, newer, plain = plan.steps[:4]
-    assert parse_sources(suite.content, deb822=True) == [
+    assert parse_sources(suite.detail, deb822=True) == [
         replace(MAIN, suites=("bookworm-backports",))
     ]
-    assert newer.command[-4:] == ("-t", "bookworm-backports", "qemu-system-x86", "runsc")
-    assert plain.command[:5] == ("apt-get", "-q", "-y", "install", "--no-install-recommends")
-    assert plain.command[5:] == (
-        "mmdebstrap",
-        "nftables",
-        "runc",
-        "skopeo",
-        "squashfs-tools",
-        "uidmap",
-        "zstd",
+    assert newer.command.endswith("-t bookworm-backports qemu-system-x86 runsc")
+    assert plain.command == (
+        "apt-get -q -y install --no-install-recommends"
+        " mmdebstrap nftables runc skopeo squashfs-tools uidmap zstd"
     )
     assert not plan.problems
 
@@ -73,7 +66,7 @@ def test_buildah_is_installed_when_it_is_asked_for() -> None:
     )
     assert plan_setup(state, Wanted()) == SetupPlan()
     install = plan_setup(state, Wanted(parts=frozenset({"build"}))).steps[-1]
-    assert install.command[-1] == "buildah"
+    assert install.command.endswith(" buildah")
     as_user = plan_setup(replace(state, is_root=False), Wanted(parts=frozenset({"build"})))
     assert "buildah" in as_user.problems[0].hint
 
@@ -118,29 +111,13 @@ def test_an_ordinary_user_is_told_the_commands_for_root() -> None:
     assert kinds(plan_setup(able, Wanted())) == ["kernel", "image"]
 
 
-@pytest.mark.parametrize(
-    ("distribution", "name", "how"),
-    [
-        (
-            "ubuntu",
-            "Ubuntu 24.04",
-            "sudo apt-get install --no-install-recommends qemu-system-x86 runc",
-        ),
-        ("fedora", "Fedora Linux 42", "sudo dnf install qemu-kvm runc"),
-        ("arch", "Arch Linux", "qemu-system-x86_64 ≥ 8.2"),
-    ],
-)
-def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
-    distribution: str, name: str, how: str
-) -> None:
-    """Elsewhere: every missing tool by name, how to get it, and no step at all."""
-    plan = plan_setup(
-        replace(BARE, distribution=distribution, codename="x", pretty_name=name, sources=()),
-        Wanted(),
-    )
+def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun() -> None:
+    """Elsewhere: every missing tool by name, and no step at all."""
+    fedora = replace(BARE, distribution="fedora", codename="", pretty_name="Fedora Linux 42")
+    plan = plan_setup(replace(fedora, sources=()), Wanted())
     assert not plan.steps
-    assert how in plan.problems[0].hint
-    assert name in plan.problems[0].what
+    assert "qemu-system-x86 runc" in plan.problems[0].hint
+    assert "Fedora Linux 42" in plan.problems[0].what
     assert all(
         need.command in plan.problems[0].what for need in needs("amd64") if not need.only_with
     )
@@ -161,10 +138,10 @@ def test_debian_13_needs_no_other_suite_and_debian_11_is_too_old() -> None:
     """Debian 13 has everything itself; Debian 11 is refused."""
     trixie = plan_setup(replace(BARE, codename="trixie"), Wanted())
     assert kinds(trixie) == ["run", "run", "kernel", "image"]
-    assert "-t" not in trixie.steps[1].command
+    assert " -t " not in trixie.steps[1].command
     bullseye = plan_setup(replace(BARE, codename="bullseye"), Wanted())
     assert not bullseye.steps
-    assert "Debian 12 or 13" in bullseye.problems[0].hint
+    assert "Debian 12 or 13" in bullseye.problems[0].what
 
 
 def test_too_little_space_is_said_before_anything_is_begun(
@@ -192,18 +169,6 @@ def test_setup_does_nothing_when_it_only_looks(
     assert run(["setup", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert [step["done"] for step in document["steps"]] == [False] * 6
-    assert not (tmp_path / "store").exists()
-
-
-def test_setup_elsewhere_ends_with_3(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Another distribution: exit code 3, the names on standard error, nothing made."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    state = replace(BARE, distribution="fedora", pretty_name="Fedora Linux 42", sources=())
-    monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: state)
-    assert run(["setup", "--yes"]) == 3
-    assert "dnf install" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 
@@ -236,11 +201,3 @@ def test_nobody_to_ask_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert run(["setup"]) == 2
     assert not (tmp_path / "store").exists()
-
-
-def test_steps_can_be_typed() -> None:
-    """What is shown of a step is the command that does it."""
-    lines = [shown(step) for step in plan_setup(BARE, Wanted()).steps]
-    assert lines[0].startswith("printf 'Types: deb\\nURIs: http://mirror.invalid/debian\\n")
-    assert lines[1] == "apt-get -q -y update"
-    assert lines[-1] == "belljar image build default"

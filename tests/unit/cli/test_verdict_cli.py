@@ -114,16 +114,6 @@ def test_a_run_is_judged_by_every_name(
     assert str(path) in shown
 
 
-def test_what_does_not_exist_is_a_usage_error(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """2, one message."""
-    assert belljar(["verdict", "nothing"]) == 2
-    assert belljar(["verdict", "/nowhere/at/all"]) == 2
-    assert belljar(["verdict", "last", "--log", "/nowhere.eval"]) == 2
-    assert "no run" in capsys.readouterr().err
-
-
 @pytest.mark.promise("7.1")
 def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
     """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it
@@ -161,14 +151,6 @@ def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
     code, findings = said("last")
     assert (code, findings["verdict"], findings["samples"]) == (3, "void", [])
     assert "run_refused" in {reason["code"] for reason in findings["problems"]}
-
-
-def test_a_run_of_another_kind_has_no_samples(home: Path, said: Said) -> None:
-    """`belljar exec` leaves nothing that could be contained."""
-    with create_run(home, "exec", []):
-        pass
-    code, findings = said("last")
-    assert (code, findings["verdict"]) == (2, "void")
 
 
 @pytest.mark.promise("7.1")

@@ -11,8 +11,8 @@ from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, make_
 
 from belljar.errors import HostError
 from belljar.isolation.prune import unneeded
-from belljar.store.locks import claimed, in_use, locked, retire_unclaimed
-from belljar.store.scratch import MAKING, is_owned
+from belljar.store.locks import claimed, in_use, locked
+from belljar.store.scratch import MAKING, is_owned, retire_unclaimed
 
 READ_ONLY = """
 import pathlib, subprocess, sys

@@ -10,7 +10,15 @@ import pytest
 
 from belljar.errors import HostError
 from belljar.process import this_process
-from belljar.store.scratch import owned_name, remove_tree, scratch_dir, sweep
+from belljar.store import scratch
+from belljar.store.scratch import (
+    MAKING,
+    owned_dir,
+    owned_name,
+    remove_tree,
+    scratch_dir,
+    sweep,
+)
 
 LEVELS = 3_000
 
@@ -45,6 +53,19 @@ def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> 
         assert not reused.exists()
         assert mine.is_dir()
     assert [path.name for path in parent.iterdir()] == ["notes"]
+
+
+def test_the_living_are_kept_by_a_sweep_that_does_not_see_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another PID namespace every owner looks dead: there the lock alone keeps its draft."""
+    monkeypatch.setattr(scratch, "is_alive", lambda _process: False)
+    with owned_dir(tmp_path, prefix=MAKING) as draft:
+        killed = draft.with_name(owned_name(MAKING, "killed"))
+        killed.mkdir()
+        assert sweep(tmp_path, prefix=MAKING) == [killed]
+        assert draft.is_dir()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ from belljar.isolation.program_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed, in_use, locked, retire_unclaimed
-from belljar.store.scratch import MAKING, is_owned, owned_name
+from belljar.store.locks import claimed, in_use, locked
+from belljar.store.scratch import MAKING, is_owned, owned_name, retire_unclaimed
 
 _FORMAT: Final = 1
 _UNPACK_DEADLINE_S: Final = 600.0
