@@ -78,7 +78,6 @@ def head_of(
 
 
 OWNER_GONE: Final = 70  # The gateway's exit status without its owner.
-_RESERVE_BYTES: Final = 1 << 20
 
 
 class TooManyRequestsError(ValueError):
@@ -88,6 +87,12 @@ class TooManyRequestsError(ValueError):
 def die() -> NoReturn:
     """End the process: nothing unrecorded may be answered."""
     os._exit(OWNER_GONE)
+
+
+def die_without_memory() -> NoReturn:
+    """End the process, and so the range: an event that can't be made would be missing evidence."""
+    os.write(2, b"the gateway has no memory left for an event\n")
+    os._exit(1)
 
 
 class Reporter:
@@ -115,12 +120,10 @@ class Reporter:
         self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
         self._recorded = 0
-        self._unreported = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.Future[Any] | None = None
-        self._reserve = bytes(_RESERVE_BYTES)
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
@@ -135,17 +138,7 @@ class Reporter:
             )
 
     def _send_heartbeat(self) -> None:
-        """Also without memory: the owner would see a hang."""
         self._heartbeat_timer = None
-        try:
-            self._post_heartbeat()
-        except MemoryError:
-            self._reserve = b""
-            self._post_heartbeat()
-        with contextlib.suppress(MemoryError):
-            self._reserve = self._reserve or bytes(_RESERVE_BYTES)
-
-    def _post_heartbeat(self) -> None:
         self._schedule_heartbeat()
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self.post(Item(ALIVE, {}))
@@ -167,10 +160,7 @@ class Reporter:
             await self._has_room()
         except asyncio.CancelledError:
             for item in items:
-                try:
-                    self.post(item)
-                except MemoryError:
-                    self._unreported += 1
+                self.post(item)
             raise
         for future in [self.post(item) for item in items]:
             await future
@@ -211,7 +201,7 @@ class Reporter:
             not future.done() for future in self._room
         )
         self._queue = deque(begun)
-        self.post(Item(ENDED, {"unreported": unreported + self._unreported}))
+        self.post(Item(ENDED, {"unreported": unreported}))
         self._is_over = True
         await self._all_sent.wait()
 
