@@ -1,7 +1,7 @@
 """The processes' messages within a range, over sequenced unix sockets: one bounded codec.
 
 Trusted processes send a JSON object a datagram, with descriptors (`send`, `receive`).
-At start they get documents in memory files (`as_file`, `from_file`).
+At start they get documents in memory files (`fill`, `from_file`).
 A gateway may be compromised: `EventDecoder` checks every field, length and order it sends.
 
 From the gateway, a message is a head in one line and then each body's kept bytes in turn, in as
@@ -160,17 +160,6 @@ def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[in
     return text, fds, flags
 
 
-def as_file(document: Mapping[str, Any]) -> int:
-    """A memory file with the document. The caller closes it."""
-    fd = new_file()
-    try:
-        fill(fd, document)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def new_file() -> int:
     """An empty memory file. The caller closes it."""
     return os.memfd_create("document", os.MFD_CLOEXEC)
@@ -183,7 +172,7 @@ def fill(fd: int, document: Mapping[str, Any]) -> None:
 
 
 def from_file(fd: int) -> dict[str, Any]:
-    """`as_file`'s document; closes the file. Raises `ValueError`."""
+    """The document in an open memory file, which it closes. Raises `ValueError`."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         text = file.read(_MAX_DOCUMENT_BYTES + 1)
