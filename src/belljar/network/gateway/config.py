@@ -60,8 +60,6 @@ class Bounds:
     kept_body_bytes: int = 64 << 10
     kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
     sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
-    # Of all kept bodies of the range: then bodies are digests and lengths.
-    recorded_bytes: int = 1 << 30
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
     # Queries with an event each; more are counted together (at most 50 events a second and cell).
     dns_events_per_s: int = 200
@@ -90,7 +88,6 @@ class Bounds:
                 "idle_timeout_s": plan.idle_timeout_s,
                 "head_bytes": plan.header_bytes,
                 "body_bytes": plan.body_bytes,
-                "recorded_bytes": plan.recorded_bytes,
                 "kept_body_bytes": min(plan.recorded_body_bytes, 64 << 10),
                 "kept_stream_bytes": min(plan.recorded_stream_bytes, 4 << 10),
                 **changes,

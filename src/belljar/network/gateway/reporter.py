@@ -10,11 +10,10 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from belljar.capture import body_of
-from belljar.events import Body, JsonValue, Kind
+from belljar.events import Body, JsonValue
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_ASKED_BYTES
@@ -24,7 +23,6 @@ from belljar.network.ipc import (
     DIAL,
     ENDED,
     MAX_DATAGRAM_BYTES,
-    SECRETS,
     Item,
     encode_event,
 )
@@ -119,7 +117,6 @@ class Reporter:
         self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
         self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
-        self._recorded = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
         self._heartbeat_timer: asyncio.TimerHandle | None = None
@@ -170,7 +167,6 @@ class Reporter:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_over:
             return future
-        item = self._within_budget(item)
         number = self._next
         sent = encode_event(number, item)
         self._next += 1
@@ -247,18 +243,6 @@ class Reporter:
                 # One at a time: it takes its room before the next is asked.
                 asyncio.get_running_loop().call_soon(self._wake)
                 return
-
-    def _within_budget(self, item: Item) -> Item:
-        size = sum(len(body.content) for body in item.bodies)
-        # Without a connection's secrets its packets are unreadable; they are small.
-        is_connection = item.kind == Kind.NETWORK_CONNECTION
-        has_secrets = is_connection and any(body.name == SECRETS for body in item.bodies)
-        if item.kind == ASK or not size or has_secrets:
-            return item
-        if self._recorded + size > self._bounds.recorded_bytes:
-            return replace(item, bodies=tuple(replace(body, content=b"") for body in item.bodies))
-        self._recorded += size
-        return item
 
     def _writable(self) -> None:
         while self._queue:

@@ -229,28 +229,6 @@ def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
     asyncio.run(scene())
 
 
-def test_kept_bytes_have_a_budget() -> None:
-    """After it bodies are digests and lengths only, and say so."""
-
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with reporting(here, recorded_bytes=1500) as reporter:
-                decoder = EventDecoder()
-                for expected in (1000, 0, 400, 0):
-                    reporter.post(item(0, 1000 if expected != 400 else 400))
-                    message = await heard(there, decoder)
-                    assert isinstance(message, GatewayEvent)
-                    assert (
-                        (len(message.bodies[0].content), message.bodies[0].total_bytes)
-                        == (expected, 1000 if expected != 400 else 400)
-                        if expected
-                        else True
-                    )
-                    there.send(encode_ack(message.id))
-
-    asyncio.run(scene())
-
-
 def test_a_question_has_an_answer_or_a_reason() -> None:
     """Answers may be longer than a datagram; a refusal is a `ValueError` with the owner's words."""
 
