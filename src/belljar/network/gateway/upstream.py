@@ -168,6 +168,7 @@ class UpstreamApp:
                 pipe = tls = TlsPipe(pipe, context, server_name=self._host)
                 async with asyncio.timeout(wait_s):
                     await tls.handshake(_nothing, HANDSHAKE_BYTES)
+                    tls.take_handshake_bytes()
             yield pipe
         finally:
             await pipe.close()
