@@ -54,6 +54,7 @@ READY: Final = "ready"
 ALIVE: Final = "alive"
 ENDED: Final = "ended"
 _NOTICES: Final = frozenset({READY, ALIVE, ENDED})
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _MAX_DEPTH: Final = 16
 _MAX_INT: Final = (1 << 53) - 1
 _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
@@ -208,7 +209,7 @@ def encode_event(number: int, item: Item) -> list[bytes]:
         for body in item.bodies
     ]
     fields = {"id": number, "kind": item.kind, "data": item.data, "bodies": refs}
-    head = json.dumps(fields, separators=(",", ":")).encode()
+    head = _ENCODER.encode(fields).encode()
     if len(head) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
         raise ValueError(
             f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies"
