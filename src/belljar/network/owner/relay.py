@@ -167,13 +167,15 @@ class _UpstreamRelay:
         """Pass bytes on until the gateway closes its end, or the connection is cut."""
         # A thread for each direction: an upstream may wait for its reader before it reads on
         answers = threading.Thread(target=self._pass_on, args=(self._outer, self._inner))
-        answers.start()
-        self._pass_on(self._inner, self._outer)
-        answers.join()
-        with self._lock:
-            self._account.relays.remove(self)
-        self._inner.close()
-        self._outer.close()
+        try:
+            answers.start()
+            self._pass_on(self._inner, self._outer)
+            answers.join()
+        finally:
+            with self._lock:
+                self._account.relays.remove(self)
+            self._inner.close()
+            self._outer.close()
 
     def _pass_on(self, source: socket.socket, to: socket.socket) -> None:
         is_sent = source is self._inner
