@@ -181,12 +181,16 @@ class _UpstreamRelay:
         is_sent = source is self._inner
         with suppress(OSError):  # one side is gone
             try:
-                while data := source.recv(self._room_bytes()):
+                while data := source.recv(PIECE_BYTES):
                     with self._lock:
                         if self.is_cut:
                             return
-                        self._account.spend(len(data), is_sent=is_sent)
-                    to.sendall(data)
+                        account = self._account
+                        passed = data[: account.plan.budget_bytes - account.spent_bytes]
+                        account.spend(len(passed), is_sent=is_sent)
+                    to.sendall(passed)
+                    if len(passed) < len(data):
+                        raise SpentError
                 if not is_sent:
                     # Not both ways: a gateway must tell an answer's end from a cut
                     to.shutdown(socket.SHUT_WR)
@@ -195,11 +199,6 @@ class _UpstreamRelay:
                 with self._lock:
                     self.cut("more passed than its budget")
         self._shut_down()
-
-    def _room_bytes(self) -> int:
-        """At least one byte, which finds out that none is left."""
-        left_bytes = self._account.plan.budget_bytes - self._account.spent_bytes
-        return max(1, min(PIECE_BYTES, left_bytes))
 
     def cut(self, reason: str) -> None:
         """End both sides; the caller holds the lock. A reason is reported once."""
