@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-from collections.abc import Container
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -82,20 +79,18 @@ def talk(
     pieces: list[bytes],
     bounds: Bounds | None = None,
     *,
-    no_memory_at: Container[int] = (),
+    has_memory: bool = True,
 ) -> Outcome:
-    """One connection on which these pieces come, and then the end. `no_memory_at`: which times of
-    recording, from 0 on, memory does not suffice for."""
-    return asyncio.run(_talk(pieces, bounds or Bounds(farewell_s=0.05), no_memory_at))
+    """One connection on which these pieces come, and then the end. `has_memory`: to record."""
+    return asyncio.run(_talk(pieces, bounds or Bounds(farewell_s=0.05), has_memory=has_memory))
 
 
-async def _talk(pieces: list[bytes], bounds: Bounds, no_memory_at: Container[int]) -> Outcome:
+async def _talk(pieces: list[bytes], bounds: Bounds, *, has_memory: bool) -> Outcome:
     items: list[Item] = []
-    times = itertools.count()
 
     async def record(*given: Item) -> None:
         await asyncio.sleep(0)
-        if next(times) in no_memory_at:
+        if not has_memory:
             raise MemoryError
         items.extend(given)
 
@@ -112,7 +107,6 @@ async def _talk(pieces: list[bytes], bounds: Bounds, no_memory_at: Container[int
     account = Account(1)
     peer = Peer(cell="agent", address=SHOP, port=80, account=account)
     pipe = GivenPipe(list(pieces), account)
-    with contextlib.suppress(MemoryError):
-        await HttpConnection(site, peer, pipe, Middleware(site)).run()
+    await HttpConnection(site, peer, pipe, Middleware(site)).run()
     end = connection_item(peer, closed=True)
     return Outcome([*items, end], bytes(pipe.answer), dict(end.data), site.unreported)

@@ -28,10 +28,10 @@ _HOST = 0  # PACKET_HOST: loopback shows each frame as sent and as received
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One with so small a record that bodies are left out."""
+    """One that keeps next to nothing of bodies."""
     if shutil.which("tshark") is None:
         pytest.skip("tshark isn't installed: apt-get install tshark")
-    with running(tmp_path, bounds=Bounds(recorded_bytes=1)) as found:
+    with running(tmp_path, bounds=Bounds(kept_body_bytes=1)) as found:
         yield found
 
 

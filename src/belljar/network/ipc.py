@@ -1,12 +1,13 @@
 """The processes' messages within a range, over sequenced unix sockets: one bounded codec.
 
 Trusted processes send a JSON object a datagram, with descriptors (`send`, `receive`).
-At start they get documents in memory files (`as_file`, `from_file`).
+At start they get documents in memory files (`fill`, `from_file`).
 A gateway may be compromised: `EventDecoder` checks every field, length and order it sends.
 
-From the gateway, a message is a head and then each body's kept bytes in turn:
+From the gateway, a message is a head in one line and then each body's kept bytes in turn, in as
+few datagrams as that takes:
 `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`.
-No datagram has bytes of two bodies. The kinds beside those of events:
+The kinds beside those of events:
 
 - `ready`: first, once; `certificate` in its data is the CA's, PEM.
 - `alive`: a heartbeat, every few seconds, without data.
@@ -27,7 +28,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -42,7 +43,7 @@ _INT: Final = struct.Struct("@i")
 _T = TypeVar("_T")
 MAX_DATAGRAM_BYTES: Final = 64 << 10
 _PIECE_BYTES: Final = 60 << 10
-MAX_DATA_BYTES: Final = 48 << 10
+MAX_DATA_BYTES: Final = 48 << 10  # Of a head, its data among it.
 MAX_BODIES: Final = 8
 MAX_BODY_BYTES: Final = 1 << 20  # Kept of one body.
 SECRETS: Final = "secrets"
@@ -53,6 +54,7 @@ READY: Final = "ready"
 ALIVE: Final = "alive"
 ENDED: Final = "ended"
 _NOTICES: Final = frozenset({READY, ALIVE, ENDED})
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _MAX_DEPTH: Final = 16
 _MAX_INT: Final = (1 << 53) - 1
 _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
@@ -159,17 +161,6 @@ def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[in
     return text, fds, flags
 
 
-def as_file(document: Mapping[str, Any]) -> int:
-    """A memory file with the document. The caller closes it."""
-    fd = new_file()
-    try:
-        fill(fd, document)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def new_file() -> int:
     """An empty memory file. The caller closes it."""
     return os.memfd_create("document", os.MFD_CLOEXEC)
@@ -182,7 +173,7 @@ def fill(fd: int, document: Mapping[str, Any]) -> None:
 
 
 def from_file(fd: int) -> dict[str, Any]:
-    """`as_file`'s document; closes the file. Raises `ValueError`."""
+    """The document in an open memory file, which it closes. Raises `ValueError`."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         text = file.read(_MAX_DOCUMENT_BYTES + 1)
@@ -217,23 +208,16 @@ def encode_event(number: int, item: Item) -> list[bytes]:
         }
         for body in item.bodies
     ]
-    data = json.dumps(item.data, separators=(",", ":"))
-    if len(data) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
+    fields = {"id": number, "kind": item.kind, "data": item.data, "bodies": refs}
+    head = _ENCODER.encode(fields).encode()
+    if len(head) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
         raise ValueError(
             f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies"
         )
-    head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (  # noqa: UP031
-        number,
-        json.dumps(item.kind),
-        data,
-        json.dumps(refs),
-    )
-    pieces = [
-        body.content[at : at + _PIECE_BYTES]
-        for body in item.bodies
-        for at in range(0, len(body.content), _PIECE_BYTES)
-    ]
-    return [head.encode(), *pieces]
+    if not refs:
+        return [head]
+    message = b"".join((head, b"\n", *(body.content for body in item.bodies)))
+    return [message[at : at + _PIECE_BYTES] for at in range(0, len(message), _PIECE_BYTES)]
 
 
 class WireViolationError(ValueError):
@@ -294,7 +278,7 @@ class EventDecoder:
         """`kinds`: what the other side may record."""
         self._kinds = kinds
         self._head: Mapping[str, Any] | None = None
-        self._parts: list[bytearray] = []
+        self._content, self._wanted_bytes = bytearray(), 0
         self._last_id = -1
         self._is_ready = self._is_over = False
 
@@ -306,39 +290,35 @@ class EventDecoder:
         if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
             raise WireViolationError(f"a datagram of {len(datagram)} bytes")
         if self._head is None:
-            self._head = self._checked_head(datagram)
-            self._parts = [bytearray() for _ in self._head["bodies"]]
-        else:
-            part, wanted_bytes = next(self._incomplete())
-            if len(part) + len(datagram) > wanted_bytes:
-                raise WireViolationError("more bytes than a body has")
-            part += datagram
-        if any(self._incomplete()):
+            line, _, datagram = datagram.partition(b"\n")
+            self._head = self._checked_head(line)
+            self._wanted_bytes = sum(ref["kept_bytes"] for ref in self._head["bodies"])
+        self._content += datagram
+        if len(self._content) > self._wanted_bytes:
+            raise WireViolationError("more bytes than its bodies have")
+        if len(self._content) < self._wanted_bytes:
             return None
-        head, parts = self._head, self._parts
-        self._head = None
+        head, content = self._head, bytes(self._content)
+        self._head, self._content = None, bytearray()
         number, kind, data = head["id"], head["kind"], head["data"]
         if kind == ASK:
-            return GatewayRequest(id=number, what=data["what"], body=bytes(parts[0]))
+            return GatewayRequest(id=number, what=data["what"], body=content)
         if kind in _NOTICES:
             return GatewayNotice(id=number, kind=kind, data=data)
-        bodies = (
-            Body(
-                name=ref["name"],
-                content=bytes(part),
-                total_bytes=ref["total_bytes"],
-                sha256=ref["sha256"],
+        bodies = []
+        at = 0
+        for ref in head["bodies"]:
+            kept = content[at : at + ref["kept_bytes"]]
+            at += len(kept)
+            bodies.append(
+                Body(
+                    name=ref["name"],
+                    content=kept,
+                    total_bytes=ref["total_bytes"],
+                    sha256=ref["sha256"],
+                )
             )
-            for ref, part in zip(head["bodies"], parts, strict=True)
-        )
         return GatewayEvent(id=number, kind=Kind(kind), data=data, bodies=tuple(bodies))
-
-    def _incomplete(self) -> Iterator[tuple[bytearray, int]]:
-        """The head's bodies of which bytes are missing, and how many each has."""
-        refs = () if self._head is None else self._head["bodies"]
-        for part, ref in zip(self._parts, refs, strict=True):
-            if len(part) < ref["kept_bytes"]:
-                yield part, ref["kept_bytes"]
 
     def _checked_head(self, datagram: bytes) -> Mapping[str, Any]:
         head = _object(datagram)

@@ -13,7 +13,8 @@ def test_an_object_and_a_descriptor_arrive() -> None:
     """The copy reads what the original reads."""
     ours, theirs = ipc.pair()
     with ours, theirs:
-        fd = ipc.as_file({"x": [1, None]})
+        fd = ipc.new_file()
+        ipc.fill(fd, {"x": [1, None]})
         ipc.send(ours, {"take": "it"}, [fd])
         os.close(fd)
         message, fds = ipc.receive(theirs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 from collections import Counter
@@ -78,10 +77,6 @@ class Front:
             try:
                 sock, source = await loop.sock_accept(listener)
                 self._take(sock, source, kind, handler)
-            except MemoryError:
-                self._site.count_out_of_memory()
-                with contextlib.suppress(MemoryError):
-                    await asyncio.sleep(_PAUSE_S)
             except OSError as error:
                 if error.errno in _DEAD_LISTENER:
                     raise
@@ -102,13 +97,7 @@ class Front:
         else:
             self._open[kind] += 1
             self._of_cell[address] += 1
-            connection = self._one(sock, source, kind, handler)
-            try:
-                self._group.create_task(connection)
-            except MemoryError:
-                connection.close()
-                self._release(sock, address, kind)
-                raise
+            self._group.create_task(self._one(sock, source, kind, handler))
 
     async def _one(
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
@@ -126,18 +115,12 @@ class Front:
             await self._serve_one(sock, peer, handler)
         except OSError:
             pass
-        except MemoryError:
-            self._site.count_out_of_memory()
-            reset(sock)
         except Exception as error:  # noqa: BLE001
             # A fault that one connection can cause ends that connection, on record.
-            try:
-                reason = f"the gateway failed: {type(error).__name__}"
-                await self._site.record(
-                    lambda: Item(Kind.NETWORK_STREAM, stream_data(peer, "", "refused", reason))
-                )
-            except MemoryError:
-                self._site.count_out_of_memory()
+            reason = f"the gateway failed: {type(error).__name__}"
+            await self._site.record(
+                lambda: Item(Kind.NETWORK_STREAM, stream_data(peer, "", "refused", reason))
+            )
         finally:
             self._connections.pop(task, None)
             self._release(sock, source[0], kind)

@@ -17,10 +17,7 @@ from belljar.signals.values import ScanSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Each limit and what happens there.
-
-    `memory_bytes` bounds all together, and may be hit first.
-    """
+    """Each limit and what happens there. Without memory for an event the gateway ends."""
 
     # Open at one time: a further one is reset, and counted (`limit.hit`).
     connections: int = 10_000
@@ -59,15 +56,10 @@ class Bounds:
     upstream_exchanges: int = 8  # Connections to one upstream: further requests wait.
     dials: int = 32  # Dials that the owner has not answered, even if the request is over: 503.
     questions: int = 32  # All other unanswered requests to the owner: the stand-in fails.
-    # Beside what the process started with; its confinement sees to it. A connection or datagram
-    # without memory is cut, and counted.
-    memory_bytes: int = 256 << 20
     # Kept of each body in a record: the rest is counted, and in the digest.
     kept_body_bytes: int = 64 << 10
     kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
     sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
-    # Of all kept bodies of the range: then bodies are digests and lengths.
-    recorded_bytes: int = 1 << 30
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
     # Queries with an event each; more are counted together (at most 50 events a second and cell).
     dns_events_per_s: int = 200
@@ -96,8 +88,6 @@ class Bounds:
                 "idle_timeout_s": plan.idle_timeout_s,
                 "head_bytes": plan.header_bytes,
                 "body_bytes": plan.body_bytes,
-                "recorded_bytes": plan.recorded_bytes,
-                "memory_bytes": plan.gateway_memory_bytes,
                 "kept_body_bytes": min(plan.recorded_body_bytes, 64 << 10),
                 "kept_stream_bytes": min(plan.recorded_stream_bytes, 4 << 10),
                 **changes,

@@ -109,14 +109,10 @@ class QueryRecord:
             "entropy": batch.entropy,
             "names": batch.names,
         }
-        try:
-            posted = self._site.reporter.post(
-                Item(Kind.NETWORK_DNS, data, batch.queries.bodies("queries"))
-            )
-        except MemoryError as error:
-            batch.recorded.set_exception(error)  # each that waits is cut, and counted
-        else:
-            posted.add_done_callback(lambda _: batch.recorded.set_result(None))
+        posted = self._site.post(
+            lambda: Item(Kind.NETWORK_DNS, data, batch.queries.bodies("queries"))
+        )
+        posted.add_done_callback(lambda _: batch.recorded.set_result(None))
 
 
 def dns_item(cell: str, reply: DnsAnswer, transport: str, bodies: tuple[Body, ...]) -> Item:
@@ -172,25 +168,13 @@ class DnsServer:
             if self._pending >= self._site.bounds.dns_pending:
                 self._drop(query, peer)
                 continue
-            reply = self._reply(sock, query, dialled, peer)
-            try:
-                self._group.create_task(reply)
-            except MemoryError:
-                reply.close()
-                self._site.count_out_of_memory()
-            else:
-                self._pending += 1
+            self._group.create_task(self._reply(sock, query, dialled, peer))
+            self._pending += 1
 
     def _drop(self, query: bytes, peer: tuple[str, int]) -> None:
         self._site.hit("dns_pending")
-        try:
-            cell = self._site.cell(peer[0])
-            recorded = self.record.count(
-                cell, answer(query, self._site.known_to(cell)), "udp", query
-            )
-            recorded.add_done_callback(lambda done: done.exception())
-        except MemoryError:
-            self._site.count_out_of_memory()
+        cell = self._site.cell(peer[0])
+        self.record.count(cell, answer(query, self._site.known_to(cell)), "udp", query)
 
     async def _reply(
         self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
@@ -209,8 +193,6 @@ class DnsServer:
         except OSError:
             # A datagram may be lost at any time: the client asks again.
             pass
-        except MemoryError:
-            self._site.count_out_of_memory()
         finally:
             self._pending -= 1
 

@@ -118,6 +118,7 @@ class TlsPipe:
         self.engine = context.wrap_bio(
             self._in, self._out, server_side=server_name is None, server_hostname=server_name
         )
+        self._handshake_bytes = bytearray()
         self._sending = asyncio.Lock()
 
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
@@ -145,10 +146,14 @@ class TlsPipe:
             if not data:
                 raise ssl.SSLError(ssl.SSL_ERROR_SSL, "closed within the handshake")
             received += len(data)
-            self._feed(data)
+            self._handshake_bytes += data
+            self._in.write(data)
 
-    def _feed(self, data: bytes) -> None:
-        self._in.write(data)
+    def take_handshake_bytes(self) -> bytes:
+        """Return the peer's bytes of the handshake since the last call, for the record."""
+        heard = bytes(self._handshake_bytes)
+        self._handshake_bytes.clear()
+        return heard
 
     async def receive(self) -> bytes:
         """See `Pipe`. HTTP's framing decides, not close_notify."""
@@ -189,21 +194,3 @@ class TlsPipe:
             async with self._sending:
                 if data := self._out.read():
                     await self._inner.send(data)
-
-
-class ServerTlsPipe(TlsPipe):
-    """The server's side of a cell's connection."""
-
-    def __init__(self, inner: TcpPipe, context: ssl.SSLContext) -> None:
-        super().__init__(inner, context)
-        self._handshake_bytes = bytearray()
-
-    def _feed(self, data: bytes) -> None:
-        self._handshake_bytes += data
-        super()._feed(data)
-
-    def take_handshake_bytes(self) -> bytes:
-        """Return the handshake's bytes since the last call, for the record."""
-        heard = bytes(self._handshake_bytes)
-        self._handshake_bytes.clear()
-        return heard

@@ -31,6 +31,7 @@ from belljar.network.gateway.observer import (
 from belljar.network.gateway.pipe import TcpPipe, reset
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
+    die_without_memory,
     head_of,
     printable_text,
 )
@@ -70,7 +71,7 @@ class Proxy:
             except (ipc.ClosedError, OSError):  # the owner sees its end
                 loop.remove_reader(self._from_supervisor.fileno())
                 return
-            except (ValueError, MemoryError):  # no room for a descriptor: the client gets a reset
+            except ValueError:  # no room for a descriptor: the client gets a reset
                 self._site.hit("cell_connections")
                 continue
             half = socket.socket(fileno=fds[0])
@@ -158,10 +159,9 @@ class _Relay:
             reset(self._half.sock)
         finally:
             try:
-                for item in self._last_items(reason):
-                    self._site.reporter.post(item)
+                self._post_last_items(reason)
             except MemoryError:
-                self._site.unreported += 1
+                die_without_memory()
             if reason == "cut":
                 self._peer.account.end_for(reason)
                 reset(self._client.sock)
@@ -251,7 +251,7 @@ class _Relay:
             items += self._piece_items(way, rest)
         return items
 
-    def _last_items(self, reason: str) -> list[Item]:
+    def _post_last_items(self, reason: str) -> None:
         items = [] if self._observer is None else self._leave_http(self._observer)
         if self._received.raw.total_bytes or self._sent.raw.total_bytes:
             bodies = self._received.raw.bodies("received") + self._sent.raw.bodies("sent")
@@ -262,7 +262,8 @@ class _Relay:
                 "duration_ms": since_ms(self._start),
             }
             items.append(Item(Kind.NETWORK_STREAM, data, bodies))
-        return items
+        for item in items:
+            self._site.reporter.post(item)
 
     def _stream_data(self, phase: str, reason: str = "") -> dict[str, JsonValue]:
         common = stream_data(self._peer, self._target, "allowed", reason)

@@ -10,11 +10,10 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from belljar.capture import body_of
-from belljar.events import Body, JsonValue, Kind
+from belljar.events import Body, JsonValue
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_ASKED_BYTES
@@ -24,7 +23,6 @@ from belljar.network.ipc import (
     DIAL,
     ENDED,
     MAX_DATAGRAM_BYTES,
-    SECRETS,
     Item,
     encode_event,
 )
@@ -52,7 +50,10 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     dropped = 0
     for name, value in headers:
         pair = [printable_text(part, MAX_RECORDED_HEADER_CHARS) for part in (name, value)]
-        left -= len(json.dumps(pair))
+        text = "".join(pair)
+        # As long as `json.dumps` says, which takes ten times as long
+        is_plain = text.isascii() and '"' not in text and "\\" not in text
+        left -= len(text) + len('["", ""]') if is_plain else len(json.dumps(pair))
         if left < 0 or len(kept) == MAX_RECORDED_HEADERS:
             dropped += 1
         else:
@@ -78,7 +79,6 @@ def head_of(
 
 
 OWNER_GONE: Final = 70  # The gateway's exit status without its owner.
-_RESERVE_BYTES: Final = 1 << 20
 
 
 class TooManyRequestsError(ValueError):
@@ -88,6 +88,12 @@ class TooManyRequestsError(ValueError):
 def die() -> NoReturn:
     """End the process: nothing unrecorded may be answered."""
     os._exit(OWNER_GONE)
+
+
+def die_without_memory() -> NoReturn:
+    """End the process, and so the range: an event that can't be made would be missing evidence."""
+    os.write(2, b"the gateway has no memory left for an event\n")
+    os._exit(1)
 
 
 class Reporter:
@@ -114,13 +120,10 @@ class Reporter:
         self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
         self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
-        self._recorded = 0
-        self._unreported = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.Future[Any] | None = None
-        self._reserve = bytes(_RESERVE_BYTES)
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
@@ -135,17 +138,7 @@ class Reporter:
             )
 
     def _send_heartbeat(self) -> None:
-        """Also without memory: the owner would see a hang."""
         self._heartbeat_timer = None
-        try:
-            self._post_heartbeat()
-        except MemoryError:
-            self._reserve = b""
-            self._post_heartbeat()
-        with contextlib.suppress(MemoryError):
-            self._reserve = self._reserve or bytes(_RESERVE_BYTES)
-
-    def _post_heartbeat(self) -> None:
         self._schedule_heartbeat()
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self.post(Item(ALIVE, {}))
@@ -167,10 +160,7 @@ class Reporter:
             await self._has_room()
         except asyncio.CancelledError:
             for item in items:
-                try:
-                    self.post(item)
-                except MemoryError:
-                    self._unreported += 1
+                self.post(item)
             raise
         for future in [self.post(item) for item in items]:
             await future
@@ -180,7 +170,6 @@ class Reporter:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_over:
             return future
-        item = self._within_budget(item)
         number = self._next
         sent = encode_event(number, item)
         self._next += 1
@@ -211,7 +200,7 @@ class Reporter:
             not future.done() for future in self._room
         )
         self._queue = deque(begun)
-        self.post(Item(ENDED, {"unreported": unreported + self._unreported}))
+        self.post(Item(ENDED, {"unreported": unreported}))
         self._is_over = True
         await self._all_sent.wait()
 
@@ -257,18 +246,6 @@ class Reporter:
                 # One at a time: it takes its room before the next is asked.
                 asyncio.get_running_loop().call_soon(self._wake)
                 return
-
-    def _within_budget(self, item: Item) -> Item:
-        size = sum(len(body.content) for body in item.bodies)
-        # Without a connection's secrets its packets are unreadable; they are small.
-        is_connection = item.kind == Kind.NETWORK_CONNECTION
-        has_secrets = is_connection and any(body.name == SECRETS for body in item.bodies)
-        if item.kind == ASK or not size or has_secrets:
-            return item
-        if self._recorded + size > self._bounds.recorded_bytes:
-            return replace(item, bodies=tuple(replace(body, content=b"") for body in item.bodies))
-        self._recorded += size
-        return item
 
     def _writable(self) -> None:
         while self._queue:

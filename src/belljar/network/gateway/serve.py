@@ -22,7 +22,11 @@ from belljar.network.gateway.accept import Front
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import Reporter, TooManyRequestsError
+from belljar.network.gateway.reporter import (
+    Reporter,
+    TooManyRequestsError,
+    die_without_memory,
+)
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.tls import Authority, Terminator
 from belljar.network.ipc import READY, Item
@@ -48,6 +52,7 @@ async def run(
     config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
 ) -> None:
     """Serve until cancelled or ended and reported."""
+    asyncio.get_running_loop().set_exception_handler(_handle_exception)
     reporter = Reporter(events, config.bounds)
     reporter.start()
     upstreams = frozenset(plan.id for plan in config.stand_ins if plan.kind == UPSTREAM)
@@ -73,6 +78,13 @@ async def run(
     finally:
         asyncio.get_running_loop().remove_reader(listeners.dns_udp.fileno())
         reporter.stop()
+
+
+def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Take an exception of a callback's, which no connection sees."""
+    if isinstance(context.get("exception"), MemoryError):
+        die_without_memory()
+    loop.default_exception_handler(context)
 
 
 async def end(site: Site, front: Front) -> None:

@@ -79,8 +79,6 @@ class HttpConnection:
                 await self._refuse("the request's head took too long", 0)
         except RefusedRequestError as refused:
             await self._refuse(refused.reason, refused.status)
-        except MemoryError:
-            raise
         except OSError:
             pass
         except Exception as error:  # noqa: BLE001

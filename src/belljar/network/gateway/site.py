@@ -7,7 +7,6 @@ events; the other events say what the bytes were.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from belljar.network.decide import Flow, FlowVerdict, RequestHead, decide, known
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import Reporter, printable_text
+from belljar.network.gateway.reporter import Reporter, die_without_memory, printable_text
 from belljar.network.ipc import SECRETS, Item
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
@@ -80,7 +79,6 @@ class Account:
 
 LIMIT_EVENTS_EVERY_S = 1.0
 RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's end did it.
-_RESERVE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,7 @@ class Site:
     """State that all connections of a gateway share.
 
     `apps`, `streams`: stand-ins by id. `idle`: tasks between requests.
-    `is_ending`: no more is sent to cells. `unreported`: lost for want of memory.
+    `is_ending`: no more is sent to cells. `unreported`: exchanges whose end is in no event.
     """
 
     layout: RangeLayout
@@ -131,7 +129,6 @@ class Site:
     _known: dict[str, RangeLayout] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
     _limits_due: bool = False
-    _reserve: bytes = bytes(_RESERVE_BYTES)
 
     def __post_init__(self) -> None:
         self._cells = {port.address: port.name for port in self.layout.cells}
@@ -161,32 +158,21 @@ class Site:
             self._limits_due = True
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
-    def count_out_of_memory(self) -> None:
-        """Count it; the reserve is given up meanwhile."""
-        self._reserve = b""
-        with contextlib.suppress(MemoryError):
-            self.hit("memory_bytes")
-
     async def record(self, *items: Item | Callable[[], Item]) -> None:
-        """Record items, or what makes them; without memory, count them and raise."""
+        """Record items, or what makes them; without memory, the gateway ends."""
         try:
             await self.reporter.record(
                 *[each if isinstance(each, Item) else each() for each in items]
             )
         except MemoryError:
-            self.unreported += len(items)
-            raise
+            die_without_memory()
 
-    def post(self, make: Callable[[], Item]) -> asyncio.Future[Any] | None:
-        """Post an item as made; return what is done when it is on record.
-
-        Without memory, count it as in no event.
-        """
+    def post(self, make: Callable[[], Item]) -> asyncio.Future[Any]:
+        """Post an item as made; return what is done when it is on record. As `record`."""
         try:
             return self.reporter.post(make())
         except MemoryError:
-            self.unreported += 1
-            return None
+            die_without_memory()
 
     async def blocks(
         self,
@@ -204,8 +190,6 @@ class Site:
     def post_limits(self) -> None:
         """Record the counts of hit limits."""
         self._limits_due = False
-        with contextlib.suppress(MemoryError):
-            self._reserve = self._reserve or bytes(_RESERVE_BYTES)
         for limit, count in self._limits.items():
             data = {"limit": limit, "value": getattr(self.bounds, limit), "count": count}
             self.reporter.post(Item(Kind.LIMIT_HIT, data))

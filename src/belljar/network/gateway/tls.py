@@ -27,7 +27,7 @@ from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import HTTP, FlowVerdict
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
-from belljar.network.gateway.pipe import ServerTlsPipe, TcpPipe
+from belljar.network.gateway.pipe import TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
 from belljar.network.ipc import Item
@@ -204,11 +204,11 @@ class Terminator:
         self._site, self._authority = site, authority
         self._contexts = {http: self._first_context(http=http) for http in (True, False)}
 
-    async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[ServerTlsPipe, Peer] | None:
+    async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
         """Connection and peer; None, recorded, if it fails."""
         bounds = self._site.bounds
         http = self._site.judge(peer).protocol in HTTP
-        secure = ServerTlsPipe(pipe, self._contexts[http])
+        secure = TlsPipe(pipe, self._contexts[http])
         hello = _ClientHello(self._site, peer, secure, self._authority.key_log)
         secure.engine.owner = hello  # type: ignore[attr-defined]
         try:
@@ -264,7 +264,7 @@ class Terminator:
 class _ClientHello:
     """One connection's ClientHello."""
 
-    def __init__(self, site: Site, peer: Peer, secure: ServerTlsPipe, key_log: KeyLog) -> None:
+    def __init__(self, site: Site, peer: Peer, secure: TlsPipe, key_log: KeyLog) -> None:
         self._site, self._secure, self._key_log = site, secure, key_log
         self.peer = peer
         self._verdict: FlowVerdict | None = None

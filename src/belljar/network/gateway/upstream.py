@@ -74,16 +74,28 @@ def client_context(authorities: str) -> ssl.SSLContext:
 
 
 class _UpstreamPipe(TcpPipe):
-    """The owner's relay; raises `TimeoutError` after `wait_s` of silence."""
+    """The owner's relay; raises `TimeoutError` when nothing passes either way for `wait_s`."""
 
     def __init__(self, sock: socket.socket, wait_s: float) -> None:
         super().__init__(sock)
         self._wait_s = wait_s
+        self._quiet_at = 0.0
+
+    def _restart_wait(self) -> None:
+        self._quiet_at = asyncio.get_running_loop().time() + self._wait_s
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`."""
-        async with asyncio.timeout(self._wait_s):
-            data = await super().receive(max_bytes)
+        self._restart_wait()
+        while True:
+            try:
+                async with asyncio.timeout_at(self._quiet_at):
+                    data = await super().receive(max_bytes)
+                break
+            except TimeoutError:
+                # Meanwhile a piece of the request may have passed
+                if asyncio.get_running_loop().time() >= self._quiet_at:
+                    raise
         if not data:
             self.sock.send(
                 b""
@@ -93,8 +105,8 @@ class _UpstreamPipe(TcpPipe):
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
         for at in range(0, len(data), PIECE_BYTES):
-            async with asyncio.timeout(self._wait_s):
-                await super().send(data[at : at + PIECE_BYTES])
+            await super().send(data[at : at + PIECE_BYTES])
+            self._restart_wait()
 
     async def close(self) -> None:
         """At once: the rest is dropped."""
@@ -156,6 +168,7 @@ class UpstreamApp:
                 pipe = tls = TlsPipe(pipe, context, server_name=self._host)
                 async with asyncio.timeout(wait_s):
                     await tls.handshake(_nothing, HANDSHAKE_BYTES)
+                    tls.take_handshake_bytes()
             yield pipe
         finally:
             await pipe.close()
@@ -276,8 +289,26 @@ async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> No
     if body:
         pieces.append(http.send(h11.Data(data=body)))
     pieces.append(http.send(h11.EndOfMessage()))
-    for piece in filter(None, pieces):
-        await pipe.send(piece)
+    failed: Exception | None = None
+    async with asyncio.TaskGroup() as group:
+        # Beside the reading: an upstream may wait for its reader before it has read all
+        sending = group.create_task(_send_all(pipe, pieces))
+        try:
+            await _pass_answer(pipe, http, send)
+        except Exception as exc:  # noqa: BLE001 - as itself, not as a group of the task group's
+            failed = exc
+        sending.cancel()
+    if failed is not None:
+        raise failed
+
+
+async def _send_all(pipe: Pipe, pieces: Iterable[bytes | None]) -> None:
+    with contextlib.suppress(OSError):  # the reader sees the same end, maybe behind an answer
+        for piece in filter(None, pieces):
+            await pipe.send(piece)
+
+
+async def _pass_answer(pipe: Pipe, http: h11.Connection, send: Send) -> None:
     while True:
         event = http.next_event()
         if event is h11.NEED_DATA:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import select
 import socket
 import threading
 import time
@@ -23,7 +22,7 @@ from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 PIECE_BYTES: Final = 64 << 10
 # A gateway of ours ends a connection earlier (`Bounds.upstream_exchange_s`).
 MAX_OPEN_S: Final = 180.0
-# To an upstream at a time, each a thread of the owner's; a gateway of ours has eight.
+# To an upstream at a time, each two threads of the owner's; a gateway of ours has eight.
 MAX_OPEN: Final = 16
 
 
@@ -166,48 +165,49 @@ class _UpstreamRelay:
 
     def run(self) -> None:
         """Pass bytes on until the gateway closes its end, or the connection is cut."""
-        inner, outer = self._inner, self._outer
-        poll = select.poll()
-        poll.register(inner, select.POLLIN)
-        poll.register(outer, select.POLLIN)
+        # A thread for each direction: an upstream may wait for its reader before it reads on
+        answers = threading.Thread(target=self._pass_on, args=(self._outer, self._inner))
         try:
-            while True:
-                for fd, _ in poll.poll():
-                    is_sent = fd == inner.fileno()
-                    source, to = (inner, outer) if is_sent else (outer, inner)
-                    if data := source.recv(self._room_bytes()):
-                        with self._lock:
-                            if self.is_cut:
-                                return
-                            self._account.spend(len(data), is_sent=is_sent)
-                        to.sendall(data)
-                    elif is_sent:
-                        return
-                    else:
-                        # Not `close`: a gateway must tell an answer's end from a cut
-                        poll.unregister(outer)
-                        inner.shutdown(socket.SHUT_WR)
-        except SpentError:
-            with self._lock:
-                self.cut("more passed than its budget")
-        except OSError:  # one side is gone
-            pass
+            answers.start()
+            self._pass_on(self._inner, self._outer)
+            answers.join()
         finally:
             with self._lock:
                 self._account.relays.remove(self)
-            inner.close()
-            outer.close()
+            self._inner.close()
+            self._outer.close()
 
-    def _room_bytes(self) -> int:
-        """At least one byte, which finds out that none is left."""
-        left_bytes = self._account.plan.budget_bytes - self._account.spent_bytes
-        return max(1, min(PIECE_BYTES, left_bytes))
+    def _pass_on(self, source: socket.socket, to: socket.socket) -> None:
+        is_sent = source is self._inner
+        with suppress(OSError):  # one side is gone
+            try:
+                while data := source.recv(PIECE_BYTES):
+                    with self._lock:
+                        if self.is_cut:
+                            return
+                        account = self._account
+                        passed = data[: account.plan.budget_bytes - account.spent_bytes]
+                        account.spend(len(passed), is_sent=is_sent)
+                    to.sendall(passed)
+                    if len(passed) < len(data):
+                        raise SpentError
+                if not is_sent:
+                    # Not both ways: a gateway must tell an answer's end from a cut
+                    to.shutdown(socket.SHUT_WR)
+                    return
+            except SpentError:
+                with self._lock:
+                    self.cut("more passed than its budget")
+        self._shut_down()
 
     def cut(self, reason: str) -> None:
         """End both sides; the caller holds the lock. A reason is reported once."""
         if reason and not self.is_cut:
             self._account.cuts.append(reason)
         self.is_cut = True
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         for end in (self._inner, self._outer):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

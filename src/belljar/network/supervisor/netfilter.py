@@ -196,7 +196,7 @@ class Loading(_NftRun):
     """Load rules; after `finish` all are in force, or none if it raised."""
 
     def __init__(self, nft: str, rules: int) -> None:
-        """`rules`: a descriptor of a file that holds them (`ipc.as_file`).
+        """`rules`: a descriptor of a file that holds them (`ipc.fill`).
 
         Raises `HostError`.
         """

@@ -22,41 +22,6 @@ from belljar.network.ipc import Item
 REPLY = DnsAnswer(wire=b"", name="a.example", type="A", answer="NXDOMAIN")
 
 
-def test_queries_of_a_sum_that_cannot_be_reported_are_cut() -> None:
-    """Each with `MemoryError`, which its server counts; the next sum is reported."""
-    failing = [MemoryError()]
-    items: list[Item] = []
-    cut: list[bool] = []
-
-    def post(item: Item) -> asyncio.Future[Any]:
-        if failing:
-            raise failing.pop()
-        items.append(item)
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        done.set_result(b"")
-        return done
-
-    async def one(record: QueryRecord) -> None:
-        try:
-            await record.record("agent", REPLY, "udp", b"")
-        except MemoryError:
-            cut.append(True)
-
-    async def scene() -> None:
-        reporter = cast("Reporter", SimpleNamespace(post=post, is_full=False))
-        bounds = Bounds(dns_events_per_s=0)
-        record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=reporter))
-        async with asyncio.timeout(30):
-            async with asyncio.TaskGroup() as group:
-                for _ in range(3):
-                    group.create_task(one(record))
-            await one(record)
-
-    asyncio.run(scene())
-    assert len(cut) == 3
-    assert [item.data["count"] for item in items] == [1]
-
-
 @pytest.mark.promise("5.4")
 def test_a_sum_keeps_every_message() -> None:
     """Each with its length in front, up to the bound; beyond it the total and the digest are of

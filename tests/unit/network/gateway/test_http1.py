@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import sys
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from tests.fakes.gateway import SHOP
 from tests.fakes.http_connection import talk
 from wsproto.events import BytesMessage, CloseConnection, Request, TextMessage
 
-from belljar.events import Kind
+from belljar.network.gateway import site
 from belljar.network.ipc import Item
 
 HOST = b"Host: shop.example\r\n"
@@ -160,14 +161,14 @@ def test_messages_of_a_websocket_are_in_events(message: wsproto.events.Event, si
 
 
 @pytest.mark.promise("5.4")
-@pytest.mark.parametrize("no_memory_at", [{0}, {1}, {2}, range(9)], ids=repr)
 @pytest.mark.parametrize("path", [b"/", b"/early"])
-def test_an_exchange_without_an_event_is_counted(no_memory_at: Container[int], path: bytes) -> None:
-    """Memory that does not suffice for an event of it, at whatever time, leaves a count, which
-    voids the sample."""
+def test_without_memory_for_an_event_the_gateway_ends(
+    path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing goes on whose record has a gap: with its gateway the range ends, and the sample is
+    void."""
+    monkeypatch.setattr(site, "die_without_memory", partial(sys.exit, 70))
     head = b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\n"
-    outcome = talk([head + b"A" * 9], no_memory_at=no_memory_at)
-    kinds = [item.kind for item in outcome.items]
-    whole = {Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED} <= set(kinds)
-    assert whole or outcome.unreported
+    with pytest.raises(SystemExit):
+        talk([head + b"A" * 9], has_memory=False)
     assert talk([head + b"A" * 9]).unreported == 0

@@ -207,38 +207,6 @@ def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.promise("4.5")
-@pytest.mark.parametrize("without", ["timer", "event"])
-def test_signs_of_life_go_on_after_moments_without_memory(
-    monkeypatch: pytest.MonkeyPatch, without: str
-) -> None:
-    """There is none until what was held back is given up, at each sign anew: each comes all the
-    same, once."""
-
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with asyncio.timeout(30), reporting(here, alive_every_s=0.001) as reporter:
-                loop, decoder, short = asyncio.get_running_loop(), EventDecoder(), []
-                at, name = (loop, "call_later") if without == "timer" else (reporter, "post")
-                enough = getattr(at, name)
-
-                def scarce(*args: object) -> object:
-                    if reporter._reserve:
-                        short.append(name)
-                        raise MemoryError
-                    return enough(*args)
-
-                monkeypatch.setattr(at, name, scarce)
-                for number in (1, 2, 3):
-                    assert decoder.feed(await loop.sock_recv(there, 1 << 16)) == GatewayNotice(
-                        id=number, kind="alive", data={}
-                    )
-                    there.send(encode_ack(number))
-                assert len(short) >= 2
-
-    asyncio.run(scene())
-
-
 def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
     """No more than the bound is on its way; all of them get through."""
 
@@ -256,28 +224,6 @@ def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
                     assert isinstance(message, GatewayEvent)
                     assert message.data["what"] == str(number)
                     assert (reporter.posted - number) * 1000 < 100_000 + 2_000
-                    there.send(encode_ack(message.id))
-
-    asyncio.run(scene())
-
-
-def test_kept_bytes_have_a_budget() -> None:
-    """After it bodies are digests and lengths only, and say so."""
-
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with reporting(here, recorded_bytes=1500) as reporter:
-                decoder = EventDecoder()
-                for expected in (1000, 0, 400, 0):
-                    reporter.post(item(0, 1000 if expected != 400 else 400))
-                    message = await heard(there, decoder)
-                    assert isinstance(message, GatewayEvent)
-                    assert (
-                        (len(message.bodies[0].content), message.bodies[0].total_bytes)
-                        == (expected, 1000 if expected != 400 else 400)
-                        if expected
-                        else True
-                    )
                     there.send(encode_ack(message.id))
 
     asyncio.run(scene())

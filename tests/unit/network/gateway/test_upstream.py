@@ -7,6 +7,8 @@ import asyncio
 import json
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -415,6 +417,49 @@ def test_an_answer_that_the_owner_cuts_is_an_error() -> None:
                     assert run(asker.ask)[2] == b"begun"
                 else:
                     assert refused(asker) == (502, "the upstream: Broken pipe")
+
+
+def test_an_answer_may_come_while_the_request_is_sent() -> None:
+    """An upstream that reads no more until its answer is taken, however large both are."""
+    size = 4 << 20  # more than all buffers on the way
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
+    got = bytearray()
+
+    def serve(inner: socket.socket) -> None:
+        with inner:
+            inner.sendall(head + b"y" * size)
+            while piece := inner.recv(1 << 16):
+                got.extend(piece)
+
+    with web_server() as server:
+        asker = Asker(server, wait_s=5)
+        inner, asker.instead = socket.socketpair()
+        upstream = threading.Thread(target=serve, args=(inner,))
+        upstream.start()
+        assert run(lambda: asker.ask("/", "POST", b"x" * size))[2] == b"y" * size
+        upstream.join()
+    assert got.startswith(b"POST / HTTP/1.1\r\n")
+
+
+def test_a_request_may_take_longer_than_the_wait_for_an_answer() -> None:
+    """What passes in either direction counts: only silence ends an exchange."""
+    inner, theirs = socket.socketpair()
+
+    def serve() -> None:
+        with inner:
+            read = b""
+            while not read.endswith(b"end"):
+                read = read[-2:] + inner.recv(1 << 14)
+                time.sleep(0.01)
+            inner.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    with web_server() as server:
+        asker = Asker(server, wait_s=0.4)
+        asker.instead = theirs
+        upstream = threading.Thread(target=serve)
+        upstream.start()
+        assert run(lambda: asker.ask("/", "POST", b"x" * (2 << 20) + b"end"))[2] == b"ok"
+        upstream.join()
 
 
 def test_a_websocket_is_refused_without_dialling() -> None:

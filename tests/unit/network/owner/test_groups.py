@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import HostError
 from belljar.isolation import cgroup
 from belljar.network.owner.processes import end_groups
 from belljar.plan.jail import GroupLimits
@@ -40,20 +39,3 @@ def test_limits_are_set_before_a_process_is_in(
         file.unlink()
     end_groups(groups)
     assert not group.exists()
-
-
-def test_without_controllers_there_is_nothing_to_do() -> None:
-    """As where a user is handed none."""
-    groups = cgroup.plan_groups(RANGE, ())
-    cgroup.make_groups(groups, LIMITS)
-    cgroup.join(groups, 77)
-    assert (groups.directories, end_groups(groups)) == ((), {})
-
-
-def test_a_controller_that_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plan counts on it."""
-    monkeypatch.setattr(cgroup, "_host_parents", lambda: ({"cpu": tmp_path}, True))
-    with pytest.raises(HostError, match="memory"):
-        cgroup.plan_groups(RANGE, ("cpu", "memory"))

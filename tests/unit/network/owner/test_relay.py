@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -82,6 +83,21 @@ def test_all_bytes_pass_and_are_counted() -> None:
     assert spending.spent_bytes(HOST) == DIAL_BYTES + (2 << 20) + 4
     assert spending.sent_bytes(number) == {HOST: (1 << 20) + 4}
     assert spending.enforce(number) == []
+
+
+def test_both_directions_pass_while_nobody_reads_the_other() -> None:
+    """An upstream that waits for the reader of its answer before it reads on holds nothing up."""
+    size = 4 << 20  # more than all buffers on the way
+    spending, plan = RunSpending(), upstream(32 << 20, 32 << 20)
+    with relayed(spending, spending.new_range(), plan) as (end, theirs):
+        sender = threading.Thread(target=end.sendall, args=(b"x" * size,))
+        sender.start()
+        answerer = threading.Thread(target=theirs.sendall, args=(b"y" * size,))
+        answerer.start()
+        assert take(end, size) == b"y" * size
+        assert take(theirs, size) == b"x" * size
+        sender.join()
+        answerer.join()
 
 
 @pytest.mark.promise("2.7")
