@@ -21,7 +21,6 @@ from belljar.errors import HostError, LedgerError
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.ledger import Line
     from belljar.ledger.schema import BodyRef
 
 FORMATS: Final = ("jsonl", "timesketch", "ocsf", "otlp", "intoto", "cast", "pcap")
@@ -149,7 +148,9 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
 
         return ocsf(lines, run_id)
     if kind == "otlp":
-        return [_otlp_json(_spans(lines, run_id))]
+        with _needing_otel():
+            from belljar.export.otlp import spans
+        return [_otlp_json(list(spans(lines, run_id)))]
     from belljar.export.cast import cast
 
     def read(body: BodyRef) -> bytes:
@@ -180,12 +181,6 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
         f"name one with --cell: {names}" if meant else "`belljar ledger show RUN` lists its events"
     )
     raise MisuseError(f"{len(meant)} {what}s are meant", param="--cell", hint=hint)
-
-
-def _spans(lines: Iterable[Line], run_id: str) -> list[Any]:
-    with _needing_otel():
-        from belljar.export.otlp import spans
-    return list(spans(lines, run_id))
 
 
 @contextmanager
@@ -278,9 +273,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
             hint="only a run of `belljar run` has a statement",
         )
     logs = {}
-    for log in sorted(
-        path.glob("inspect/*")
-    ):  # the same that was verified: all are in the manifest
+    for log in sorted(path.glob("inspect/*")):  # as verified: all are in the manifest
         with log.open("rb") as file:
             logs[f"inspect/{log.name}"] = digest_file(file)[0]
     content = statement(checked.run_id or "", checked.root, logs, found)

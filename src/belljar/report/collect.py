@@ -70,7 +70,10 @@ def collect(findings: RunFindings, source: RunSource) -> dict[str, Any]:
         "remarks": texts_of(run_remarks(findings)),
         "tools": texts_of(each.strip() for each in tool_lines(findings.tools)[1:]),
         "left": findings.left.claim,
-        "left_host": _left_host(findings),
+        # Tools that acted outside of a cell acted on this host
+        "left_host": texts_of(
+            (*(each.strip() for each in findings.left.lines()[1:]), *_outside(findings.tools))
+        ),
         "air_gap": timelines.air_gap,
         "targets": targets_of(findings, source),
         "hits": [(*key, count) for key, count in timelines.hits.most_common()],
@@ -109,14 +112,6 @@ def _sentence(findings: RunFindings, counts: Mapping[str, int]) -> str:
         "end, each cell's destruction is proven, and the evidence of both is "
         f"{'on record' if findings.left_out else 'complete'}."
     )
-
-
-def _left_host(findings: RunFindings) -> list[str]:
-    """What is on record as having left this host, what can't be told, and tools that acted on it
-    outside of a cell.
-    """
-    left = (each.strip() for each in findings.left.lines()[1:])
-    return texts_of((*left, *_outside(findings.tools)))
 
 
 def _outside(uses: Iterable[ToolUse]) -> Iterator[str]:

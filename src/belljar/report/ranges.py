@@ -171,7 +171,7 @@ class RangeFindings:
             "range": self.range_id,
             "cells": dict(self.cells),
             "packets": self.packets,
-            "requests": [request.to_json() for request in (*self.requests, *self.between_cells)],
+            "requests": [asdict(request) for request in (*self.requests, *self.between_cells)],
             "requests_in_all": self.requests.count + self.between_cells.count,
             "requests_between_cells": self.between_cells.count,
             "connections_open_at_the_end": self.requests.still_open + self.between_cells.still_open,
@@ -262,20 +262,14 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.missing_bytes += missing if isinstance(missing, int) else 0
         case Kind.NETWORK_ATTEMPT:
             found.attempts.add(f"{data['what']} ({data['stand_in']})")
+        case Kind.LIMIT_HIT if data["limit"] == "traffic_analysis_packets":
+            found.unread_packets += times_of(data)
+        case Kind.LIMIT_HIT if data["limit"] == "traffic_analysis_reader":
+            found.reader_ended = printable(str(data.get("effect")), max_chars=600)
         case Kind.LIMIT_HIT:
-            _add_limit(found, data)
+            found.limits.add(str(data["limit"]), times_of(data))
         case _:
             pass
-
-
-def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    match limit := str(data["limit"]):
-        case "traffic_analysis_packets":
-            found.unread_packets += times_of(data)
-        case "traffic_analysis_reader":
-            found.reader_ended = printable(str(data.get("effect")), max_chars=600)
-        case _:
-            found.limits.add(limit, times_of(data))
 
 
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:

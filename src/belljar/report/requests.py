@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.units import printable
@@ -75,10 +75,6 @@ class ReportedRequest:
     answer_bytes: int | None = None
     between_cells: bool = False
     address: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -192,14 +192,11 @@ class Timelines:
                 is_known = key in self.hits or len(self.hits) < MAX_HITS
                 self.hits[key if is_known else ("others", "", "", "")] += 1
             case kind if kind in EXCHANGES and not self._probing.get(_place(line)):
-                self._note_exchange(line)
+                place, stand_in = _place(line), str(data.get("stand_in") or "")
+                if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
+                    self.uses[self.policies.get(place, ""), stand_in] += 1
             case _:
                 pass
-
-    def _note_exchange(self, line: Line) -> None:
-        place, stand_in = _place(line), str(line.data.get("stand_in") or "")
-        if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
-            self.uses[self.policies.get(place, ""), stand_in] += 1
 
     def _entry(self, line: Line) -> TimelineEntry | None:
         kind, data, place = line.kind, line.data, _place(line)
