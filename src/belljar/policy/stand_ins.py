@@ -98,13 +98,6 @@ class Tokens(Enum):
     REQUIRED = "required"
 
 
-class MissingBodies(Enum):
-    """What becomes of an answer whose body was not recorded."""
-
-    REFUSE = "refuse"
-    EMPTY = "empty"
-
-
 class StandIn(Strict):
     """What every kind has. `protocols` are those that the kind can speak, the usual one first."""
 
@@ -206,16 +199,6 @@ class HarStandIn(StandIn):
 
     kind: Literal["har"] = Field(description="What it plays.")
     recording: Relative = Field(description="The HAR file, in a directory of its own.")
-    any_host: bool | None = Field(
-        default=None,
-        description="Answer whatever host of the stand-in's names is asked with what was "
-        "recorded of any.",
-    )
-    missing_bodies: Annotated[MissingBodies, kinds.choice(MissingBodies)] | None = Field(
-        default=None,
-        description="What an answer whose body was not recorded gets: none at all (refuse), or "
-        "an empty one.",
-    )
 
 
 class RegistryStandIn(StandIn):

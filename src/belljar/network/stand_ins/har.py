@@ -66,7 +66,7 @@ def load(
     exchanges = list[HarExchange]()
     for index, entry in enumerate(entries):
         try:
-            exchange = read_entry(entry, empty=settings.get("missing_bodies") == "empty")
+            exchange = read_entry(entry)
             exchanges += [exchange] if exchange else []
         except ValueError as error:
             document.problem(("log", "entries", index), str(error))
@@ -75,11 +75,10 @@ def load(
     return tuple(exchanges), tuple(document.problems)
 
 
-def read_entry(value: Any, *, empty: bool) -> HarExchange | None:  # noqa: ANN401 - any JSON value
+def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value
     """Return an entry's exchange, or None if it had no answer.
 
-    `empty`: a body that was not recorded is empty. Raises `ValueError` with a sentence, and what
-    Python raises where the shape is wrong.
+    Raises `ValueError` with a sentence, and what Python raises where the shape is wrong.
     """
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
@@ -100,9 +99,8 @@ def read_entry(value: Any, *, empty: bool) -> HarExchange | None:  # noqa: ANN40
         for part in field["value"].split("\n")
     )
     text, encoding = content.get("text"), content.get("encoding", "")
-    if text is None and content.get("size", 0) not in (0, -1) and not empty:
-        what = "the recording lacks this body (`size` without `text`)"
-        raise ValueError(f"{what}: record with content, or write `missing_bodies: empty`")
+    if text is None and content.get("size", 0) not in (0, -1):
+        raise ValueError("this body was not recorded (`size` without `text`): record with content")
     if encoding not in ("", "base64"):
         raise ValueError(f"a body's encoding is nothing or `base64`, not {quoted(encoding)}")
     body = (text or "").encode("utf-8", "replace")
@@ -137,18 +135,13 @@ def make(context: StandInContext) -> App:
 class _Player:
     def __init__(self, context: StandInContext, exchanges: tuple[HarExchange, ...]) -> None:
         self.context = context
-        self.any_host = bool(context.settings.get("any_host", False))
         self.recorded: dict[Key, list[HarExchange]] = {}
         self.given: dict[tuple[Key, bytes | None], int] = {}
         for exchange in exchanges:
-            self.recorded.setdefault(self.under(exchange.key), []).append(exchange)
-
-    def under(self, key: Key) -> Key:
-        return (key[0], "", key[2], key[3]) if self.any_host else key
+            self.recorded.setdefault(exchange.key, []).append(exchange)
 
     async def handle(self, request: Request) -> Answer:
-        asked = (request.method, request.host, request.raw_path, request.query_string)
-        key = self.under(key_of(*asked))
+        key = key_of(request.method, request.host, request.raw_path, request.query_string)
         found = self.recorded.get(key)
         if found is None and request.method == "HEAD":
             key = ("GET", *key[1:])
