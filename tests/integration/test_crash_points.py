@@ -37,7 +37,7 @@ from belljar.ledger import read_events
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = ("container", "gvisor", "microvm")
 SITES_OF_PHASE = {"create": 43, "exec": 15, "revert": 25, "snapshot": 24, "fork": 24, "destroy": 23}
-# Every third of them, where a life takes a second: all when thorough.
+# Every third of them: all when thorough.
 FEWER_SITES = {"create": 14, "exec": 5, "revert": 9, "snapshot": 8, "fork": 8, "destroy": 8}
 # While what all cells of a policy share is made, in the order it is made: by file and function.
 COLD_SITES: dict[str, tuple[str, ...]] = {
@@ -81,18 +81,12 @@ def owners(
 
 
 @pytest.mark.promise("3.5", "6.2")
-def test_killed_anywhere_nothing_is_left(
-    owners: Owners, tier: str, pytestconfig: pytest.Config
-) -> None:
-    """SIGKILL at 154 places of create, exec, revert, snapshot, fork and destroy (52 in the slow
-    tiers): a reaping, mostly of less than 5 s, removed everything, the ledger verifies, the other
+def test_killed_anywhere_nothing_is_left(owners: Owners, pytestconfig: pytest.Config) -> None:
+    """SIGKILL at 52 places of create, exec, revert, snapshot, fork and destroy (154 when
+    thorough): a reaping, mostly of less than 5 s, removed everything, the ledger verifies, the other
     owner's cell answers."""
-    chosen = choose(
-        owners,
-        SITES_OF_PHASE
-        if tier == "container" or pytestconfig.getoption("thorough")
-        else FEWER_SITES,
-    )
+    is_thorough = pytestconfig.getoption("thorough")
+    chosen = choose(owners, SITES_OF_PHASE if is_thorough else FEWER_SITES)
     killed, cells, faults = kill_at(owners, chosen)
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
     assert killed >= 0.94 * len(chosen), f"only {killed} of {len(chosen)} sites were reached again"

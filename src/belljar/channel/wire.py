@@ -1,7 +1,7 @@
 """The host's end of the connection, without I/O: bytes to checked events, requests to bytes.
 
-The guest is hostile. `feed` accepts exactly what `design/channel.md` allows at this moment. Anything
-else raises `ProtocolViolation`, now and for every later call.
+The guest is hostile. `feed` accepts exactly what `design/channel.md` allows at this moment.
+Anything else raises `ProtocolViolation`, now and for every later call.
 
 Memory is bounded: one incomplete frame between two calls, and an operation's output by the credit
 and the caps that the host gave.
