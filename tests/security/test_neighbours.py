@@ -2,7 +2,7 @@
 other one neither sees nor misses.
 
 Each way that is closed here carried messages between two cells before, at 32 of 32 bits. What
-remains open is in docs/tiers.md. The host is asked too: it sees all that a cell takes.
+remains open is in docs/threat-model.md. The host is asked too: it sees all that a cell takes.
 """
 
 from __future__ import annotations
