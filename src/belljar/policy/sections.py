@@ -263,7 +263,7 @@ FilesField: TypeAlias = Annotated[
 
 
 # ---- rights inside the cell: only those that can reach neither the host nor the guest agent, whose
-# word counts in verdicts (docs/policy.md has the reason of each)
+# word counts in verdicts (docs/threat-model.md has the reason of each)
 
 
 def _capability(text: str) -> str:
