@@ -266,6 +266,9 @@ def store_checks(home: Path) -> list[Check]:
     if not os.access(place, os.W_OK | os.X_OK):
         detail = f"{home}: this user can't write to {place}"
         hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            detail = f"{home}: the file system of {place} is read-only"
+            hint = "set BELLJAR_HOME to a directory that is writable"
         writable = Check("store", "no", detail, hint)
     found = [writable]
     try:
@@ -289,6 +292,8 @@ def verdict(found: Sequence[Check], *, emulated: bool) -> str:
     for check in found:
         states.setdefault(check.what, set()).add(check.state)
     ready = [tier for tier in Tier if states.get(f"tier {tier}") == {"ok"}]
+    if "no" in states.get("guest kernel", ()):
+        ready = [tier for tier in ready if tier is not Tier.MICROVM]
     if not ready or "no" in states.get("store", ()):
         return "No tier can be used here yet. Follow the hints above."
     text = f"Tiers that can be used here: {', '.join(map(str, ready))}."

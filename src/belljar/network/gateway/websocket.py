@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import h11
 import wsproto
@@ -30,7 +30,25 @@ from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 if TYPE_CHECKING:
-    from belljar.network.gateway.server import HttpConnection
+    from belljar.network.gateway.http1 import RequestParser
+
+
+class Connection(Protocol):
+    """What a WebSocket needs of its connection."""
+
+    parser: RequestParser
+
+    async def receive(self) -> bytes:
+        """Return what comes next, or b"" at the end."""
+        ...
+
+    async def write(self, *pieces: bytes) -> None:
+        """Return when the kernel has the pieces. Raises `ClientGoneError`."""
+        ...
+
+    async def wait_until_left(self) -> None:
+        """Return when the client has left."""
+        ...
 
 
 # Where `scope["state"]` has the `WebSocketRecord`, once there is one.
@@ -135,7 +153,7 @@ class WebSocketExchange:
     may_go_on = False
 
     def __init__(
-        self, connection: HttpConnection, request: h11.Request, scope: Scope, bounds: Bounds
+        self, connection: Connection, request: h11.Request, scope: Scope, bounds: Bounds
     ) -> None:
         """Raises `RefusedRequestError` for a handshake that is none."""
         self._connection, self._scope = connection, scope
