@@ -322,14 +322,13 @@ class GuardedRecorder:
         action = self.rules.action(part.place)
         is_known = hit.source in {ValueSource.DECOY, ValueSource.FOREIGN}
         done = action if action is Action.STOP else Action.FLAG
-        is_related = hit.value_id.partition("/")[0] in self.lineage
         event = event_of(
             part,
             hit,
             cell_id=job.cell_id,
             evidence=job.evidence,
             action=done,
-            is_related=is_related,
+            lineage=self.lineage,
         )
         key = (hit.value_id or hit.digest, part.operation, part.to)
         if part.is_scanned_first and action is not Action.FLAG and not is_known:

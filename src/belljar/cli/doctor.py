@@ -299,8 +299,9 @@ def verdict(found: Sequence[Check], *, emulated: bool) -> str:
     text = f"Tiers that can be used here: {', '.join(map(str, ready))}."
     if Tier.MICROVM not in ready:
         return f"{text}\nThe default risk needs the tier microvm: follow the hints above."
-    jail = "\nMicroVMs are emulated: the security boundary is the jail around the VM."
-    return text + jail * emulated
+    if emulated:
+        text += "\nMicroVMs are emulated: the security boundary is the jail around the VM."
+    return text
 
 
 def _show(found: list[Check], conclusion: str) -> None:

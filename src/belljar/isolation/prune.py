@@ -68,7 +68,11 @@ async def prune(
     return found if dry_run else tuple([await remove_part(part, home) for part in found])
 
 
-def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[PrunedPart, ...]:  # noqa: FBT001
+def unneeded(
+    home: Path,
+    unused_for_s: float,
+    everything: bool,  # noqa: FBT001
+) -> tuple[PrunedPart, ...]:
     """Everything removable, with sizes; parts in use are marked."""
     before = time.time() - unused_for_s
     images = [

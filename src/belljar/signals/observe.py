@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -261,9 +261,9 @@ def event_of(
     cell_id: str | None,
     evidence: int,
     action: Action,
-    is_related: bool = False,
+    lineage: Collection[str] = (),
 ) -> Event:
-    """Return what to record of a hit; `is_related`: another cell's decoy is of the same lineage."""
+    """Return what to record of a hit; `lineage`: ids of the cells that come from one with it."""
     if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     value_id, origin = hit.value_id, {}
@@ -272,7 +272,7 @@ def event_of(
     if hit.source == ValueSource.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
-        if is_related:
+        if from_cell in lineage:
             origin["lineage"] = contact.value
     data = _hit_fields(part, hit) | {"value": value_id, "evidence": evidence, **origin}
     return _guest(kind, cell_id, data | {"decoy": value_id.partition("/")[0]})

@@ -64,7 +64,7 @@ async def test_a_machine_whose_decoy_was_changed_is_not_saved(content: bytes | N
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
 async def test_the_host_reads_no_decoy_where_its_read_would_hide_a_guests(tier: Tier) -> None:
-    """A sensor on this host takes whoever opens a file that the host reads for the host."""
+    """While the host reads a file, a sensor on this host takes a guest that opens it for the host."""
     async with staged() as stage:
         minted, read = with_decoy(stage, tier), list[str]()
         stage.cell._live.client.own_reads.listeners.append(lambda path, _phase: read.append(path))

@@ -180,24 +180,22 @@ class _UpstreamRelay:
     def _pass_on(self, source: socket.socket, to: socket.socket) -> None:
         is_sent = source is self._inner
         with suppress(OSError):  # one side is gone
-            try:
-                while data := source.recv(PIECE_BYTES):
-                    with self._lock:
-                        if self.is_cut:
-                            return
-                        account = self._account
-                        passed = data[: account.plan.budget_bytes - account.spent_bytes]
-                        account.spend(len(passed), is_sent=is_sent)
-                    to.sendall(passed)
-                    if len(passed) < len(data):
-                        raise SpentError
-                if not is_sent:
-                    # Not both ways: a gateway must tell an answer's end from a cut
-                    to.shutdown(socket.SHUT_WR)
-                    return
-            except SpentError:
+            while data := source.recv(PIECE_BYTES):
                 with self._lock:
-                    self.cut("more passed than its budget")
+                    if self.is_cut:
+                        return
+                    account = self._account
+                    passed = data[: account.plan.budget_bytes - account.spent_bytes]
+                    account.spend(len(passed), is_sent=is_sent)
+                to.sendall(passed)
+                if len(passed) < len(data):
+                    with self._lock:
+                        self.cut("more passed than its budget")
+                    return
+            if not is_sent:
+                # Not both ways: a gateway must tell an answer's end from a cut
+                to.shutdown(socket.SHUT_WR)
+                return
         self._shut_down()
 
     def cut(self, reason: str) -> None:
