@@ -475,9 +475,9 @@ def obtain_all(
             print_json(images)
         return
     lines = [f"{len(failed)} of {len(results)} images could not be imported"]
-    lines += [
-        f"  {each['image']}: {each['error']} ({each['hint'] or 'no hint'})" for each in failed
-    ]
+    for each in failed:
+        hint = f" ({each['hint']})" if each["hint"] else ""
+        lines.append(f"  {each['image']}: {each['error']}{hint}")
     error = HostError("\n".join(printable(line, max_chars=1000) for line in lines))
     if not as_json:
         raise error

@@ -146,6 +146,8 @@ def _carry_out(plan: SetupPlan, home: Path, mirror: str, *, quiet: bool) -> None
             elif step.kind == "write":
                 try:
                     Path(BACKPORTS_FILE).write_text(step.detail)
+                    # Whatever root's umask: an ordinary user's setup reads it, too
+                    Path(BACKPORTS_FILE).chmod(0o644)
                 except OSError as error:
                     what = f"this file can't be written: {error.strerror}"
                     raise HostError(what, where=BACKPORTS_FILE, hint=step.command) from error
