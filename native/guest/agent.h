@@ -84,7 +84,9 @@ void send_frame(uint8_t type, uint32_t op, const void *payload, uint32_t n);
 void send_text(uint8_t type, uint32_t op, const void *head, uint32_t head_n, const char *text);
 void channel_drop(void);
 
-/* ---- loop (main.c) ---- */
+/* ---- watch.c ---- */
+extern int epoll_main, epoll_outputs; /* -1: it couldn't be made */
+void watches_open(void);
 enum watch_kind { W_CHANNEL, W_SIGNAL, W_OUTPUTS, W_STATUS, W_STDIN, W_STDOUT, W_STDERR, W_DRAIN, W_LEADER, W_TOUCH };
 int watch_add(enum watch_kind kind, uint32_t id, int fd, uint32_t events);
 void watch_del(enum watch_kind kind, int fd);
@@ -238,6 +240,11 @@ enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE =
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out);
 void request_free(struct request *request);
 
+/* ---- report.c ---- */
+_Noreturn void child_fail(int stage, int error, const char *detail);
+void child_report(int status_fd, int stage, int error);
+void child_started(uint64_t info);
+
 /* ---- child.c, readfile.c, writefile.c, walk.c, put.c, remove.c: run in the forked child, never return ---- */
 struct status { uint8_t type; uint16_t stage; int32_t error; uint64_t info; char detail[200]; };
 enum { S_FAILED = 1, S_STARTED, S_TERMINAL, S_NAMESPACE };
@@ -245,9 +252,6 @@ enum { CHILD_STATUS_FD = 3, CHILD_PTS_FD = 4, CHILD_PROBE_FD = 5, CHILD_INPUT_FD
 struct plumbing { int in, out, err, status, pts, probe, input; }; /* input: only of a child that waits, which can't know yet whether it has one; else -1 */
 _Noreturn void child_main(uint8_t kind, struct request *request, const struct plumbing *pipes);
 _Noreturn void child_wait(const struct plumbing *pipes); /* as child_main, of what comes as one message on its status socket: the kind, then the request */
-_Noreturn void child_fail(int stage, int error, const char *detail);
-void child_report(int status_fd, int stage, int error);
-void child_started(uint64_t info);
 _Noreturn void child_read_file(const struct request *request);
 _Noreturn void child_write_file(const struct request *request, const struct user *user);
 _Noreturn void child_walk(const struct request *request);

@@ -16,17 +16,7 @@
 enum { SWEEP_MS = 500, MAX_EVENTS = 64 };
 
 int null_fd = -1, probe_fd = -1;
-static int epoll_main = -1, epoll_outputs = -1, channel_fd = -1, signal_fd = -1;
-
-static int epoll_of(enum watch_kind kind) { return kind == W_STDOUT || kind == W_STDERR ? epoll_outputs : epoll_main; }
-
-int watch_add(enum watch_kind kind, uint32_t id, int fd, uint32_t events)
-{
-    struct epoll_event e = {.events = events, .data.u64 = (uint64_t)kind << 32 | id};
-    return epoll_ctl(epoll_of(kind), EPOLL_CTL_ADD, fd, &e);
-}
-
-void watch_del(enum watch_kind kind, int fd) { epoll_ctl(epoll_of(kind), EPOLL_CTL_DEL, fd, NULL); }
+static int channel_fd = -1, signal_fd = -1;
 
 /* ---- connection frames ---- */
 
@@ -245,8 +235,7 @@ static void prepare_loop(void)
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, NULL);
     signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
-    epoll_main = epoll_create1(EPOLL_CLOEXEC);
-    epoll_outputs = epoll_create1(EPOLL_CLOEXEC);
+    watches_open();
     if (signal_fd < 0 || epoll_main < 0 || epoll_outputs < 0 || watch_add(W_SIGNAL, 0, signal_fd, EPOLLIN) != 0 ||
         watch_add(W_CHANNEL, 0, channel_fd, EPOLLIN) != 0)
         fatal("event loop", errno);

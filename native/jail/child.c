@@ -5,8 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <linux/capability.h>
-#include <linux/securebits.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -72,17 +70,6 @@ static void take_identity(const struct options *o) {
 /* A session keyring is inherited and opens to any process that has it, whatever its uid. Where keys don't exist or are forbidden there is none to leave. */
 static void leave_keyring(void) {
     if (syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL) < 0 && errno != ENOSYS && errno != EPERM) fail("keyctl");
-}
-
-void hold_no_capability(void) {
-    must(prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED |
-                                      SECBIT_NO_CAP_AMBIENT_RAISE | SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED, 0, 0, 0),
-         "securebits");
-    must(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient");
-    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) must(prctl(PR_CAPBSET_DROP, cap, 0, 0, 0), "bounding set");
-    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct none[2] = {{0}};
-    must((int)syscall(SYS_capset, &header, none), "capset");
 }
 
 /* After the last change of credentials, which would have disarmed the signal. The supervisor may have died before it was armed: then its pipe is closed. */

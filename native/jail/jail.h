@@ -84,11 +84,15 @@ struct options {
 /* options.c */
 void parse_options(int argc, char **argv, struct options *options);
 
-/* A failed step ends the process that failed with one line on `fail_fd`: "failed step N name errno E: reason". */
+/* step.c. A failed step ends the process that failed with one line on `fail_fd`: "failed step N name errno E: reason". */
 extern int fail_fd;
 void step(int number, const char *name);
 __attribute__((noreturn)) void fail(const char *detail);
 void must(int result, const char *detail);
+
+/* drop.c */
+void keep_only(const int *kept, int count);
+void hold_no_capability(void);
 
 static inline bool has_id_maps(const struct options *options) { return options->uid_map.count > 0; }
 
@@ -118,7 +122,6 @@ void lock_mounts(const struct options *options, int proc_fd);
 
 /* child.c: steps 5 to 18 and 25, in the new namespaces. Ends in execve. */
 __attribute__((noreturn)) void enter_jail(struct options *options, int go_fd);
-void hold_no_capability(void);
 
 /* clock.c: prints the counter's rate in kHz, 0 where there is none */
 int measure_clock(void);
@@ -139,7 +142,6 @@ void install_init_filter(void);
 
 /* supervise.c */
 void join_cgroups(const struct options *options, pid_t child);
-void keep_only(const int *kept, int count);
 void drop_supervisor_privileges(void);
 __attribute__((noreturn)) void supervise(const struct options *options, pid_t child, int child_pidfd, int owner_pidfd, int error_fd);
 

@@ -14,35 +14,11 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-int fail_fd = 2;
-static int step_number;
-static const char *step_name = "start";
-
-void step(int number, const char *name) {
-    step_number = number;
-    step_name = name;
-}
-
-void fail(const char *detail) {
-    char line[512];
-    int n = snprintf(line, sizeof line, "failed step %d %s errno %d: %s%s%s\n", step_number, step_name, errno, strerror(errno),
-                     *detail ? ": " : "", detail);
-    if (n > (int)sizeof line - 1) n = sizeof line - 1;
-    if (write(fail_fd, line, (size_t)n) < 0) _exit(126);
-    _exit(125);
-}
-
-void must(int result, const char *detail) {
-    if (result < 0) fail(detail);
-}
 
 /* A pidfd of the owner is a second lifeline: it fires even if a forked copy of the owner still holds the first one's other end. */
 static int watch_owner(pid_t owner) {

@@ -19,7 +19,6 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -35,22 +34,6 @@ void join_cgroups(const struct options *o, pid_t child) {
         snprintf(path, sizeof path, "%s/cgroup.procs", o->cgroups[i]);
         write_file(path, line);
     }
-}
-
-static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-
-/* Closes every descriptor but 0, 1, 2 and those listed (negative ones count as absent). */
-void keep_only(const int *kept, int count) {
-    int sorted[MAX_KEPT + 16], n = 0;
-    for (int i = 0; i < count && n < (int)(sizeof sorted / sizeof *sorted); i++)
-        if (kept[i] > 2) sorted[n++] = kept[i];
-    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
-    unsigned first = 3;
-    for (int i = 0; i < n; i++) {
-        if ((unsigned)sorted[i] > first) must((int)syscall(SYS_close_range, first, (unsigned)sorted[i] - 1, 0), "close_range");
-        first = (unsigned)sorted[i] + 1;
-    }
-    must((int)syscall(SYS_close_range, first, ~0U, 0), "close_range");
 }
 
 /* What remains is the right to kill the child, whose uid is not ours. */

@@ -26,6 +26,7 @@ struct ends {
     uint32_t max_frame_bytes;
 };
 
+/* fail.c */
 __attribute__((noreturn)) void fail(const char *what);
 void must(int result, const char *what);
 
