@@ -283,7 +283,6 @@ TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 
 
 @pytest.mark.promise("8.1")
-@pytest.mark.alone
 async def test_a_neighbour_keeps_its_speed(
     usable: Cell, tier: str, vm_home: Path, tmp_path: Path
 ) -> None:

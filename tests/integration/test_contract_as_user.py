@@ -28,7 +28,6 @@ CHOSEN = {
     "microvm-asyncio": (ENDS, 8),
 }
 WITHIN_S = 550  # before the whole test is ended
-SPEED = "keeps_its_speed"
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,15 @@ class Contract:
 def contracts(
     installed_with_groups: UsersBelljar, pytestconfig: pytest.Config
 ) -> Iterator[dict[str, Contract]]:
-    """One run for each tier, all at once, for they mostly wait; but what measures speed is left
-    out. When they have ended nothing of the user's is left."""
+    """One run for each tier, all at once, for they mostly wait. When they have ended nothing of the
+    user's is left."""
     user, running = installed_with_groups, dict[str, Contract]()
     checkout = copy_checkout(user)
     with leaves_nothing(user):
         try:
             for carrier in CARRIERS:
                 files = WHOLE if pytestconfig.getoption("thorough") else CHOSEN[carrier][0]
-                running[carrier] = start(user, checkout, carrier, f"not {SPEED}", files)
+                running[carrier] = start(user, checkout, carrier, files)
             yield running
         finally:
             for contract in running.values():
@@ -70,11 +69,9 @@ def copy_checkout(user: UsersBelljar) -> Path:
     return target
 
 
-def start(
-    user: UsersBelljar, checkout: Path, carrier: str, chosen: str, files: Sequence[str]
-) -> Contract:
-    """The contract's tests of these files on one carrier, as `pytest -k` chooses them."""
-    scratch = user.home.parent / f"contract-{carrier}-{len(chosen)}"
+def start(user: UsersBelljar, checkout: Path, carrier: str, files: Sequence[str]) -> Contract:
+    """The contract's tests of these files on one carrier."""
+    scratch = user.home.parent / f"contract-{carrier}"
     said = scratch.with_suffix(".txt")
     places = [
         f"--basetemp={scratch}",
@@ -90,8 +87,6 @@ def start(
         "-p",
         "no:cacheprovider",
         "--durations=5",
-        "-k",
-        chosen,
         *places,
     ]
     with said.open("wb") as file:
@@ -122,18 +117,6 @@ def test_the_contract_holds_for_an_ordinary_user(
     """The contract is kept in every tier for a user who is not root (in the slow ones its ends, and
     in gVisor its limits; all of it when thorough): nothing is skipped for want of rights."""
     assert passed_in(contracts[carrier]) >= CHOSEN[carrier][1]
-
-
-@pytest.mark.alone
-def test_a_neighbour_keeps_its_speed(grouped: UsersBelljar, contracts: dict[str, Contract]) -> None:
-    """What the contract says of speed, measured alone: an ordinary user's groups bound processors
-    as root's do."""
-    for contract in contracts.values():
-        contract.process.wait(timeout=WITHIN_S)
-    alone = start(
-        grouped, grouped.libraries.parent / "checkout", "container-trio", SPEED, ENDS_AND_LIMITS
-    )
-    assert passed_in(alone) == 1
 
 
 def passed_in(contract: Contract) -> int:
