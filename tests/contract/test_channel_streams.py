@@ -26,6 +26,7 @@ async def test_stdin_text_empty_and_none(client: GuestClient) -> None:
 
 
 @pytest.mark.promise("4.3")
+@pytest.mark.thorough_in("microvm")
 async def test_fifty_mebibytes_of_stdin_and_back(client: GuestClient) -> None:
     """50 MiB go in and come out unchanged, both at the same time."""
     content = os.urandom(MIB) * 50

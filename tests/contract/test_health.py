@@ -101,6 +101,7 @@ async def test_a_full_process_table_is_found(fresh: Cell) -> None:
 
 
 @pytest.mark.promise("7.5")
+@pytest.mark.thorough_in("microvm")
 async def test_a_busy_cell_is_no_damage(fresh: Cell, tier: str) -> None:
     """What commands left busy leaves the next command its share of the processors."""
     baseline = await baseline_of(fresh)

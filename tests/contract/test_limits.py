@@ -82,6 +82,7 @@ def limits_on_record(home: Path, cell: Cell) -> list[str]:
 
 
 @pytest.mark.promise("8.1")
+@pytest.mark.thorough_in("microvm")
 async def test_fork_bomb(usable: Cell, tier: str, vm_home: Path) -> None:
     """Processes that make processes end at the limit and die with the command; the result and the
     ledger name the limit."""
@@ -199,6 +200,7 @@ async def test_filling_the_disk(usable: Cell, vm_home: Path, where: str) -> None
 
 
 @pytest.mark.promise("8.1")
+@pytest.mark.thorough_in("microvm")
 async def test_inode_exhaustion(usable: Cell) -> None:
     """Empty files have an end too."""
     script = (
@@ -262,6 +264,7 @@ KERNEL_MEMORY_IN = {
 
 
 @pytest.mark.promise("8.2")
+@pytest.mark.thorough_in("microvm")
 async def test_the_kernels_memory_is_the_cells(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """Socket buffers, page tables, nameless files and shared segments count: who takes them runs
     into the limit, which is named, and the cell goes on."""
@@ -283,6 +286,7 @@ TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 
 
 @pytest.mark.promise("8.1")
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_a_neighbour_keeps_its_speed(
     usable: Cell, tier: str, vm_home: Path, tmp_path: Path
 ) -> None:

@@ -283,7 +283,8 @@ def newest(home: Path) -> list[Any]:
 @pytest.mark.promise("1.10")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "verdict", "code"), [("stays", "contained", 0), ("opens", "void", 2)]
+    ("task", "verdict", "code"),
+    [pytest.param("stays", "contained", 0, marks=pytest.mark.thorough), ("opens", "void", 2)],
 )
 def test_an_interface_in_mid_run_makes_the_run_void(
     task: str, verdict: str, code: int, home: Path, tmp_path: Path

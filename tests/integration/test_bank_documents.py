@@ -129,6 +129,7 @@ def test_a_provider_behind_the_guard_gets_nothing_protected(
 
 @pytest.mark.vm
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_provider_gets_no_more_under_plain_inspect_eval(
     belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
 ) -> None:

@@ -334,7 +334,8 @@ def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path
 
 @pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
-    "tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough), "microvm"]
+    "tier",
+    ["container", *(pytest.param(it, marks=pytest.mark.thorough) for it in ("gvisor", "microvm"))],
 )
 @pytest.mark.parametrize(
     ("first", "last"),

@@ -32,6 +32,7 @@ def fleet(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Fleet(folder, homes, head, environment, address="slurm")
 
 
+@pytest.mark.thorough  # Ray's, which shares all but the queue, by default
 def test_a_fleet_gives_what_one_machine_gives(fleet: Fleet) -> None:
     """The same samples, scores and metrics as on one machine; each node signs with its own key;
     the offline verdict is the same."""

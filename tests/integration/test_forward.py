@@ -49,6 +49,7 @@ async def forwarded(
                 await attached.close()
 
 
+@pytest.mark.thorough_in("trio")
 async def test_clients_are_led_to_the_cell(vm_home: Path) -> None:
     """Several at once, each with its own bytes; no other address; Ctrl-C ends it with 130."""
     async with (

@@ -154,6 +154,7 @@ COPY . /all/
 """
 
 
+@pytest.mark.thorough
 def test_here_documents_are_what_docker_makes_of_them(
     home: Path, small: str, tmp_path: Path
 ) -> None:
@@ -433,7 +434,7 @@ os.chown("/", 5, 5)
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("keep_setuid", [False, True])
+@pytest.mark.parametrize("keep_setuid", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_the_result_is_the_tree_that_the_steps_made(
     home: Path, tmp_path: Path, keep_setuid: bool
 ) -> None:
@@ -553,6 +554,7 @@ def test_what_a_step_mounts_is_not_taken_from_an_old_layer(
 
 
 @pytest.mark.root
+@pytest.mark.thorough
 def test_an_ordinary_user_s_layers_are_used_again(user: UsersBelljar) -> None:
     """What builds keep belongs to the user's subordinate ids; `prune` removes all of it."""
     with tempfile.TemporaryDirectory(dir=public_folder()) as folder:

@@ -106,7 +106,7 @@ def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
         ("RUN echo x > /in-root", "USER root", False),
         ("RUN echo 'curl: (6) Could not resolve host: x'; exit 6", "--network", True),
         ("RUN exit 3", "", False),
-        ("COPY missing /x", "", False),
+        pytest.param("COPY missing /x", "", False, marks=pytest.mark.thorough),
     ],
 )
 def test_a_hint_fits_the_failure(
@@ -143,6 +143,7 @@ RUN echo mine > mine
 """
 
 
+@pytest.mark.thorough
 def test_volumes_and_work_directories_are_left_as_by_buildkit(home: Path, tmp_path: Path) -> None:
     """What a step writes below a volume of the file or of its base stays; each work directory is
     there, its user's."""
@@ -165,6 +166,7 @@ def test_volumes_and_work_directories_are_left_as_by_buildkit(home: Path, tmp_pa
     assert found["new/app/Dockerfile"] == ["-rw-r--r--", "0/0"]
 
 
+@pytest.mark.thorough
 def test_a_base_that_an_earlier_version_loaded_is_loaded_again(home: Path, tmp_path: Path) -> None:
     """It may have volumes, below which buildah discards what steps write."""
     add_small_image(home, "early")
@@ -177,6 +179,7 @@ def test_a_base_that_an_earlier_version_loaded_is_loaded_again(home: Path, tmp_p
         (kept / "image-id.2").rename(kept / "image-id")
 
 
+@pytest.mark.thorough
 def test_a_step_without_a_network_is_named_where_the_build_has_one(
     home: Path, tmp_path: Path
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_step_without_a_network_is_named_where_the_build_has_one(
     assert devices[("--network",)] == {line.partition(":")[0].strip() for line in here}
 
 
+@pytest.mark.thorough
 def test_a_name_that_buildah_would_take_as_a_pattern_is_refused_before_a_base_is_loaded(
     home: Path, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_compose_files_command_stands_behind_the_entrypoint(home: Path, tmp_pa
     assert sample.output.completion == sample.target, sample.error
 
 
+@pytest.mark.thorough  # by unit tests of `compose`, part by part
 def test_a_file_means_what_docker_reads(home: Path, tmp_path: Path) -> None:
     """An inline Dockerfile, whose entrypoint an empty one clears; numbers and switches of YAML 1.1;
     the image's health check with the file's times, which alone would come too late."""

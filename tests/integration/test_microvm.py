@@ -351,7 +351,8 @@ async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> N
 
 @pytest.mark.promise("3.1")
 @pytest.mark.parametrize(
-    "damage", [pytest.param("state", marks=pytest.mark.thorough), "memory", "unrestorable"]
+    "damage",
+    ["memory", *(pytest.param(it, marks=pytest.mark.thorough) for it in ("state", "unrestorable"))],
 )
 @one_backend
 async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path, damage: str) -> None:
@@ -447,6 +448,7 @@ async def test_no_space_for_a_template(own_home: Path) -> None:
 
 @pytest.mark.promise("3.1")
 @one_backend
+@pytest.mark.thorough
 async def test_two_processes_build_one_template_once(own_home: Path) -> None:
     """Both get their cell; one of them made the template, the other waited for it."""
     with owner(own_home) as one, owner(own_home) as other:

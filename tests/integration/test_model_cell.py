@@ -158,7 +158,7 @@ def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.promise("2.8")
-@pytest.mark.parametrize("tier", ["container", "gvisor"])
+@pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_an_evaluation_asks_a_model_in_a_cell(
     tier: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:

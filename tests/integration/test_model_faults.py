@@ -31,7 +31,7 @@ from belljar.policy import Tier, with_tier
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
 
-pytestmark = [pytest.mark.vm, pytest.mark.anyio]
+pytestmark = [pytest.mark.vm, pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 SERVER = '''
 import json, socketserver, sys, time, os
 from http.server import BaseHTTPRequestHandler
