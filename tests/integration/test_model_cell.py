@@ -261,6 +261,7 @@ BREAKS_OFF_ONCE = """\
 SLEEPS = "        import time; time.sleep(600)\n"
 
 
+@pytest.mark.thorough
 def test_an_answer_that_broke_off_is_asked_for_again(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
@@ -322,6 +323,7 @@ def inspect_eval(belljar: Belljar) -> bytes:
     return ran.stdout + ran.stderr
 
 
+@pytest.mark.thorough
 def test_inspect_eval_finds_the_model_too(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
@@ -503,6 +505,7 @@ def test_two_processes_share_one_models_weights(
     clean_after()
 
 
+@pytest.mark.thorough
 def test_a_socket_is_for_its_user_alone(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:

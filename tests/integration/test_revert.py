@@ -316,7 +316,7 @@ def test_a_cell_that_hangs_is_reverted(vm_home: Path) -> None:
 def test_many_reverts_leave_nothing(vm_home: Path, pytestconfig: pytest.Config) -> None:
     """One after the other, from a pool: each gives a clean machine, and memory, descriptors and the
     store are as after the first ones."""
-    times = 1000 if pytestconfig.getoption("thorough") else 60
+    times = 1000 if pytestconfig.getoption("thorough") else 30
 
     async def revert() -> list[tuple[int, int, int]]:
         sizes = []

@@ -33,6 +33,7 @@ def site() -> Path:
     return SITE
 
 
+@pytest.mark.thorough
 def test_the_built_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
     """No page or style sheet names a script, style, font or picture of another host. The theme
     would fetch what draws diagrams, formulas and galleries, so no page has any."""
@@ -56,6 +57,7 @@ def test_the_index_for_language_models_names_every_page(site: Path) -> None:
     assert all((site / link).is_file() for link in links)
 
 
+@pytest.mark.thorough
 def test_a_dead_anchor_fails_the_build(site: Path, tmp_path: Path) -> None:
     """The strict build can fail: one link to a heading that is not there ends it."""
     (tmp_path / "build").mkdir()

@@ -146,6 +146,7 @@ CLOCKS = 'python3 -c "import time; print(time.time(), time.clock_gettime(time.CL
 TRIES = 4  # A busy host may keep the guest from taking the time that it was given
 
 
+@pytest.mark.thorough
 def test_clocks_are_right(vm_home: Path) -> None:
     """In a fork, and in the cell that stood still: the wall clock is the host's, and the monotonic
     clock goes as fast as the host's; a fork's goes on from the moment."""

@@ -210,8 +210,8 @@ def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
 
 
 @pytest.mark.promise("1.6")
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # by default the contract's tests are run so
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
 def test_inspects_own_checks(grouped: UsersBelljar, tier: str) -> None:
     """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all,
     none known to fail."""

@@ -124,7 +124,7 @@ def check_guest(found: dict[str, Any], number: int) -> None:
     assert found["edited"] is None
 
 
-@pytest.mark.thorough_in("grouped")
+@pytest.mark.thorough_in("grouped", "user")
 def test_what_a_guest_can_do_with_its_port(owner: Owner) -> None:
     """Two clones of one template have each the address that they were given: transfers of 10 MiB
     both ways arrive whole, so do datagrams up to the MTU; the workload's root changes no link,
