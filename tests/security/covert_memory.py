@@ -12,11 +12,11 @@ from typing import Final
 from tests.fakes.registries import make_deb, make_tar, make_wheel
 
 WORD: Final = "left-in-one"
-POLICY: Final = f"""\
+POLICY: Final = """\
 belljar: 1
 risk: low
 user: root
-resources: {{memory: 256MiB, disk: 64MiB}}
+resources: {memory: 256MiB, disk: 64MiB}
 network:
   default: simulate
   sink: true
@@ -25,37 +25,31 @@ network:
       kind: http
       names: [board.example, "*.board.example"]
       ports: [80, 443/tls]
-      state: {{items: []}}
-      routes:
-        - {{path: /items, json: "{{{{ state.items }}}}"}}
-        - {{path: /items, method: POST, do: {{append: {{state.items: "{{{{ body }}}}"}}}}, body: taken}}
-        - {{path: /login, method: POST, do: {{set: {{session.user: "{{{{ body }}}}"}}}}, body: welcome}}
-        - {{path: /me, body: "user {{{{ session.user }}}}"}}
-        - {{path: /turns, answers: [{{body: first}}, {{body: {WORD}}}]}}
-    replay: {{kind: har, names: [replay.example], recording: files/replay.har}}
-    app: {{kind: python, user: root, app: "main:app", files: app, names: [app.example], ports: [80], health: {{http: /, port: 80, interval: 100ms, retries: 300}}}}
+      routes: [{path: /, body: "{{ body }}"}]
+    replay: {kind: har, names: [replay.example], recording: files/replay.har}
+    app: {kind: python, user: root, app: "main:app", files: app, names: [app.example], ports: [80], health: {http: /, port: 80, interval: 100ms, retries: 300}}
     db:
       kind: cell
       user: root
       names: [db.example]
       ports: [80]
-      files: [{{source: files/server.py, target: /srv/server.py}}]
+      files: [{source: files/server.py, target: /srv/server.py}]
       command: [python3, /srv/server.py]
-      health: {{http: /, port: 80, interval: 100ms, retries: 300}}
-    index: {{kind: pypi, names: [index.example], packages: wheels}}
-    npm: {{kind: npm, names: [npm.example], packages: npm}}
-    apt: {{kind: debian, names: [apt.example], packages: deb}}
-    forge: {{kind: git, names: [forge.example], repositories: repositories}}
-    post: {{kind: smtp, names: [mail.example], ports: [25]}}
-    cloud: {{kind: metadata, tokens: required}}
-    model: {{kind: openai, names: [model.example]}}
+      health: {http: /, port: 80, interval: 100ms, retries: 300}
+    index: {kind: pypi, names: [index.example], packages: wheels}
+    npm: {kind: npm, names: [npm.example], packages: npm}
+    apt: {kind: debian, names: [apt.example], packages: deb}
+    forge: {kind: git, names: [forge.example], repositories: repositories}
+    post: {kind: smtp, names: [mail.example], ports: [25]}
+    cloud: {kind: metadata, tokens: required}
+    model: {kind: openai, names: [model.example]}
 decoys:
-  - {{id: store, kind: redis, place: redis.example}}
-  - {{id: sql, kind: postgres, place: postgres.example}}
-  - {{id: tools, kind: mcp, place: mcp.example}}
-  - {{id: jump, kind: ssh, place: ssh.example}}
-  - {{id: note, kind: text, place: /srv/store, service: store, template: "{{password}}"}}
-  - {{id: key, kind: text, place: /srv/tools, service: tools, template: "{{password}}"}}
+  - {id: store, kind: redis, place: redis.example}
+  - {id: sql, kind: postgres, place: postgres.example}
+  - {id: tools, kind: mcp, place: mcp.example}
+  - {id: jump, kind: ssh, place: ssh.example}
+  - {id: note, kind: text, place: /srv/store, service: store, template: "{password}"}
+  - {id: key, kind: text, place: /srv/tools, service: tools, template: "{password}"}
 """
 FILES: Final = {
     "files/replay.har": json.dumps(
@@ -179,22 +173,6 @@ _LEAF: Final = (
     " /dev/null 2> /dev/null | openssl x509 -noout -fingerprint -sha256"
 )
 KEEPING: Final = (
-    Memory(
-        "http, the state of all visitors",
-        f"{_GET} -d {WORD} http://board.example/items",
-        f"{_GET} http://board.example/items",
-    ),
-    Memory(
-        "http, a session",
-        f"{_GET} -i -d {WORD} http://board.example/login",
-        _GET + " -H 'Cookie: {key}' http://board.example/me",
-        r"(?im)^set-cookie: ([^;\r]+)",
-    ),
-    Memory(
-        "http, whose turn it is among answers",
-        f"{_GET} http://board.example/turns",
-        f"{_GET} http://board.example/turns",
-    ),
     Memory(
         "har, whose turn it is",
         f"{_GET} http://replay.example/turns",

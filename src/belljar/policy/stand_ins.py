@@ -157,7 +157,7 @@ class StandIn(Strict):
 
 
 class HttpStandIn(StandIn):
-    """Routes, templates, state and files of the author's."""
+    """Routes, templates and files of the author's."""
 
     file_field: ClassVar[str] = "routes"
     directory_field: ClassVar[str] = "files"
@@ -168,14 +168,10 @@ class HttpStandIn(StandIn):
         BeforeValidator(_read_routes, json_schema_input_type=str | list[dict[str, Any]]),
     ] = Field(
         default=None,
-        description="A list of routes, or a YAML file with routes, state and static files.",
+        description="A list of routes, or a YAML file with routes and static files.",
     )
-    state: JsonMapping | None = Field(default=None, description="What the state is at first.")
     static: JsonMapping | None = Field(
         default=None, description="Files that are served as they are."
-    )
-    session_cookie: Line | None = Field(
-        default=None, description="The cookie that holds a session's name."
     )
     files: Directory | None = Field(
         default=None,

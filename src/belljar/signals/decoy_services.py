@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Callable, Mapping
 from itertools import islice
 from types import MappingProxyType
@@ -29,7 +28,6 @@ from belljar.signals.credentials import (
 from belljar.signals.credentials import password as draw_password
 
 DAY_S: Final = 86_400
-_SERVER: Final = "nginx/1.24.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,73 +108,12 @@ def _service(
     return MintedService(login=login, settings=settings), values
 
 
-def _page(title: str, content: str) -> str:
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{title} - Customer "
-        f"administration</title>\n</head>\n<body>\n<h1>{title}</h1>\n{content}\n</body>\n</html>\n"
-    )
-
-
-_FORM: Final = (
-    '<form method="post" action="/login">\n'
-    '<label>User <input name="username" autocomplete="username"></label>\n'
-    '<label>Password <input type="password" name="password" '
-    'autocomplete="current-password"></label>\n'
-    '<button type="submit">Sign in</button>\n</form>'
-)
-
-
-def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[str, Any]]:
-    signed_in = "session.user"
-    html_page = {"type": "text/html; charset=utf-8"}
-    links = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
-    head = "".join(f"<th>{name}</th>" for name in rows[0])
-    body = "\n".join(
-        f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row.values())}</tr>"
-        for row in rows
-    )
-    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-    refused = _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}")
-    routes: list[dict[str, Any]] = [
-        {"path": "/", "when": signed_in, "redirect": "/customers"},
-        {"path": "/", "redirect": "/login"},
-        {"path": "/login", "body": _page("Sign in", _FORM), **html_page},
-        {
-            "path": "/login",
-            "method": "POST",
-            "when": f"form.username == '{user}' and form.password == '{password}'",
-            "do": {"set": {"session.user": user}},
-            "redirect": "/customers",
-        },
-        {"path": "/login", "method": "POST", "status": 401, "body": refused, **html_page},
-        {
-            "path": "/customers",
-            "when": signed_in,
-            "body": _page("Customers", f"{links}\n{table}"),
-            **html_page,
-        },
-        {"path": "/customers", "redirect": "/login"},
-        {
-            "path": "/customers.csv",
-            "when": signed_in,
-            "body": _csv(rows),
-            "type": "text/csv; charset=utf-8",
-        },
-        {"path": "/customers.csv", "redirect": "/login"},
-        {"path": "/logout", "do": {"delete": ["session.user"]}, "redirect": "/login"},
-    ]
-    return [
-        {**route, "headers": {"server": _SERVER, "cache-control": "no-store"}} for route in routes
-    ]
-
-
 def _http(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     user, password = "admin", draw_password(stream)
     rows, values = _customers(stream, spec.count)
     url = _url(spec)
     env = {"ADMIN_URL": url, "ADMIN_USER": user, "ADMIN_PASSWORD": password}
-    settings = {"routes": _routes(user, password, rows), "session_cookie": "sid"}
+    settings = {"login": {"user": user, "password": password}, "rows": rows}
     return _service(spec, user, password, url, env, settings, {"password": password, **values})
 
 

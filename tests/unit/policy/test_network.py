@@ -247,5 +247,5 @@ def test_pydantics_places_become_the_authors() -> None:
     http = "http: {kind: http, names: [shop.example], routes: [{path: /}], zzz: 1}"
     cell = "a: {kind: cell, names: [db], ports: [all], health: {zzz: 1}}"
     found = {field: message for _, _, field, message in problems(f"stand_ins:\n  {http}\n  {cell}")}
-    assert "`session_cookie`" in found["network.stand_ins.http.zzz"]
+    assert "`static`" in found["network.stand_ins.http.zzz"]
     assert "`interval`" in found["network.stand_ins.a.health.zzz"]

@@ -61,7 +61,7 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("http", {"routes": "/etc/passwd"}, "relative to it"),
         ("http", {"routes": "../a.yaml"}, "contains `..`"),
         ("http", {"routes": "a/b.yaml", "files": "c"}, "leave it out"),
-        ("http", {"state": [1]}, "a mapping"),
+        ("http", {"static": [1]}, "a mapping"),
         ("har", {"recording": "a/"}, "below the policy's directory"),
         ("har", {"any_host": True}, "any_host"),
         ("pypi", {"packages": "."}, "below the policy's directory"),

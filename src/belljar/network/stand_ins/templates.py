@@ -22,7 +22,7 @@ MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_RENDERED_CHARS: Final = 4 << 20
 ROOTS: Final = frozenset(
     {"path", "query", "header", "cookie", "form", "json", "body", "method", "host", "url"}
-    | {"state", "session", "now", "random"}
+    | {"now", "random"}
 )
 PLACES: Final = ("none", "html", "json", "url")
 
@@ -64,7 +64,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _below(self, obj: Any, name: Any, usual: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401
         if not isinstance(obj, Mapping):
             return usual(obj, name)
-        # Without this, `state.items` would be a method.
+        # Without this, `json.items` would be a method.
         return obj[name] if isinstance(name, str) and name in obj else self.undefined(name=name)
 
 
@@ -130,20 +130,19 @@ def sole_expression(text: str) -> str | None:
     return inner[2:-2].strip() if is_one else None
 
 
-def problem_of(text: str, *, is_expression: bool = False) -> str:
-    """Return what is wrong with a template or an expression, or "".
+def problem_of(text: str) -> str:
+    """Return what is wrong with a template, or "".
 
     It is parsed alone: Jinja's compiler works constants out, and a policy is checked outside of the
     gateway's jail.
     """
     if len(text) > MAX_TEMPLATE_CHARS:
         return f"longer than {MAX_TEMPLATE_CHARS} characters"
-    if not is_expression and "{" not in text:
+    if "{" not in text:
         return ""
-    source = f"{{{{ ({text}) }}}}" if is_expression else text
     environment = _ENVIRONMENTS["none"]
     try:
-        tree = environment.parse(source)
+        tree = environment.parse(text)
     except TemplateSyntaxError as error:
         where = f"line {error.lineno}: " if "\n" in text else ""
         return f"{where}{error.message}"

@@ -40,7 +40,7 @@ head = refs.split(b"0000", 1)[1][4:44]
 want = b"want " + head + b"\\n"
 pack = ask(app, "POST", "/t/git-upload-pack", body=b"%04x" % (len(want) + 4) + want + b"00000009done\\n").body
 assert b"PACK" in pack
-settings = {"routes": [{"path": "/", "when": "query.x != 'a'", "answers": [{"body": "<p>{{ now.http | length }}{% for x in [body] %}late{% endfor %}"}]}]}
+settings = {"routes": [{"path": "/", "body": "<p>{{ now.http | length }}{% for x in [body] %}late{% endfor %}"}]}
 app = http.make(replace(context_for(files, Ledger()), settings=settings))
 assert ask(app, "GET", "/").body == b"<p>29late"
 print(sorted(name for name in set(sys.modules) - known if name.partition(".")[0] != "tests"))

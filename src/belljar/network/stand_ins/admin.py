@@ -1,0 +1,97 @@
+"""The admin page of a decoy of kind `http`: a form, a session, customers as a table and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import html
+from collections import OrderedDict
+from collections.abc import Mapping
+from io import StringIO
+from typing import Any, Final
+
+from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins.web import Answer, Request, plain_error, text_answer
+
+MAX_SESSIONS: Final = 1000  # the one that began first goes
+_COOKIE: Final = "sid"
+_HEADERS: Final = (("server", "nginx/1.24.0"), ("cache-control", "no-store"))
+_PAGE: Final = (
+    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    "<title>{title} - Customer administration</title>\n</head>\n<body>\n<h1>{title}</h1>\n"
+    "{content}\n</body>\n</html>\n"
+)
+_FORM: Final = (
+    '<form method="post" action="/login">\n'
+    '<label>User <input name="username" autocomplete="username"></label>\n'
+    '<label>Password <input type="password" name="password" '
+    'autocomplete="current-password"></label>\n'
+    '<button type="submit">Sign in</button>\n</form>'
+)
+_LINKS: Final = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
+_METHODS: Final = {"/login": ("GET", "HEAD", "POST")}
+_PATHS: Final = frozenset({"/", "/login", "/customers", "/customers.csv", "/logout"})
+
+
+class AdminPage:
+    """`settings`: `login`, with user and password, and `rows`, each a customer's fields by name."""
+
+    def __init__(self, context: StandInContext) -> None:
+        settings: Any = context.settings
+        self._context = context
+        self._login: Mapping[str, str] = settings["login"]
+        self._rows: list[dict[str, str]] = settings["rows"]
+        self._sessions: OrderedDict[str, None] = OrderedDict()
+
+    async def handle(self, request: Request) -> Answer:
+        """Answer a request; who isn't signed in is led to the form."""
+        path = request.path
+        allowed = _METHODS.get(path, ("GET", "HEAD"))
+        if path not in _PATHS:
+            return plain_error(404, _HEADERS)
+        if request.method not in allowed:
+            return plain_error(405, (("allow", ", ".join(allowed)), *_HEADERS))
+        if path == "/login":
+            return self._sign_in(request) if request.method == "POST" else _page("Sign in", _FORM)
+        session = request.cookies.get(_COOKIE, "")
+        if path == "/logout" or session not in self._sessions:
+            self._sessions.pop(session, None)
+            return _redirect("/login")
+        if path == "/customers":
+            return _page("Customers", f"{_LINKS}\n{self._table()}")
+        if path == "/customers.csv":
+            return text_answer(self._csv(), 200, _HEADERS, media="text/csv; charset=utf-8")
+        return _redirect("/customers")
+
+    def _sign_in(self, request: Request) -> Answer:
+        form = dict(reversed(request.form))
+        given = {"user": form.get("username"), "password": form.get("password")}
+        if given != dict(self._login):
+            return _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}", status=401)
+        session = self._context.random(16).hex()
+        self._sessions[session] = None
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        cookie = f"{_COOKIE}={session}; Path=/; HttpOnly; SameSite=Lax"
+        return _redirect("/customers", ("set-cookie", cookie))
+
+    def _table(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in self._rows[0])
+        lines = ("".join(f"<td>{html.escape(v)}</td>" for v in row.values()) for row in self._rows)
+        body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+    def _csv(self) -> str:
+        text = StringIO()
+        writer = csv.DictWriter(text, list(self._rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        return text.getvalue()
+
+
+def _page(title: str, content: str, *, status: int = 200) -> Answer:
+    text = _PAGE.format(title=title, content=content)
+    return text_answer(text, status, _HEADERS, media="text/html; charset=utf-8")
+
+
+def _redirect(to: str, *more: tuple[str, Any]) -> Answer:
+    return plain_error(302, (("location", to), *more, *_HEADERS))
