@@ -540,7 +540,7 @@ async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: P
 async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) -> None:
     """A sink that takes every port, names that are simulated, a metadata service: answers are
     expected there, each with its reason, and nowhere else."""
-    cloud = "    cloud: {kind: metadata, cloud: aws}\n"
+    cloud = "    cloud: {kind: metadata}\n"
     policy = policy_of(
         tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n  sink: true\n" + OWN
     )

@@ -83,14 +83,6 @@ RESTART: Final = kinds.matching(
 )
 
 
-class Cloud(Enum):
-    """Whose metadata service a stand-in plays."""
-
-    AWS = "aws"
-    GCP = "gcp"
-    AZURE = "azure"
-
-
 class Tokens(Enum):
     """Whether a metadata service wants tokens."""
 
@@ -227,7 +219,7 @@ class SmtpStandIn(StandIn):
 
 
 class MetadataStandIn(StandIn):
-    """A cloud's metadata service, at 169.254.169.254 besides its names."""
+    """Amazon's instance metadata service, at 169.254.169.254 besides its names."""
 
     protocols: ClassVar[tuple[str, ...]] = ("http",)
     usual_ports: ClassVar[tuple[int, ...]] = (80,)
@@ -236,21 +228,17 @@ class MetadataStandIn(StandIn):
     names: Annotated[
         tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, min_count=0)
     ] = Field(default=(), description="Host names. Default: none, only the address.")
-    cloud: Annotated[Cloud, kinds.choice(Cloud)] = Field(
-        default=Cloud.AWS, description="Whose service it plays."
-    )
     tokens: Annotated[Tokens, kinds.choice(Tokens)] | None = Field(
         default=None,
-        description="Whether AWS's service wants a token of each request (IMDSv2). Default "
-        "optional.",
+        description="Whether it wants a token of each request (IMDSv2). Default optional.",
     )
     region: Annotated[str, kinds.NAME] | None = Field(
-        default=None, description="The region it says it is in. Default one of the cloud's."
+        default=None, description="The region it says it is in. Default `eu-west-1`."
     )
     data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
         default=None,
         max_length=MAX_WORDS,
-        description="What is answered at a path, over what the cloud's would.",
+        description="What is answered at a path, over what Amazon's would.",
     )
 
 

@@ -139,7 +139,7 @@ def _metadata(stream: RandomStream, spec: DecoySpec) -> DrawnService:
         "AWS_ACCESS_KEY_ID": values["access_key_id"],
         "AWS_SECRET_ACCESS_KEY": values["secret_key"],
     }
-    settings = {"cloud": "aws", "credentials": values}
+    settings = {"credentials": values}
     return _service(spec, "", values["secret_key"], url, env, settings, values)
 
 
