@@ -25,7 +25,7 @@ network:
       kind: http
       names: [board.example, "*.board.example"]
       ports: [80, 443/tls]
-      routes: [{path: /, body: "{{ body }}"}]
+      routes: [{path: /, body: "now {{ body }}"}]
     replay: {kind: har, names: [replay.example], recording: files/replay.har}
     app: {kind: python, user: root, app: "main:app", files: app, names: [app.example], ports: [80], health: {http: /, port: 80, interval: 100ms, retries: 300}}
     db:
@@ -303,6 +303,12 @@ def _mcp(method: str, **params: object) -> str:
 
 
 VOIDS: Final = (
+    Void(
+        "http, what was posted",
+        shell(f"{_GET} -d {WORD} http://board.example/"),
+        shell(f"{_GET} http://board.example/"),
+        ("network.http", WORD),
+    ),
     Void(
         "pypi, an upload",
         shell(
