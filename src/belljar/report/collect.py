@@ -180,7 +180,7 @@ def _unit(unit: _Subject, source: RunSource, share: int) -> dict[str, Any]:
     names = {cell: name for each in ranges for cell, name in each.cells.items()}
     entries, left_out = _entries(places, cells, source, share, names if len(cells) > 1 else {})
     # Those whose end is in doubt first
-    listed = sorted(cells, key=lambda cell: cell.destroyed and cell.clean)[:MAX_CELLS]
+    listed = sorted(cells, key=lambda cell: cell.is_proven)[:MAX_CELLS]
     scores = row.transcript.scores.items() if row else ()
     score = ", ".join(f"{name} {value}" for name, value in scores)
     signals = row.signals.signals if row else ()
@@ -210,8 +210,7 @@ def _unit(unit: _Subject, source: RunSource, share: int) -> dict[str, Any]:
         "bytes_in": sum(cell.bytes_in for cell in cells),
         "bytes_out": sum(cell.bytes_out for cell in cells),
         "lasted_s": sum(cell.lasted_s for cell in cells),
-        "destroyed": all(cell.destroyed and cell.clean for cell in cells)
-        and all(each.destroyed and each.clean for each in ranges),
+        "destroyed": all(each.is_proven for each in (*cells, *ranges)),
         "proofs": list(_proofs(listed, ranges[:MAX_CELLS], timelines, room // MAX_CELLS)),
         "graphs": [graph_of(each, source) for each in ranges[:MAX_CELLS]],
         "network": texts_of((line for each in ranges for line in range_sentences(each)), room),
@@ -244,11 +243,11 @@ def _proofs(
     cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], timelines: Timelines, room: int
 ) -> Iterator[dict[str, Any]]:
     """The probes of each cell and its end, and the end of each range."""
-    ends: list[tuple[str, str, CellFindings | RangeFindings, list[str], str]] = [
-        *((c.cell_id, f"Cell, {tier_of(c)}", c, c.survivors, c.death) for c in cells),
-        *((each.range_id, "Range", each, each.left, each.failed) for each in ranges),
+    ends: list[tuple[str, str, CellFindings | RangeFindings, str]] = [
+        *((each.cell_id, f"Cell, {tier_of(each)}", each, each.death) for each in cells),
+        *((each.range_id, "Range", each, each.failed) for each in ranges),
     ]
-    for place, what, found, left, death in ends:
+    for place, what, found, death in ends:
         probings = found.probings if isinstance(found, CellFindings) else ()
         probes = (
             f"{each.phase or 'asked for'}: {each.verdict.value}, {each.probes} tests, "
@@ -259,8 +258,8 @@ def _proofs(
             "id": shown(place),
             "what": what,
             "probes": texts_of(probes, room),
-            "destroyed": "proven" if found.destroyed and found.clean else "NOT PROVEN",
-            "left": texts_of((*left, *found.not_checked), room),
+            "destroyed": "proven" if found.is_proven else "NOT PROVEN",
+            "left": texts_of((*found.survivors, *found.not_checked), room),
             "looked_for": texts_of(timelines.proofs.get(place, ()), room),
             "death": shown(death),
         }

@@ -148,7 +148,7 @@ class Row:
     @property
     def destroyed(self) -> bool:
         """Whether each cell's destruction is proven."""
-        return bool(self.cells) and all(cell.destroyed and cell.clean for cell in self.cells)
+        return bool(self.cells) and all(cell.is_proven for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ def _model_json(cell: CellFindings) -> dict[str, Any]:
         "death": cell.death,
         "degraded": None if cell.degraded is None else asdict(cell.degraded),
         "probes": [asdict(each) for each in cell.probings],
-        "destroyed": cell.destroyed and cell.clean,
+        "destroyed": cell.is_proven,
         "lasted_s": round(cell.lasted_s, 3),
     }
 

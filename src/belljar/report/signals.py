@@ -13,13 +13,12 @@ from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.policy.guarding import GUARD_CLASSES
+from belljar.report.reading import ProbeTracker, is_between_cells, times_of, word
 from belljar.report.reasons import Sentence
-from belljar.report.requests import is_between_cells, times_of
 from belljar.units import printable
 
 MAX_EVIDENCE: Final = 100  # event numbers listed per signal
 MAX_INVOLVED: Final = 20
-_MAX_WORD_CHARS: Final = 120
 
 
 class SignalCode(Sentence):
@@ -119,7 +118,7 @@ class _Tally:
         if len(self.evidence) < MAX_EVIDENCE:
             self.evidence.append(line.seq)
         if involved and len(self.involved) < MAX_INVOLVED:
-            self.involved[_word(involved)] = None
+            self.involved[word(involved)] = None
         if line.trust is Trust.HOST_OBSERVED:
             self.trust = line.trust
 
@@ -137,7 +136,7 @@ class _Seen:
         tally.add(line, involved, count)
 
     def miss(self, code: Blind, detail: str, count: int = 1) -> None:
-        key = (code, _word(detail))
+        key = (code, word(detail))
         if key not in self.blind and len(self.blind) >= MAX_INVOLVED:
             key = (code, "for other reasons")
         self.blind[key] = self.blind.get(key, 0) + count
@@ -146,7 +145,7 @@ class _Seen:
         for (code, detail), count in self.blind.items():
             yield BlindSpot(code=code, detail=detail, count=count)
         if unwatched := sorted(self.placed - self.watched):
-            named = _word(", ".join(unwatched))
+            named = word(", ".join(unwatched))
             yield BlindSpot(code=Blind.NO_TOUCH_SENSOR, detail=named, count=len(unwatched))
 
 
@@ -155,14 +154,14 @@ class SignalGatherer:
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
-        self._names: dict[str, tuple[str, str]] = {}
-        self._probing: set[tuple[str, str]] = set()
+        self._probes = ProbeTracker()
         self._running: set[str] = set()
         self._decoys: set[str] = set()
         self._stopping = False
 
     def take(self, line: Line) -> None:
         """One event more."""
+        self._probes.take(line)
         if line.cell is not None:
             self._follow(line, line.cell)
         if line.kind is Kind.KILL_TRIGGERED and line.data["scope"] != "cells":
@@ -174,7 +173,7 @@ class SignalGatherer:
         self._note_sensors(line, seen)
         if line.kind is Kind.DECOY_CARRIED and len(seen.carried) < MAX_EVIDENCE:
             detail = f"{line.data['value']} of cell {line.data['from_cell']}, event {line.seq}"
-            shown = printable(detail, max_chars=2 * _MAX_WORD_CHARS)
+            shown = printable(detail, max_chars=240)
             seen.carried.append((str(line.data["from_cell"]), shown))
         for code, involved, count in self._signals(line):
             seen.add(line, code, involved, count)
@@ -199,12 +198,6 @@ class SignalGatherer:
         """Track whose act a later event is."""
         data = line.data
         match line.kind:
-            case Kind.CELL_PLANNED if data.get("range"):
-                self._names[cell] = (str(data["range"]), str(data.get("name", "")))
-            case Kind.PROBE_STARTED if cell in self._names:
-                self._probing.add(self._names[cell])
-            case Kind.PROBE_COMPLETED if cell in self._names:
-                self._probing.discard(self._names[cell])
             case Kind.SAMPLE_STARTED | Kind.CELL_REVERTED:
                 self._running.add(cell)
             case Kind.CELL_DESTROYING | Kind.KILL_TRIGGERED:
@@ -241,7 +234,7 @@ class SignalGatherer:
             value = str(data.get("value") or "")
             yield self._of_hit(data), value or str(data["class"]), 1
         elif line.kind in _NETWORK and not is_between_cells(data):
-            if (data.get("range"), data.get("cell")) not in self._probing:
+            if not self._probes.is_probed(data.get("range"), data.get("cell", "")):
                 yield from _refused(line)
         elif line.kind is Kind.LIMIT_HIT and data["limit"] in _RECORD_LIMITS:
             yield SignalCode.RECORD_FLOODED, str(data["limit"]), 1
@@ -322,10 +315,6 @@ def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
         if named:
             where = f"{named}:{port}" if port and not url else str(named)
             yield SignalCode.WALL_PROBING, where, count
-
-
-def _word(text: object) -> str:
-    return printable(str(text), max_chars=_MAX_WORD_CHARS)
 
 
 def is_disguised(data: Mapping[str, Any]) -> bool:
