@@ -5,7 +5,7 @@ Of all signals only another sample's decoy changes the containment verdict.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from enum import StrEnum
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ class Blind(StrEnum):
     NOT_SCANNED = "not_scanned"  # data that left the cell was not scanned whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Signal:
     """What a sample did, and how often.
 
@@ -58,11 +58,21 @@ class Signal:
     """
 
     code: SignalCode
-    count: int
-    trust: Trust
-    evidence: tuple[int, ...]
+    count: int = 0
+    trust: Trust = Trust.GUEST_REPORTED
+    evidence: list[int] = field(default_factory=list)
     more: int = 0
-    involved: tuple[str, ...] = ()
+    involved: list[str] = field(default_factory=list)
+
+    def take(self, other: Signal) -> None:
+        """Count the events of another as its own."""
+        self.count += other.count
+        evidence = sorted((*self.evidence, *other.evidence))
+        self.evidence = evidence[:MAX_EVIDENCE]
+        self.more += other.more + len(evidence) - len(self.evidence)
+        self.involved = [*dict.fromkeys((*self.involved, *other.involved))][:MAX_INVOLVED]
+        if other.trust is Trust.HOST_OBSERVED:
+            self.trust = other.trust
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -104,36 +114,15 @@ class SampleSignals:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Tally:
-    first: int
-    trust: Trust
-    count: int = 0
-    events: int = 0
-    evidence: list[int] = field(default_factory=list)
-    involved: dict[str, None] = field(default_factory=dict)
-
-    def add(self, line: Line, involved: str, count: int) -> None:
-        self.count += count
-        self.events += 1
-        if len(self.evidence) < MAX_EVIDENCE:
-            self.evidence.append(line.seq)
-        if involved and len(self.involved) < MAX_INVOLVED:
-            self.involved[word(involved)] = None
-        if line.trust is Trust.HOST_OBSERVED:
-            self.trust = line.trust
-
-
-@dataclass(slots=True, kw_only=True)
 class _Seen:
-    tallies: dict[SignalCode, _Tally] = field(default_factory=dict)
+    signals: dict[SignalCode, Signal] = field(default_factory=dict)
     blind: dict[tuple[Blind, str], int] = field(default_factory=dict)
     carried: list[tuple[str, str]] = field(default_factory=list)
     placed: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
 
-    def add(self, line: Line, code: SignalCode, involved: str, count: int) -> None:
-        tally = self.tallies.setdefault(code, _Tally(first=line.seq, trust=line.trust))
-        tally.add(line, involved, count)
+    def add(self, signal: Signal) -> None:
+        self.signals.setdefault(signal.code, Signal(code=signal.code)).take(signal)
 
     def miss(self, code: Blind, detail: str, count: int = 1) -> None:
         key = (code, word(detail))
@@ -176,20 +165,25 @@ class SignalGatherer:
             shown = printable(detail, max_chars=240)
             seen.carried.append((str(line.data["from_cell"]), shown))
         for code, involved, count in self._signals(line):
-            seen.add(line, code, involved, count)
+            names = [word(involved)] if involved else []
+            seen.add(
+                Signal(
+                    code=code, count=count, trust=line.trust, evidence=[line.seq], involved=names
+                )
+            )
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
         """The signals of a sample with these cells and ranges."""
         own = set(cells)
         seen = [self._seen[each] for each in (*sorted(own), *ranges) if each in self._seen]
         carried = [text for each in seen for origin, text in each.carried if origin not in own]
-        found = []
-        for code in SignalCode:
-            tallies = [each.tallies[code] for each in seen if code in each.tallies]
-            if tallies and (code is not SignalCode.DECOY_CARRIED or carried):
-                found.append(_joined(code, tallies))
+        together = _Seen()
+        for code in SignalCode:  # of two with the same first event, in this order
+            if code is not SignalCode.DECOY_CARRIED or carried:
+                for each in (each for each in seen if code in each.signals):
+                    together.add(each.signals[code])
         return SampleSignals(
-            signals=tuple(signal for _, signal in sorted(found, key=lambda pair: pair[0])),
+            signals=tuple(sorted(together.signals.values(), key=lambda each: each.evidence[0])),
             blind=tuple(spot for each in seen for spot in each.blind_spots()),
             carried=tuple(carried),
         )
@@ -336,17 +330,3 @@ def _decoding(data: Mapping[str, Any]) -> list[str]:
 
 def _channel(data: Mapping[str, Any]) -> str:
     return str(data.get("channel") or str(data.get("operation", "")).partition(".")[0])
-
-
-def _joined(code: SignalCode, tallies: Sequence[_Tally]) -> tuple[int, Signal]:
-    evidence = sorted(number for tally in tallies for number in tally.evidence)[:MAX_EVIDENCE]
-    involved = list(dict.fromkeys(name for tally in tallies for name in tally.involved))
-    seen_by_host = any(tally.trust is Trust.HOST_OBSERVED for tally in tallies)
-    return min(tally.first for tally in tallies), Signal(
-        code=code,
-        count=sum(tally.count for tally in tallies),
-        trust=Trust.HOST_OBSERVED if seen_by_host else Trust.GUEST_REPORTED,
-        evidence=tuple(evidence),
-        more=sum(tally.events for tally in tallies) - len(evidence),
-        involved=tuple(involved[:MAX_INVOLVED]),
-    )
