@@ -44,15 +44,16 @@ class ReportedOperation:
     action: TranscriptAction
     what: str
     started: datetime | None = None
-    user: str = ""
     pty: bool = False
     own: bool = False
     outcome: Kind | None = None
-    status: str = ""
-    code: int | None = None
     errno: int | None = None
     output_bytes: int = 0
-    dropped_bytes: int = 0
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether it ended as its caller wanted: only such a call is in a transcript."""
+        return self.outcome in _RETURNED
 
 
 CUT_OFF: Final = "it was cut off"
@@ -213,16 +214,16 @@ _STARTS = {
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
     Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
-_ENDS = {
+_RETURNED = {
     Kind.EXEC_COMPLETED,
-    Kind.EXEC_FAILED,
-    Kind.EXEC_TIMED_OUT,
     Kind.FILE_READ_COMPLETED,
-    Kind.FILE_READ_FAILED,
     Kind.FILE_WRITE_COMPLETED,
-    Kind.FILE_WRITE_FAILED,
     Kind.FILES_COMPLETED,
-    Kind.FILES_FAILED,
+}
+_ENDS = {
+    *_RETURNED,
+    *(Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
+    *(Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED, Kind.FILES_FAILED),
 }
 
 
@@ -285,7 +286,6 @@ def _add_start(
         action=action,
         what=what,
         started=time,
-        user=str(data.get("user", "")),
         pty=bool(data.get("pty")),
         own=not is_probed
         or (action is TranscriptAction.EXEC and (cell.preparing or not cell.sample)),
@@ -301,14 +301,11 @@ def _add_end(cell: CellFindings, line: Line) -> None:
     if operation is None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
-    operation.outcome = line.kind
-    operation.status, operation.code = str(data.get("status", "")), data.get("code")
-    operation.errno = data.get("errno")
-    both = ("stdout", "stderr")
-    operation.output_bytes = sum(size_of(data.get(f"{each}_bytes")) for each in both)
-    operation.dropped_bytes = sum(size_of(data.get(f"{each}_dropped_bytes")) for each in both)
-    if line.kind is Kind.FILE_READ_COMPLETED or operation.action is TranscriptAction.DOWNLOAD:
-        operation.output_bytes = size_of(data.get("bytes"))
+    operation.outcome, operation.errno = line.kind, data.get("errno")
+    is_read = line.kind is Kind.FILE_READ_COMPLETED
+    is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
+    sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
+    operation.output_bytes = sum(size_of(data.get(each)) for each in sizes)
     if not operation.own:
         cell.bytes_out += operation.output_bytes
         cell.bytes_in += sum(body.total_bytes for body in line.bodies if body.name == "stdin")
@@ -428,14 +425,6 @@ class TranscriptGap:
     unfounded: tuple[Call, ...] = ()
 
 
-_RETURNED = {
-    Kind.EXEC_COMPLETED,
-    Kind.FILE_READ_COMPLETED,
-    Kind.FILE_WRITE_COMPLETED,
-    Kind.FILES_COMPLETED,
-}
-
-
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
     """Match one sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
@@ -445,7 +434,7 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
     hidden: list[ReportedOperation] = []
     shortened = missing_bytes = 0
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
-    for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
+    for operation in sorted(operations, key=lambda each: not each.has_returned):
         matching = open_calls.get((operation.action, operation.what))
         if not matching:
             hidden.append(operation)
@@ -453,9 +442,9 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
         short = max(0, operation.output_bytes - matching.pop(0).shown_bytes)
         shortened, missing_bytes = shortened + (short > 0), missing_bytes + short
     return TranscriptGap(
-        raised=tuple(o for o in hidden if not o.pty and o.outcome not in _RETURNED),
-        terminal=tuple(o for o in hidden if o.pty),
-        silent=tuple(o for o in hidden if not (o.pty or o.own) and o.outcome in _RETURNED),
+        raised=tuple(each for each in hidden if not (each.pty or each.has_returned)),
+        terminal=tuple(each for each in hidden if each.pty),
+        silent=tuple(each for each in hidden if each.has_returned and not (each.pty or each.own)),
         shortened=shortened,
         missing_bytes=missing_bytes,
         unfounded=tuple(call for left in open_calls.values() for call in left),

@@ -17,7 +17,7 @@ from belljar.differences import sentences
 from belljar.errors import LedgerError
 from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings, TranscriptGap
+from belljar.report.cells import CellFindings
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
 from belljar.report.remarks import model_sentence, not_in_transcript, range_sentences, run_remarks
@@ -156,20 +156,9 @@ def _units(findings: RunFindings, source: RunSource) -> tuple[list[tuple[str, Ro
     return [units[index] for index in kept], len(units) - len(kept)
 
 
-def _row_of_none(
-    name: str,
-    reasons: Sequence[Reason],
-    *,
-    cells: tuple[CellFindings, ...] = (),
-    ranges: tuple[RangeFindings, ...] = (),
-) -> Row:
-    return Row(
-        transcript=Transcript(task="", sample=name, epoch=1, uuid=""),
-        cells=cells,
-        ranges=ranges,
-        reasons=tuple(reasons),
-        transcript_gap=TranscriptGap(),
-    )
+def _row_of_none(name: str, reasons: Sequence[Reason], **parts: Any) -> Row:  # noqa: ANN401
+    transcript = Transcript(task="", sample=name, epoch=1, uuid="")
+    return Row(transcript=transcript, reasons=tuple(reasons), **parts)
 
 
 def _unit(kind: str, row: Row, source: RunSource, share: int) -> dict[str, Any]:

@@ -52,9 +52,9 @@ class Row:
     """One sample in the table."""
 
     transcript: Transcript
-    cells: tuple[CellFindings, ...]
-    transcript_gap: TranscriptGap
     reasons: tuple[Reason, ...]
+    cells: tuple[CellFindings, ...] = ()
+    transcript_gap: TranscriptGap = TranscriptGap()
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
     is_logged: bool = True
