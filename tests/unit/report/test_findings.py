@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.report import stories
-from tests.unit.report.stories import PROBED, findings_of
+from tests.unit.report.stories import PROBED, findings_of, planned
 
 from belljar.events import Kind
 from belljar.ledger import Line
@@ -53,7 +53,7 @@ def probed(phase: str, **data: Any) -> list[Line]:
 
 
 STORY = [
-    line(Kind.CELL_PLANNED, tier="microvm", emulated=True, policy_sha256="", layers=[]),
+    planned("c1", emulated=True),
     line(Kind.SAMPLE_STARTED, sample="s", epoch=2, task="t", uuid="u1", second=1),
     *probed("start"),
     line(Kind.EXEC_STARTED, op=1, argv=["echo", "a b"], user="u", pty=False),
@@ -221,15 +221,7 @@ def test_as_json_says_it_all() -> None:
 def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     """It counts only when its end is not clean, its warm-up found a way out, or something was done
     in it; a making that failed proves nothing and leaves nothing."""
-    planned = line(
-        Kind.CELL_PLANNED,
-        "c9",
-        tier="microvm",
-        emulated=True,
-        policy_sha256="",
-        layers=[],
-        ahead=True,
-    )
+    made = planned("c9", ahead=True)
     gone = line(Kind.CELL_DESTROYED, "c9", clean=True, survivors=[], duration_ms=1.0)
     left = line(Kind.CELL_DESTROYED, "c9", clean=False, survivors=["a process"], duration_ms=1.0)
     failed = line(Kind.CELL_FAILED, "c9", error="HostError", reason="no room")
@@ -238,29 +230,22 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     def found(*lines: Line) -> RunFindings:
         return findings_of([transcript], [*STORY, *lines])
 
-    assert (found(planned, gone).exit_code, len(found(planned, gone).unused)) == (
+    assert (found(made, gone).exit_code, len(found(made, gone).unused)) == (
         found().exit_code,
         1,
     )
-    assert as_json(found(planned, gone))["unused_cells"] == ["c9"]
-    assert as_json(found(planned, gone))["stray_cells"] == []
-    assert not found(planned, failed).problems
-    assert found(planned, left).problems
-    assert found(planned).problems
-    assert not found(planned, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).unused
+    assert as_json(found(made, gone))["unused_cells"] == ["c9"]
+    assert as_json(found(made, gone))["stray_cells"] == []
+    assert not found(made, failed).problems
+    assert found(made, left).problems
+    assert found(made).problems
+    assert not found(made, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).unused
 
 
 def test_a_taken_cell_lasts_from_its_taking() -> None:
     """The time on the shelf is not the sample's."""
     story = [
-        line(
-            Kind.CELL_PLANNED,
-            tier="microvm",
-            emulated=True,
-            policy_sha256="",
-            layers=[],
-            ahead=True,
-        ),
+        planned("c1", ahead=True),
         line(Kind.CELL_TAKEN, second=30, waited_ms=1.0, age_ms=1.0),
         line(Kind.CELL_DESTROYED, second=40, clean=True, survivors=[], duration_ms=1.0),
     ]

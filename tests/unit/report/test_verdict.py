@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, line, probing, ranges_of, story
+from tests.unit.report.stories import ENDED, line, planned, probing, ranges_of, story
 
 from belljar.events import Kind
 from belljar.ledger import Line
@@ -38,16 +38,15 @@ def sampled(**changes: Any) -> LogRecord:
     return replace(LOG, transcripts=(replace(SAMPLE, **changes),))
 
 
-PLANNED = line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])
+PLANNED = planned("c2")
 STARTING = line(Kind.CELL_STARTING, "c2", runtime="runc", tree="")
 NO_ROOM = line(Kind.CELL_FAILED, "c2", error="HostError", reason="no space left")
 
 
 def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: Any) -> list[Line]:
     """The story, and a second cell that was never probed."""
-    planned = PLANNED
     started = line(Kind.SAMPLE_STARTED, "c2", sample=sample, task="t", uuid=uuid, **more)
-    return [*story(), planned, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
+    return [*story(), PLANNED, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
 
 
 WORK = line(
@@ -439,11 +438,7 @@ def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
 def test_a_transcript_without_an_id_has_no_cells() -> None:
     """Its cells are those of a sample that no log has; cells that no sample began in are
     nobody's."""
-    begun = [
-        *story(),
-        line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[]),
-    ]
-    findings = judge(evidence(sampled(uuid=""), lines=begun))
+    findings = judge(evidence(sampled(uuid=""), lines=[*story(), PLANNED]))
     assert [len(row.cells) for row in findings.rows] == [0, 1]
 
 
