@@ -49,6 +49,7 @@ class ProbeTracker:
 
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[str, str]] = {}
+        self._cells: dict[tuple[str, str], str] = {}
         self._probed: set[str] = set()
 
     def take(self, line: Line) -> None:
@@ -57,7 +58,8 @@ class ProbeTracker:
         match line.kind:
             case Kind.CELL_PLANNED:
                 data = line.data
-                self.ranges[cell] = str(data.get("range") or ""), str(data.get("name") or "")
+                at = str(data.get("range") or ""), str(data.get("name") or "")
+                self.ranges[cell], self._cells[at] = at, cell
             case Kind.PROBE_STARTED:
                 self._probed.add(cell)
             case Kind.PROBE_COMPLETED:
@@ -66,9 +68,8 @@ class ProbeTracker:
                 pass
 
     def cell_of(self, range_id: object, name: object) -> str:
-        """Return the cell of this name in a range, "" for none."""
-        found = (cell for cell, at in self.ranges.items() if at == (range_id, name))
-        return next(reversed([*found]), "")  # the latest: a cell may have been reverted
+        """Return the latest cell of this name in a range, "" for none."""
+        return self._cells.get((str(range_id), str(name)), "")
 
     def is_probed(self, range_id: object, name: object = None) -> bool:
         """Return whether the cell of this name is probed; without a name, whether any cell is."""
