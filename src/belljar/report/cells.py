@@ -47,6 +47,7 @@ class ReportedOperation:
     pty: bool = False
     own: bool = False
     outcome: Kind | None = None
+    code: int | None = None
     errno: int | None = None
     output_bytes: int = 0
 
@@ -301,7 +302,8 @@ def _add_end(cell: CellFindings, line: Line) -> None:
     if operation is None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
-    operation.outcome, operation.errno = line.kind, data.get("errno")
+    operation.outcome = line.kind
+    operation.code, operation.errno = data.get("code"), data.get("errno")
     is_read = line.kind is Kind.FILE_READ_COMPLETED
     is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
     sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
