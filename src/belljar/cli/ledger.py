@@ -179,21 +179,16 @@ def _without_probes(
 ) -> Iterator[tuple[int, Line | ValueError]]:
     """Leave out what a range refused or looked up while one of its cells was probed."""
     from belljar.events import Kind
+    from belljar.report.reading import ProbeTracker
 
-    ranges: dict[str | None, object] = {}
-    probed = set[object]()
+    probes = ProbeTracker()
     for number, event in lines:
         if isinstance(event, ValueError):
             yield number, event
             continue
-        if event.kind is Kind.CELL_PLANNED:
-            ranges[event.cell] = event.data.get("range")
-        elif event.kind is Kind.PROBE_STARTED:
-            probed.add(ranges.get(event.cell))
-        elif event.kind is Kind.PROBE_COMPLETED:
-            probed.discard(ranges.get(event.cell))
+        probes.take(event)
         is_tried = event.kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
-        if not (is_tried and event.data.get("range") in probed):
+        if not (is_tried and probes.is_probed(event.data.get("range"))):
             yield number, event
 
 

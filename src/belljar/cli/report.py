@@ -6,17 +6,13 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from belljar.cli.console import complete_runs, key_option, log_option, notice, reading
 from belljar.units import printable
 from belljar.waiting import reported_if_slow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 REPORTS: Final = "reports"
 _POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
@@ -105,16 +101,16 @@ def make_page(
         evidence = stored_evidence(
             path, logs=logs, expected_key=key, expected_run=run, timelines=timelines
         )
-        found = _files(path)
+        (host, versions), plans = _read_facts(path)
     if evidence.verification is None:
         raise ValueError("stored evidence is always verified")
     source = RunSource(
         verification=evidence.verification,
         read=lambda body, max_bytes: read_body(path, body, max_bytes=max_bytes),
         timelines=timelines,
-        plans=_plans(found),
-        host=_json(found.get("host.json")),
-        versions=_json(found.get("versions.json")),
+        plans=plans,
+        host=host,
+        versions=versions,
         alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
         is_running=is_running,
     )
@@ -173,45 +169,43 @@ def report_of_run(path: Path) -> Path | None:
     return None
 
 
-def _files(path: Path) -> dict[str, bytes]:
-    """The files about plans and host that can be read. Raises `OSError`."""
+def _read_facts(path: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return host and versions, and the plans by the digests of their policies. Raises `OSError`.
+
+    What can't be read, as a link or a file too large, is empty: the verification names it.
+    """
+    import hashlib
+    import json
+
     from belljar.errors import LedgerError
     from belljar.ledger.files import open_directory, read_beneath
 
+    room = _MAX_FILES_BYTES
     policies = (each.name for each in path.iterdir() if _POLICY.fullmatch(each.name))
-    names = sorted(policies)[:MAX_PLANS]
-    both = (name for policy in names for name in (policy, _plan_of(policy)))
-    found, room = dict[str, bytes](), _MAX_FILES_BYTES
     with open_directory(path) as root:
-        for name in ("host.json", "versions.json", *both):
+
+        def read(name: str) -> bytes:
+            nonlocal room
             try:
-                found[name] = read_beneath(root, name, max_bytes=room)
+                content = read_beneath(root, name, max_bytes=room)
             except (OSError, LedgerError, ValueError):
-                continue  # a link, or a file too large: its verification names it
-            room -= len(found[name])
-    return found
+                return b""
+            room -= len(content)
+            return content
 
+        def parsed(name: str) -> dict[str, Any]:
+            try:
+                value = json.loads(read(name))
+            except (ValueError, RecursionError):
+                return {}
+            return value if isinstance(value, dict) else {}
 
-def _plan_of(policy: str) -> str:
-    return f"plan{policy.removeprefix('policy').removesuffix('.yaml')}.json"
-
-
-def _plans(found: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """The plans by the digests of their policies."""
-    import hashlib
-
-    return {
-        hashlib.sha256(content).hexdigest(): _json(found.get(_plan_of(name)))
-        for name, content in found.items()
-        if name.endswith(".yaml")
-    }
-
-
-def _json(content: bytes | None) -> dict[str, Any]:
-    import json
-
-    try:
-        value = json.loads(content or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        facts = [parsed("host.json"), parsed("versions.json")]
+        plans = {
+            hashlib.sha256(content).hexdigest(): parsed(
+                f"plan{name.removeprefix('policy').removesuffix('.yaml')}.json"
+            )
+            for name in sorted(policies)[:MAX_PLANS]
+            if (content := read(name))
+        }
+    return facts, plans

@@ -33,8 +33,8 @@ def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
             started[line.cell, line.data["op"]] = line
         elif line.kind is Kind.NETWORK_HTTP:
             answered[line.data.get("range"), line.data["exchange"]] = line
-        made = _CLASSES.get(line.kind, _nothing)(line, _first(line, started, answered))
-        if made is not None:
+        make = _CLASSES.get(line.kind)
+        if make and (made := make(line, _first(line, started, answered))) is not None:
             yield {**_base(line, run_id, made["class_uid"], made["activity_id"]), **made}
 
 
@@ -69,10 +69,6 @@ def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str
         "actor": {"app_name": line.actor.value},
         "unmapped": {"trust": line.trust.value, **line.data},
     }
-
-
-def _nothing(_line: Line, _first: Line) -> dict[str, Any] | None:
-    return None
 
 
 def _process(line: Line, first: Line) -> dict[str, Any] | None:
@@ -163,19 +159,12 @@ def _finding(line: Line, _first: Line) -> dict[str, Any] | None:
     is_clean = data.get("verdict") == "contained" or data.get("clean") or data.get("found") == []
     if line.kind in _BREACHES and is_clean:
         return None
-    what = next(
-        (
-            str(line.data[name])
-            for name in ("class", "decoy", "rule", "reason")
-            if name in line.data
-        ),
-        "",
-    )
+    what = [str(data[name]) for name in ("class", "decoy", "rule", "reason") if name in data]
     return {
         "class_uid": _FINDING,
         "activity_id": 1,
         "finding_info": {
-            "title": f"{line.kind.value}: {what}",
+            "title": f"{line.kind.value}: {what[0] if what else ''}",
             "uid": f"{line.seq}",
             "types": [line.kind.value],
         },

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,11 +20,13 @@ _EXIT_TIMEOUT_S: Final = GRACE_S + 2 * SEND_TIMEOUT_S  # a collector may answer 
 
 
 class TraceExport:
-    """`belljar export --endpoint` of the run that `start` names, until the block is left.
+    """`belljar export --endpoint` of the run that `start` names, until `finish` is called.
 
     Raises `PolicyError`, `HostError` when it is made, and nothing later: `report` gets one line at
     the end.
     """
+
+    _process: subprocess.Popen[bytes] | None = None
 
     def __init__(self, endpoint: str, report: Callable[[str], None]) -> None:
         try:
@@ -48,9 +49,7 @@ class TraceExport:
                 "OpenTelemetry is not installed", hint="install Belljar with the extra `otel`"
             )
         self._endpoint, self._report = endpoint, report
-        self._run, self._process = Path(), None
-
-    _process: subprocess.Popen[bytes] | None
+        self._run = Path()
 
     def start(self, run_dir: Path) -> None:
         """Begin with this run's first event."""
@@ -65,15 +64,7 @@ class TraceExport:
                 start_new_session=True,  # Ctrl-C is not for it: it sends what there was
             )
 
-    def __enter__(self) -> TraceExport:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def finish(self) -> None:
         """Wait a bounded time for the rest, and report what was lost."""
         if self._run == Path():
             return  # No run began.

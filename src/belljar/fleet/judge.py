@@ -10,7 +10,6 @@ from typing import Final
 from belljar.dataclass import dataclass, replace
 from belljar.fleet.units import Unit, excused, has_task_error, is_cut_off, may_replace
 from belljar.probe.model import Verdict
-from belljar.report.cells import TranscriptGap
 from belljar.report.left import Left, together
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
@@ -174,8 +173,6 @@ def _row(
         why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
         return Row(
             transcript=Transcript(task=asked.task, sample=sample, epoch=epoch, uuid="", error=why),
-            cells=(),
-            transcript_gap=TranscriptGap(),
             reasons=(Reason(code=ReasonCode.UNIT_LOST, detail=why),),
             is_logged=False,
         )

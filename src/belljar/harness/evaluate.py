@@ -127,7 +127,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         )
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
         if request.otlp:
-            traces = stack.enter_context(TraceExport(request.otlp, print_status))
+            traces = TraceExport(request.otlp, print_status)
+            stack.callback(traces.finish)
             session.host.note_collector(traces.host, traces.place)
             session.on_run = traces.start
         _start_hooks()

@@ -19,6 +19,7 @@ from belljar.ledger import Line
 from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import Tail, run_ids
 from belljar.ledger.rundir import RUNS
+from belljar.report.reading import ProbeTracker
 from belljar.report.timeline import EXCHANGES, Edges, count_edge, shown
 
 # At most some 20 MiB of text: twenty seconds of a thousand events a second.
@@ -54,7 +55,7 @@ class CellView:
 
 @dataclass(slots=True)
 class RunView:
-    """One run that is being written. `_members`: cells by their range and their name in it."""
+    """One run that is being written."""
 
     run: str
     what: str = ""
@@ -65,11 +66,12 @@ class RunView:
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
     edges: Edges = field(default_factory=Counter)
-    _members: dict[tuple[str, str], str] = field(default_factory=dict)
+    _probes: ProbeTracker = field(default_factory=ProbeTracker)
 
     def take(self, line: Line) -> None:
         """Count one event."""
         self.events += 1
+        self._probes.take(line)
         data = line.data
         if line.kind is Kind.RUN_STARTED:
             self.what = shown(data.get("what") or " ".join(map(str, data["argv"])), max_chars=200)
@@ -78,21 +80,15 @@ class RunView:
             self.phase = "being judged"
         elif line.kind is Kind.CELL_PLANNED and line.cell:
             self.cells[line.cell] = CellView(line.cell)
-            self._members[str(data.get("range")), str(data.get("name"))] = line.cell
         self.samples += line.kind is Kind.SAMPLE_STARTED
         self.finished += line.kind is Kind.SAMPLE_FINISHED
-        if line.kind in EXCHANGES and not self._is_probing(str(data.get("range"))):
+        if line.kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
             count_edge(self.edges, line)
-        member = self._members.get((str(data.get("range")), str(data.get("cell"))), "")
-        if (view := self.cells.get(line.cell or member)) is not None:
+        cell = line.cell or self._probes.cell_of(data.get("range"), data.get("cell"))
+        if (view := self.cells.get(cell)) is not None:
             _count(view, line)
         if line.kind is Kind.CELL_DESTROYED:
             self.cells.pop(line.cell or "", None)
-            self._members = {at: cell for at, cell in self._members.items() if cell != line.cell}
-
-    def _is_probing(self, range_id: str) -> bool:
-        mine = (cell for (at, _), cell in self._members.items() if at == range_id)
-        return any(self.cells[cell].phase == "probing" for cell in mine if cell in self.cells)
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""

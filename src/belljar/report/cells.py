@@ -17,7 +17,8 @@ from belljar.differences import Difference
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict, worst
-from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.reading import size_of
+from belljar.report.reasons import Ending, Reason, ReasonCode
 
 
 class TranscriptAction(StrEnum):
@@ -43,15 +44,17 @@ class ReportedOperation:
     action: TranscriptAction
     what: str
     started: datetime | None = None
-    user: str = ""
     pty: bool = False
     own: bool = False
     outcome: Kind | None = None
-    status: str = ""
     code: int | None = None
     errno: int | None = None
     output_bytes: int = 0
-    dropped_bytes: int = 0
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether it ended as its caller wanted: only such a call is in a transcript."""
+        return self.outcome in _RETURNED
 
 
 CUT_OFF: Final = "it was cut off"
@@ -99,7 +102,7 @@ class ModelUse:
 
 
 @dataclass(slots=True, kw_only=True)
-class CellFindings:
+class CellFindings(Ending):
     """One cell. `model`: of a model cell, what was asked of it.
 
     `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
@@ -137,10 +140,6 @@ class CellFindings:
     death: str = ""
     started: datetime | None = None
     ended: datetime | None = None
-    destroyed: bool = False
-    clean: bool = False
-    survivors: list[str] = field(default_factory=list)
-    not_checked: list[str] = field(default_factory=list)
     probings: list[Probing] = field(default_factory=list)
 
     @property
@@ -194,19 +193,10 @@ class CellFindings:
         ]
         if self.left_by_old:
             found.append(self._reason(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old)))
-        if not self.destroyed:
-            # Nothing ever ran in an unused cell that could not be made
-            ran = bool(self.operations or self.probings or not self.failures)
-            if ran or not self.is_unused:
-                found.append(self._reason(ReasonCode.CELL_NOT_DESTROYED))
-        elif self.clean:
-            pass
-        elif self.survivors or not self.not_checked:
-            left = ", ".join(self.survivors) or "something"
-            found.append(self._reason(ReasonCode.CELL_SURVIVORS, left))
-        else:
-            unproven = "; ".join(self.not_checked)
-            found.append(self._reason(ReasonCode.CELL_DESTRUCTION_UNPROVEN, unproven))
+        # Nothing ever ran in an unused cell that could not be made
+        ran = bool(self.operations or self.probings or not self.failures)
+        if self.destroyed or ran or not self.is_unused:
+            found += self.reasons_of_end("cell", self.cell_id)
         return found
 
     def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
@@ -225,16 +215,16 @@ _STARTS = {
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
     Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
-_ENDS = {
+_RETURNED = {
     Kind.EXEC_COMPLETED,
-    Kind.EXEC_FAILED,
-    Kind.EXEC_TIMED_OUT,
     Kind.FILE_READ_COMPLETED,
-    Kind.FILE_READ_FAILED,
     Kind.FILE_WRITE_COMPLETED,
-    Kind.FILE_WRITE_FAILED,
     Kind.FILES_COMPLETED,
-    Kind.FILES_FAILED,
+}
+_ENDS = {
+    *_RETURNED,
+    *(Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
+    *(Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED, Kind.FILES_FAILED),
 }
 
 
@@ -277,8 +267,8 @@ def _add(cell: CellFindings, line: Line) -> None:
     elif kind in _ENDS:
         _add_end(cell, line)
     elif kind is Kind.EXEC_INPUT:
-        operation = cell.operations.get(_count(data.get("op")))
-        cell.bytes_in += 0 if operation and operation.own else _count(data.get("bytes"))
+        operation = cell.operations.get(size_of(data.get("op")))
+        cell.bytes_in += 0 if operation and operation.own else size_of(data.get("bytes"))
     elif kind is Kind.SAMPLE_STARTED:
         _add_sample(cell, data)
     else:
@@ -297,14 +287,13 @@ def _add_start(
         action=action,
         what=what,
         started=time,
-        user=str(data.get("user", "")),
         pty=bool(data.get("pty")),
         own=not is_probed
         or (action is TranscriptAction.EXEC and (cell.preparing or not cell.sample)),
     )
     cell.operations[operation.op] = operation
     if action in (TranscriptAction.WRITE, TranscriptAction.UPLOAD) and is_probed:
-        cell.bytes_in += _count(data.get("bytes"))
+        cell.bytes_in += size_of(data.get("bytes"))
 
 
 def _add_end(cell: CellFindings, line: Line) -> None:
@@ -314,13 +303,11 @@ def _add_end(cell: CellFindings, line: Line) -> None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
     operation.outcome = line.kind
-    operation.status, operation.code = str(data.get("status", "")), data.get("code")
-    operation.errno = data.get("errno")
-    both = ("stdout", "stderr")
-    operation.output_bytes = sum(_count(data.get(f"{each}_bytes")) for each in both)
-    operation.dropped_bytes = sum(_count(data.get(f"{each}_dropped_bytes")) for each in both)
-    if line.kind is Kind.FILE_READ_COMPLETED or operation.action is TranscriptAction.DOWNLOAD:
-        operation.output_bytes = _count(data.get("bytes"))
+    operation.code, operation.errno = data.get("code"), data.get("errno")
+    is_read = line.kind is Kind.FILE_READ_COMPLETED
+    is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
+    sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
+    operation.output_bytes = sum(size_of(data.get(each)) for each in sizes)
     if not operation.own:
         cell.bytes_out += operation.output_bytes
         cell.bytes_in += sum(body.total_bytes for body in line.bodies if body.name == "stdin")
@@ -361,12 +348,12 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.begun = True
         case Kind.MODEL_REQUEST_STARTED if cell.model is not None:
             cell.model.requests += 1
-            cell.model.request_bytes += _count(data["bytes"])
+            cell.model.request_bytes += size_of(data["bytes"])
         case Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED if cell.model is not None:
             cell.model.failed += kind is Kind.MODEL_REQUEST_FAILED
-            cell.model.answer_bytes += _count(data["bytes"])
-            cell.model.prompt_tokens += _count(data.get("prompt_tokens"))
-            cell.model.completion_tokens += _count(data.get("completion_tokens"))
+            cell.model.answer_bytes += size_of(data["bytes"])
+            cell.model.prompt_tokens += size_of(data.get("prompt_tokens"))
+            cell.model.completion_tokens += size_of(data.get("completion_tokens"))
         case Kind.CELL_REVERT_VERIFIED:
             cell.left_by_old = tuple(str(each) for each in data["found"])
             if not data["planted"]:
@@ -386,7 +373,7 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
                 cause=str(data["cause"]),
                 detail=str(data.get("detail", "")),
                 phase=str(data["phase"]),
-                op=_count(data["op"]),
+                op=size_of(data["op"]),
             )
         case Kind.LIMIT_HIT:
             cell.limits.append(str(data["limit"]))
@@ -394,9 +381,7 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.failures.append(str(data["reason"]))
             cell.death = cell.death or str(data["reason"])
         case Kind.CELL_DESTROYED:
-            cell.destroyed, cell.clean = True, bool(data["clean"])
-            cell.survivors.extend(str(survivor) for survivor in data["survivors"])
-            cell.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
+            cell.take_end(data)
         case _:
             pass
 
@@ -408,16 +393,12 @@ def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
         return
     probing = cell.probings[-1]
     probing.verdict, probing.problem = Verdict(str(data["verdict"])), str(data["problem"])
-    probing.probes, probing.duration_ms = _count(data["probes"]), float(data["duration_ms"])
+    probing.probes, probing.duration_ms = size_of(data["probes"]), float(data["duration_ms"])
     probing.breaches = [
         f"{finding.get('name')}: {finding.get('seen')}"
         for finding in data.get("findings", [])
         if isinstance(finding, Mapping) and finding.get("verdict") == Verdict.BREACHED
     ]
-
-
-def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value
-    return int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,14 +427,6 @@ class TranscriptGap:
     unfounded: tuple[Call, ...] = ()
 
 
-_RETURNED = {
-    Kind.EXEC_COMPLETED,
-    Kind.FILE_READ_COMPLETED,
-    Kind.FILE_WRITE_COMPLETED,
-    Kind.FILES_COMPLETED,
-}
-
-
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
     """Match one sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
@@ -463,7 +436,7 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
     hidden: list[ReportedOperation] = []
     shortened = missing_bytes = 0
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
-    for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
+    for operation in sorted(operations, key=lambda each: not each.has_returned):
         matching = open_calls.get((operation.action, operation.what))
         if not matching:
             hidden.append(operation)
@@ -471,9 +444,9 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
         short = max(0, operation.output_bytes - matching.pop(0).shown_bytes)
         shortened, missing_bytes = shortened + (short > 0), missing_bytes + short
     return TranscriptGap(
-        raised=tuple(o for o in hidden if not o.pty and o.outcome not in _RETURNED),
-        terminal=tuple(o for o in hidden if o.pty),
-        silent=tuple(o for o in hidden if not (o.pty or o.own) and o.outcome in _RETURNED),
+        raised=tuple(each for each in hidden if not (each.pty or each.has_returned)),
+        terminal=tuple(each for each in hidden if each.pty),
+        silent=tuple(each for each in hidden if each.has_returned and not (each.pty or each.own)),
         shortened=shortened,
         missing_bytes=missing_bytes,
         unfounded=tuple(call for left in open_calls.values() for call in left),

@@ -11,7 +11,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from belljar.differences import sentences
 from belljar.errors import LedgerError
@@ -19,9 +19,9 @@ from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
 from belljar.report.ranges import RangeFindings
-from belljar.report.reasons import Reason, verdict_of
+from belljar.report.reasons import Reason
 from belljar.report.remarks import model_sentence, not_in_transcript, range_sentences, run_remarks
-from belljar.report.samples import Row, RunFindings, headline
+from belljar.report.samples import Row, RunFindings, Transcript, headline
 from belljar.report.source import (
     MAX_LISTED,
     RunSource,
@@ -51,7 +51,7 @@ def collect(findings: RunFindings, source: RunSource) -> dict[str, Any]:
     verification, timelines = source.verification, source.timelines
     chosen, left_out = _units(findings, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
-    units = [_unit(each, source, share) for each in chosen]
+    units = [_unit(kind, row, source, share) for kind, row in chosen]
     counts = Counter(row.verdict.value for row in findings.rows)
     signals = Counter(each.code for row in findings.rows for each in row.signals.signals)
     return {
@@ -135,90 +135,76 @@ def _missing(
     return [*known, *each.most_common(MAX_LISTED), *more]
 
 
-# --- samples, and cells and ranges of none
+def _units(findings: RunFindings, source: RunSource) -> tuple[list[tuple[str, Row]], int]:
+    """The units of the page in order, of very many the worst; and how many others there are.
 
-
-class _Subject(NamedTuple):
-    """A sample, or what belongs to none: a cell, a range, the run itself."""
-
-    kind: str
-    name: str
-    reasons: Sequence[Reason]
-    cells: Sequence[CellFindings] = ()
-    ranges: Sequence[RangeFindings] = ()
-    row: Row | None = None
-
-
-def _units(findings: RunFindings, source: RunSource) -> tuple[list[_Subject], int]:
-    """The units of the page in order, of very many the worst; and how many others there are."""
-    units = [
-        _Subject("sample", row.transcript.name, row.reasons, row.cells, row.ranges, row)
-        for row in findings.rows
-    ]
+    Each has its kind: a sample, or what belongs to none: a cell, a range, the run itself.
+    """
+    units = [("sample", row) for row in findings.rows]
     if any(source.timelines.counts([RUN]).values()):
-        units.append(_Subject("run", "the run itself", findings.problems))
+        units.append(("run", _row_of_none("the run itself", findings.problems)))
     for cell in findings.models:
         name = cell.model.name if cell.model else cell.cell_id
-        units.append(_Subject("model cell", name, cell.reasons, [cell]))
-    units += [_Subject("cell", each.cell_id, each.end_reasons, [each]) for each in findings.strays]
+        units.append(("model cell", _row_of_none(name, cell.reasons, cells=(cell,))))
+    for cell in findings.strays:
+        units.append(("cell", _row_of_none(cell.cell_id, cell.end_reasons, cells=(cell,))))
     for each in findings.stray_ranges:
-        units.append(_Subject("range", each.range_id, each.end_reasons, ranges=[each]))
+        units.append(("range", _row_of_none(each.range_id, each.end_reasons, ranges=(each,))))
     severity = [Verdict.BREACHED, Verdict.VOID, Verdict.CONTAINED]
-    verdicts = [severity.index(verdict_of(each.reasons)) for each in units]
+    verdicts = [severity.index(row.verdict) for _, row in units]
     kept = sorted(sorted(range(len(units)), key=verdicts.__getitem__)[:MAX_UNITS])
     return [units[index] for index in kept], len(units) - len(kept)
 
 
-def _unit(unit: _Subject, source: RunSource, share: int) -> dict[str, Any]:
+def _row_of_none(name: str, reasons: Sequence[Reason], **parts: Any) -> Row:  # noqa: ANN401
+    transcript = Transcript(task="", sample=name, epoch=1, uuid="")
+    return Row(transcript=transcript, reasons=tuple(reasons), **parts)
+
+
+def _unit(kind: str, row: Row, source: RunSource, share: int) -> dict[str, Any]:
     """What it did, its proofs of destruction, and a sample's score and signals."""
-    row, cells, ranges, timelines = unit.row, unit.cells, unit.ranges, source.timelines
+    cells, ranges, timelines, transcript = row.cells, row.ranges, source.timelines, row.transcript
     room = share // 16
     places = [*(cell.cell_id for cell in cells), *(each.range_id for each in ranges)]
-    places += [transcript_of(row.transcript.uuid)] if row else []
-    places += [RUN] if unit.kind == "run" else []
+    places += [transcript_of(transcript.uuid)] if kind == "sample" else []
+    places += [RUN] if kind == "run" else []
     counts = timelines.counts(places)
     names = {cell: name for each in ranges for cell, name in each.cells.items()}
     entries, left_out = _entries(places, cells, source, share, names if len(cells) > 1 else {})
     # Those whose end is in doubt first
-    listed = sorted(cells, key=lambda cell: cell.destroyed and cell.clean)[:MAX_CELLS]
-    scores = row.transcript.scores.items() if row else ()
-    score = ", ".join(f"{name} {value}" for name, value in scores)
-    signals = row.signals.signals if row else ()
+    listed = sorted(cells, key=lambda cell: cell.is_proven)[:MAX_CELLS]
+    score = ", ".join(f"{name} {value}" for name, value in transcript.scores.items())
+    score = score or ("error" if transcript.error else "-")
     return {
-        "kind": unit.kind,
-        "name": shown(unit.name, max_chars=_MAX_NAME_CHARS),
-        "task": shown(row.transcript.task, max_chars=_MAX_NAME_CHARS) if row else "",
-        "verdict": verdict_of(unit.reasons).value,
-        "score": shown(
-            score or ("error" if row and row.transcript.error else "-"), max_chars=_MAX_NAME_CHARS
-        ),
-        "reasons": texts_of(unit.reasons, room),
-        "missing": texts_of(
-            (f"not seen: {each}" for each in row.signals.blind) if row else (), room
-        ),
-        "remarks": texts_of(_remarks(unit), room),
+        "kind": kind,
+        "name": shown(transcript.name, max_chars=_MAX_NAME_CHARS),
+        "task": shown(transcript.task, max_chars=_MAX_NAME_CHARS),
+        "verdict": row.verdict.value,
+        "score": shown(score, max_chars=_MAX_NAME_CHARS),
+        "reasons": texts_of(row.reasons, room),
+        "missing": texts_of((f"not seen: {each}" for each in row.signals.blind), room),
+        "remarks": texts_of(_remarks(row), room),
         "signals": [
             (each.code.value, each.count, shown(", ".join(each.involved), max_chars=room))
-            for each in signals
+            for each in row.signals.signals
         ],
         "tier": shown(", ".join(dict.fromkeys(tier_of(cell) for cell in cells))),
-        "commands": row.commands if row else counts[Group.COMMAND],
+        "commands": row.commands if kind == "sample" else counts[Group.COMMAND],
         "requests": sum(each.requests.count + each.between_cells.count for each in ranges)
         + sum(cell.model.requests for cell in cells if cell.model),
         "refusals": counts[Group.REFUSAL],
         "probed": sum(timelines.probed.get(place, 0) for place in places),
-        "bytes_in": sum(cell.bytes_in for cell in cells),
-        "bytes_out": sum(cell.bytes_out for cell in cells),
-        "lasted_s": sum(cell.lasted_s for cell in cells),
-        "destroyed": all(cell.destroyed and cell.clean for cell in cells)
-        and all(each.destroyed and each.clean for each in ranges),
+        "bytes_in": row.bytes_in,
+        "bytes_out": row.bytes_out,
+        "lasted_s": row.lasted_s,
+        "destroyed": all(each.is_proven for each in (*cells, *ranges)),
         "proofs": list(_proofs(listed, ranges[:MAX_CELLS], timelines, room // MAX_CELLS)),
         "graphs": [graph_of(each, source) for each in ranges[:MAX_CELLS]],
         "network": texts_of((line for each in ranges for line in range_sentences(each)), room),
         "show": [
             *(f"--cell-id {shlex.quote(shown(cell.cell_id))}" for cell in listed),
             *(f"--kind network --grep {shlex.quote(shown(each.range_id))}" for each in ranges),
-            *(("--kind air_gap", "--kind kill", "--kind model") if unit.kind == "run" else ()),
+            *(("--kind air_gap", "--kind kill", "--kind model") if kind == "run" else ()),
         ],
         "more_cells": len(cells) - len(listed),
         "entries": entries,
@@ -226,10 +212,8 @@ def _unit(unit: _Subject, source: RunSource, share: int) -> dict[str, Any]:
     }
 
 
-def _remarks(unit: _Subject) -> Iterator[str]:
-    yield from (model_sentence(cell) for cell in unit.cells if cell.model)
-    if (row := unit.row) is None:
-        return
+def _remarks(row: Row) -> Iterator[str]:
+    yield from (model_sentence(cell) for cell in row.cells if cell.model)
     if row.transcript.error:
         yield f"error: {row.transcript.error}"
     yield from row.remarks
@@ -244,11 +228,11 @@ def _proofs(
     cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], timelines: Timelines, room: int
 ) -> Iterator[dict[str, Any]]:
     """The probes of each cell and its end, and the end of each range."""
-    ends: list[tuple[str, str, CellFindings | RangeFindings, list[str], str]] = [
-        *((c.cell_id, f"Cell, {tier_of(c)}", c, c.survivors, c.death) for c in cells),
-        *((each.range_id, "Range", each, each.left, each.failed) for each in ranges),
+    ends: list[tuple[str, str, CellFindings | RangeFindings, str]] = [
+        *((each.cell_id, f"Cell, {tier_of(each)}", each, each.death) for each in cells),
+        *((each.range_id, "Range", each, each.failed) for each in ranges),
     ]
-    for place, what, found, left, death in ends:
+    for place, what, found, death in ends:
         probings = found.probings if isinstance(found, CellFindings) else ()
         probes = (
             f"{each.phase or 'asked for'}: {each.verdict.value}, {each.probes} tests, "
@@ -259,8 +243,8 @@ def _proofs(
             "id": shown(place),
             "what": what,
             "probes": texts_of(probes, room),
-            "destroyed": "proven" if found.destroyed and found.clean else "NOT PROVEN",
-            "left": texts_of((*left, *found.not_checked), room),
+            "destroyed": "proven" if found.is_proven else "NOT PROVEN",
+            "left": texts_of((*found.survivors, *found.not_checked), room),
             "looked_for": texts_of(timelines.proofs.get(place, ()), room),
             "death": shown(death),
         }

@@ -8,13 +8,13 @@ from typing import Any, Final
 from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
 from belljar.ledger import Line
-from belljar.report.reasons import Reason, ReasonCode
-from belljar.report.requests import Places, Requests, is_between_cells, place, times_of
+from belljar.report.reading import ProbeTracker, is_between_cells, place, times_of, word
+from belljar.report.reasons import Ending, Reason, ReasonCode
+from belljar.report.requests import Places, Requests
 from belljar.units import printable
 
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
 _MAX_KINDS: Final = 200
-_MAX_WORD_CHARS: Final = 120
 # Counters of `range.destroyed` that are missing evidence.
 _COUNTED_LOST: Final = {
     "packets_not_recorded": ReasonCode.PACKETS_NOT_RECORDED,
@@ -32,7 +32,7 @@ class Counts:
 
     def add(self, what: str, times: int = 1) -> None:
         """Count `what`."""
-        shown = _word(what)
+        shown = word(what)
         if shown in self.named or len(self.named) < MAX_NAMED:
             self.named[shown] = self.named.get(shown, 0) + times
         else:
@@ -79,7 +79,7 @@ class FlowCount:
 
 
 @dataclass(slots=True, kw_only=True)
-class RangeFindings:
+class RangeFindings(Ending):
     """One range.
 
     `cells`: names by id. `packets`: path of the packet record. `requests`: to stand-ins and
@@ -106,12 +106,7 @@ class RangeFindings:
     failed: str = ""
     breached: bool = False
     opened: bool = False
-    destroyed: bool = False
-    left: list[str] = field(default_factory=list)
-    not_checked: list[str] = field(default_factory=list)
-    clean: bool = False
     counters: dict[str, int] = field(default_factory=dict)
-    probing: set[str] = field(default_factory=set)
     places: Places = field(default_factory=Places)
 
     def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
@@ -127,17 +122,7 @@ class RangeFindings:
         """Reasons even for an unused range: it died, or its end is not proven."""
         code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
         found = [self._reason(code, self.failed)] if self.failed or self.breached else []
-        if not self.destroyed:
-            found.append(self._reason(ReasonCode.RANGE_NOT_DESTROYED))
-        elif self.clean:
-            pass
-        elif self.left or not self.not_checked:
-            left = ", ".join(self.left) or "something"
-            found.append(self._reason(ReasonCode.RANGE_SURVIVORS, left))
-        else:
-            unproven = "; ".join(self.not_checked)
-            found.append(self._reason(ReasonCode.RANGE_DESTRUCTION_UNPROVEN, unproven))
-        return found
+        return [*found, *self.reasons_of_end("range", self.range_id)]
 
     @property
     def lost(self) -> list[Reason]:
@@ -187,26 +172,22 @@ class RangeGatherer:
 
     def __init__(self) -> None:
         self._found: dict[str, RangeFindings] = {}
-        self._cells: dict[str, tuple[str, str]] = {}
+        self._probes = ProbeTracker()
 
     def take(self, line: Line) -> None:
         """One event more."""
+        self._probes.take(line)
+        range_id, is_cell = line.data.get("range"), line.cell is not None
+        if not isinstance(range_id, str) or (is_cell and line.kind is not Kind.CELL_PLANNED):
+            return
+        found = self._found.setdefault(range_id, RangeFindings(range_id=range_id))
         if line.cell is not None:
-            self._add_cell(line.cell, line)
-        elif isinstance(range_id := line.data.get("range"), str):
-            _add(self._found.setdefault(range_id, RangeFindings(range_id=range_id)), line)
-
-    def _add_cell(self, cell: str, line: Line) -> None:
-        if line.kind is Kind.CELL_PLANNED and line.data.get("range"):
-            range_id, name = str(line.data["range"]), str(line.data.get("name", ""))
-            self._cells[cell] = (range_id, name)
-            self._found.setdefault(range_id, RangeFindings(range_id=range_id)).cells[cell] = name
-        elif cell in self._cells:
-            range_id, name = self._cells[cell]
-            if line.kind is Kind.PROBE_STARTED:
-                self._found[range_id].probing.add(name)
-            elif line.kind is Kind.PROBE_COMPLETED:
-                self._found[range_id].probing.discard(name)
+            found.cells[line.cell] = self._probes.ranges[line.cell][1]
+        elif line.kind is Kind.NETWORK_FLOW:
+            is_probed = self._probes.is_probed(range_id, line.data["cell"])
+            _add_flow(found, line.data, is_probed=is_probed)
+        else:
+            _add(found, line)
 
     def end(self) -> dict[str, RangeFindings]:
         """The ranges by id, in order of appearance, with their places named."""
@@ -221,22 +202,18 @@ def _add(found: RangeFindings, line: Line) -> None:
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
-                found.packets = f"ranges/{_word(directory)}/packets.pcapng"
+                found.packets = f"ranges/{word(directory)}/packets.pcapng"
         case Kind.RANGE_OPENED:
             found.opened = True
         case Kind.RANGE_FAILED:
             found.failed = printable(str(data["reason"]), max_chars=400)
             found.breached = data["error"] == "ContainmentBreach"
         case Kind.RANGE_DESTROYED:
-            found.destroyed, found.clean = True, bool(data["clean"])
-            found.left.extend(str(survivor) for survivor in data["survivors"])
-            found.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
+            found.take_end(data)
             counters = data.get("counters", {})
             found.counters = {
                 str(name): count for name, count in counters.items() if isinstance(count, int)
             }
-        case Kind.NETWORK_FLOW:
-            _add_flow(found, data)
         case Kind.NETWORK_DNS:
             name, answer = str(data["name"]), str(data["answer"])
             if answer[:1].isdigit():
@@ -272,8 +249,8 @@ def _add(found: RangeFindings, line: Line) -> None:
             pass
 
 
-def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    fields = (_word(data[name]) for name in ("cell", "verdict", "reason", "protocol"))
+def _add_flow(found: RangeFindings, data: Mapping[str, Any], *, is_probed: bool) -> None:
+    fields = (word(data[name]) for name in ("cell", "verdict", "reason", "protocol"))
     cell, verdict, reason, protocol = fields
     key = (cell, verdict, reason, protocol)
     if key not in found.flows and len(found.flows) >= _MAX_KINDS:
@@ -285,11 +262,7 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     flow.bytes += data["bytes"]
     if not data["address"]:
         flow.again += times
-    elif data["cell"] in found.probing:
+    elif is_probed:
         flow.probed += times
     else:
         flow.to.add(place(data), times)
-
-
-def _word(value: object) -> str:
-    return printable(str(value), max_chars=_MAX_WORD_CHARS)

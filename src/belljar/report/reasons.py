@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, field
 from belljar.probe.model import Verdict, worst
 
 
@@ -171,6 +170,39 @@ class Reason:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return {**asdict(self), "text": str(self)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """What is on record of the destruction of a cell or range; `survivors`: what it left."""
+
+    destroyed: bool = False
+    clean: bool = False
+    survivors: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it was destroyed, and whatever was looked for is gone."""
+        return self.destroyed and self.clean
+
+    def take_end(self, data: Mapping[str, Any]) -> None:
+        """Note the event of its destruction."""
+        self.destroyed, self.clean = True, bool(data["clean"])
+        self.survivors += map(str, data["survivors"])
+        self.not_checked += map(str, data.get("not_checked", []))
+
+    def reasons_of_end(self, what: Literal["cell", "range"], name: str) -> list[Reason]:
+        """Why its destruction is not proven."""
+        if self.is_proven:
+            return []
+        if not self.destroyed:
+            code, detail = "not_destroyed", ""
+        elif self.survivors or not self.not_checked:
+            code, detail = "survivors", ", ".join(self.survivors) or "something"
+        else:
+            code, detail = "destruction_unproven", "; ".join(self.not_checked)
+        return [Reason(code=ReasonCode(f"{what}_{code}"), where=f"{what} {name}", detail=detail)]
 
 
 def verdict_of(reasons: Iterable[Reason]) -> Verdict:

@@ -42,7 +42,7 @@ def model_sentence(cell: CellFindings) -> str:
     failed = f", {use.failed:,} failed" if use.failed else ""
     tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
     damage = f"{cell.degraded}; " if cell.degraded else ""
-    proven = "destruction proven" if cell.destroyed and cell.clean else "NOT PROVEN destroyed"
+    proven = "destruction proven" if cell.is_proven else "NOT PROVEN destroyed"
     device = "ON A NETWORK" if cell.range_id else "no network device"
     device += f", devices of this host: {printable(', '.join(use.devices))}" * bool(use.devices)
     return (

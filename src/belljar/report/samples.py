@@ -52,9 +52,9 @@ class Row:
     """One sample in the table."""
 
     transcript: Transcript
-    cells: tuple[CellFindings, ...]
-    transcript_gap: TranscriptGap
     reasons: tuple[Reason, ...]
+    cells: tuple[CellFindings, ...] = ()
+    transcript_gap: TranscriptGap = TranscriptGap()
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
     is_logged: bool = True
@@ -148,7 +148,7 @@ class Row:
     @property
     def destroyed(self) -> bool:
         """Whether each cell's destruction is proven."""
-        return bool(self.cells) and all(cell.destroyed and cell.clean for cell in self.cells)
+        return bool(self.cells) and all(cell.is_proven for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ def _model_json(cell: CellFindings) -> dict[str, Any]:
         "death": cell.death,
         "degraded": None if cell.degraded is None else asdict(cell.degraded),
         "probes": [asdict(each) for each in cell.probings],
-        "destroyed": cell.destroyed and cell.clean,
+        "destroyed": cell.is_proven,
         "lasted_s": round(cell.lasted_s, 3),
     }
 

@@ -5,7 +5,7 @@ Of all signals only another sample's decoy changes the containment verdict.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from enum import StrEnum
 from typing import Any, Final
 
@@ -13,13 +13,12 @@ from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.policy.guarding import GUARD_CLASSES
+from belljar.report.reading import ProbeTracker, is_between_cells, times_of, word
 from belljar.report.reasons import Sentence
-from belljar.report.requests import is_between_cells, times_of
 from belljar.units import printable
 
 MAX_EVIDENCE: Final = 100  # event numbers listed per signal
 MAX_INVOLVED: Final = 20
-_MAX_WORD_CHARS: Final = 120
 
 
 class SignalCode(Sentence):
@@ -49,7 +48,7 @@ class Blind(StrEnum):
     NOT_SCANNED = "not_scanned"  # data that left the cell was not scanned whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Signal:
     """What a sample did, and how often.
 
@@ -59,11 +58,21 @@ class Signal:
     """
 
     code: SignalCode
-    count: int
-    trust: Trust
-    evidence: tuple[int, ...]
+    count: int = 0
+    trust: Trust = Trust.GUEST_REPORTED
+    evidence: list[int] = field(default_factory=list)
     more: int = 0
-    involved: tuple[str, ...] = ()
+    involved: list[str] = field(default_factory=list)
+
+    def take(self, other: Signal) -> None:
+        """Count the events of another as its own."""
+        self.count += other.count
+        evidence = sorted((*self.evidence, *other.evidence))
+        self.evidence = evidence[:MAX_EVIDENCE]
+        self.more += other.more + len(evidence) - len(self.evidence)
+        self.involved = [*dict.fromkeys((*self.involved, *other.involved))][:MAX_INVOLVED]
+        if other.trust is Trust.HOST_OBSERVED:
+            self.trust = other.trust
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -105,39 +114,18 @@ class SampleSignals:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Tally:
-    first: int
-    trust: Trust
-    count: int = 0
-    events: int = 0
-    evidence: list[int] = field(default_factory=list)
-    involved: dict[str, None] = field(default_factory=dict)
-
-    def add(self, line: Line, involved: str, count: int) -> None:
-        self.count += count
-        self.events += 1
-        if len(self.evidence) < MAX_EVIDENCE:
-            self.evidence.append(line.seq)
-        if involved and len(self.involved) < MAX_INVOLVED:
-            self.involved[_word(involved)] = None
-        if line.trust is Trust.HOST_OBSERVED:
-            self.trust = line.trust
-
-
-@dataclass(slots=True, kw_only=True)
 class _Seen:
-    tallies: dict[SignalCode, _Tally] = field(default_factory=dict)
+    signals: dict[SignalCode, Signal] = field(default_factory=dict)
     blind: dict[tuple[Blind, str], int] = field(default_factory=dict)
     carried: list[tuple[str, str]] = field(default_factory=list)
     placed: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
 
-    def add(self, line: Line, code: SignalCode, involved: str, count: int) -> None:
-        tally = self.tallies.setdefault(code, _Tally(first=line.seq, trust=line.trust))
-        tally.add(line, involved, count)
+    def add(self, signal: Signal) -> None:
+        self.signals.setdefault(signal.code, Signal(code=signal.code)).take(signal)
 
     def miss(self, code: Blind, detail: str, count: int = 1) -> None:
-        key = (code, _word(detail))
+        key = (code, word(detail))
         if key not in self.blind and len(self.blind) >= MAX_INVOLVED:
             key = (code, "for other reasons")
         self.blind[key] = self.blind.get(key, 0) + count
@@ -146,7 +134,7 @@ class _Seen:
         for (code, detail), count in self.blind.items():
             yield BlindSpot(code=code, detail=detail, count=count)
         if unwatched := sorted(self.placed - self.watched):
-            named = _word(", ".join(unwatched))
+            named = word(", ".join(unwatched))
             yield BlindSpot(code=Blind.NO_TOUCH_SENSOR, detail=named, count=len(unwatched))
 
 
@@ -155,14 +143,14 @@ class SignalGatherer:
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
-        self._names: dict[str, tuple[str, str]] = {}
-        self._probing: set[tuple[str, str]] = set()
+        self._probes = ProbeTracker()
         self._running: set[str] = set()
         self._decoys: set[str] = set()
         self._stopping = False
 
     def take(self, line: Line) -> None:
         """One event more."""
+        self._probes.take(line)
         if line.cell is not None:
             self._follow(line, line.cell)
         if line.kind is Kind.KILL_TRIGGERED and line.data["scope"] != "cells":
@@ -174,23 +162,28 @@ class SignalGatherer:
         self._note_sensors(line, seen)
         if line.kind is Kind.DECOY_CARRIED and len(seen.carried) < MAX_EVIDENCE:
             detail = f"{line.data['value']} of cell {line.data['from_cell']}, event {line.seq}"
-            shown = printable(detail, max_chars=2 * _MAX_WORD_CHARS)
+            shown = printable(detail, max_chars=240)
             seen.carried.append((str(line.data["from_cell"]), shown))
         for code, involved, count in self._signals(line):
-            seen.add(line, code, involved, count)
+            names = [word(involved)] if involved else []
+            seen.add(
+                Signal(
+                    code=code, count=count, trust=line.trust, evidence=[line.seq], involved=names
+                )
+            )
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
         """The signals of a sample with these cells and ranges."""
         own = set(cells)
         seen = [self._seen[each] for each in (*sorted(own), *ranges) if each in self._seen]
         carried = [text for each in seen for origin, text in each.carried if origin not in own]
-        found = []
-        for code in SignalCode:
-            tallies = [each.tallies[code] for each in seen if code in each.tallies]
-            if tallies and (code is not SignalCode.DECOY_CARRIED or carried):
-                found.append(_joined(code, tallies))
+        together = _Seen()
+        for code in SignalCode:  # of two with the same first event, in this order
+            if code is not SignalCode.DECOY_CARRIED or carried:
+                for each in (each for each in seen if code in each.signals):
+                    together.add(each.signals[code])
         return SampleSignals(
-            signals=tuple(signal for _, signal in sorted(found, key=lambda pair: pair[0])),
+            signals=tuple(sorted(together.signals.values(), key=lambda each: each.evidence[0])),
             blind=tuple(spot for each in seen for spot in each.blind_spots()),
             carried=tuple(carried),
         )
@@ -199,12 +192,6 @@ class SignalGatherer:
         """Track whose act a later event is."""
         data = line.data
         match line.kind:
-            case Kind.CELL_PLANNED if data.get("range"):
-                self._names[cell] = (str(data["range"]), str(data.get("name", "")))
-            case Kind.PROBE_STARTED if cell in self._names:
-                self._probing.add(self._names[cell])
-            case Kind.PROBE_COMPLETED if cell in self._names:
-                self._probing.discard(self._names[cell])
             case Kind.SAMPLE_STARTED | Kind.CELL_REVERTED:
                 self._running.add(cell)
             case Kind.CELL_DESTROYING | Kind.KILL_TRIGGERED:
@@ -241,7 +228,7 @@ class SignalGatherer:
             value = str(data.get("value") or "")
             yield self._of_hit(data), value or str(data["class"]), 1
         elif line.kind in _NETWORK and not is_between_cells(data):
-            if (data.get("range"), data.get("cell")) not in self._probing:
+            if not self._probes.is_probed(data.get("range"), data.get("cell", "")):
                 yield from _refused(line)
         elif line.kind is Kind.LIMIT_HIT and data["limit"] in _RECORD_LIMITS:
             yield SignalCode.RECORD_FLOODED, str(data["limit"]), 1
@@ -324,10 +311,6 @@ def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
             yield SignalCode.WALL_PROBING, where, count
 
 
-def _word(text: object) -> str:
-    return printable(str(text), max_chars=_MAX_WORD_CHARS)
-
-
 def is_disguised(data: Mapping[str, Any]) -> bool:
     """Whether a value was encoded as no program does by itself, split, or in DNS names."""
     decoding = set(_decoding(data)) - _BY_ITSELF
@@ -347,17 +330,3 @@ def _decoding(data: Mapping[str, Any]) -> list[str]:
 
 def _channel(data: Mapping[str, Any]) -> str:
     return str(data.get("channel") or str(data.get("operation", "")).partition(".")[0])
-
-
-def _joined(code: SignalCode, tallies: Sequence[_Tally]) -> tuple[int, Signal]:
-    evidence = sorted(number for tally in tallies for number in tally.evidence)[:MAX_EVIDENCE]
-    involved = list(dict.fromkeys(name for tally in tallies for name in tally.involved))
-    seen_by_host = any(tally.trust is Trust.HOST_OBSERVED for tally in tallies)
-    return min(tally.first for tally in tallies), Signal(
-        code=code,
-        count=sum(tally.count for tally in tallies),
-        trust=Trust.HOST_OBSERVED if seen_by_host else Trust.GUEST_REPORTED,
-        evidence=tuple(evidence),
-        more=sum(tally.events for tally in tallies) - len(evidence),
-        involved=tuple(involved[:MAX_INVOLVED]),
-    )

@@ -6,7 +6,7 @@ A guest chose most of what events quote: every text that leaves this module went
 from __future__ import annotations
 
 import shlex
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime
@@ -18,7 +18,7 @@ from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
-from belljar.report.requests import times_of
+from belljar.report.reading import Kept, ProbeTracker, times_of
 from belljar.units import printable
 
 FIRST: Final = 150
@@ -90,19 +90,6 @@ class TimelineEntry:
     bodies: list[tuple[BodyRef, list[list[float]]]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Kept:
-    """The first and last entries of one group in one place."""
-
-    count: int = 0
-    first: list[TimelineEntry] = field(default_factory=list)
-    last: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=LAST))
-
-    def add(self, entry: TimelineEntry) -> None:
-        self.count += 1
-        (self.first if len(self.first) < FIRST else self.last).append(entry)
-
-
 @dataclass(slots=True, kw_only=True)
 class Timelines:
     """The entries of each cell and range, event by event.
@@ -125,15 +112,15 @@ class Timelines:
     first_time: str = ""
     last_time: str = ""
     events: int = 0
-    _kept: dict[tuple[str, Group], _Kept] = field(default_factory=dict)
+    _kept: dict[tuple[str, Group], Kept[TimelineEntry]] = field(default_factory=dict)
     _pending: dict[tuple[str, str, int], TimelineEntry] = field(default_factory=dict)
-    _ranges: dict[str, str] = field(default_factory=dict)
-    _probing: dict[str, set[str]] = field(default_factory=dict)
+    _probes: ProbeTracker = field(default_factory=ProbeTracker)
 
     def take(self, line: Line) -> None:
         """One event more. An event whose optional fields have another shape is shown as such."""
         self.events += 1
         self.first_time, self.last_time = self.first_time or line.time, line.time
+        self._probes.take(line)
         try:
             self._note(line)
             made = self._entry(line)
@@ -142,11 +129,11 @@ class Timelines:
             made = _made(replace(line, data={}), Group.LIMIT, line.kind.value, why)
             made.place = _place(line)
         if made is not None:
-            self._kept.setdefault((made.place, made.group), _Kept()).add(made)
+            self._keep(made.place, made.group).add(made)
 
     def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
         """The messages of one sample: time, as in the ledger, author and text."""
-        kept = self._kept.setdefault((transcript_of(uuid), Group.TRANSCRIPT), _Kept())
+        kept = self._keep(transcript_of(uuid), Group.TRANSCRIPT)
         for time, who, text in turns:
             entry = TimelineEntry(
                 seq=-1 - kept.count,
@@ -164,25 +151,23 @@ class Timelines:
 
     def of(self, places: Sequence[str], group: Group) -> list[TimelineEntry]:
         """The kept entries of one group, in order."""
-        kept = (each for of in self._of(places, group) for each in (*of.first, *of.last))
+        kept = (entry for each in self._of(places, group) for entry in each)
         return sorted(kept, key=lambda entry: entry.seq)
 
-    def _of(self, places: Sequence[str], group: Group) -> Iterator[_Kept]:
+    def _keep(self, place: str, group: Group) -> Kept[TimelineEntry]:
+        return self._kept.setdefault((place, group), Kept(FIRST, LAST))
+
+    def _of(self, places: Sequence[str], group: Group) -> Iterator[Kept[TimelineEntry]]:
         return (self._kept[place, group] for place in places if (place, group) in self._kept)
 
     def _note(self, line: Line) -> None:
         """Keep what later events need to know, and what isn't a line of a timeline."""
-        data, cell = line.data, line.cell or ""
+        data = line.data
         match line.kind:
             case Kind.RUN_STARTED:
                 self.started = data
             case Kind.CELL_PLANNED:
-                self._ranges[cell] = str(data.get("range") or "")
-                self.policies.setdefault(self._ranges[cell], str(data["policy_sha256"]))
-            case Kind.PROBE_STARTED:
-                self._probing.setdefault(self._ranges.get(cell, ""), set()).add(cell)
-            case Kind.PROBE_COMPLETED:
-                self._probing.get(self._ranges.get(cell, ""), set()).discard(cell)
+                self.policies.setdefault(str(data.get("range") or ""), str(data["policy_sha256"]))
             case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
                 self.proofs[_place(line)] = [shown(each) for each in data.get("checked", [])[:100]]
             case Kind.AIR_GAP_CHECKED:
@@ -191,7 +176,7 @@ class Timelines:
                 key = tuple(shown(data[each]) for each in ("class", "channel", "place", "action"))
                 is_known = key in self.hits or len(self.hits) < MAX_HITS
                 self.hits[key if is_known else ("others", "", "", "")] += 1
-            case kind if kind in EXCHANGES and not self._probing.get(_place(line)):
+            case kind if kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
                 place, stand_in = _place(line), str(data.get("stand_in") or "")
                 if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
                     self.uses[self.policies.get(place, ""), stand_in] += 1
@@ -203,7 +188,7 @@ class Timelines:
         # A flow without an address stands for many, Belljar's own among them
         is_counted = kind is Kind.NETWORK_FLOW and not data["address"]
         is_packet = kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
-        if is_counted or (is_packet and self._probing.get(place)):
+        if is_counted or (is_packet and self._probes.is_probed(data.get("range"))):
             self.probed[place] = self.probed.get(place, 0) + 1
             return None
         number = next(

@@ -354,5 +354,5 @@ def _was_cancelled(cells: Sequence[CellFindings], logs: Iterable[LogRecord]) -> 
         for log in logs
         if not log.problem and not log.missing and log.samples_logged
     )
-    destroyed = all(cell.destroyed and cell.clean for cell in cells)
+    destroyed = all(cell.is_proven for cell in cells)
     return ended_early and destroyed and any(cell.outcome for cell in cells)

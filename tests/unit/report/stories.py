@@ -92,6 +92,12 @@ def line(kind: Kind, cell: str | None = None, /, **data: Any) -> Line:  # noqa: 
     )
 
 
+def planned(cell: str, **more: Any) -> Line:  # noqa: ANN401 - JSON values
+    """The plan of a cell."""
+    plan = {"tier": "microvm", "emulated": False, "policy_sha256": "", "layers": []}
+    return line(Kind.CELL_PLANNED, cell, **{**plan, **more})
+
+
 def probing(phase: str) -> list[Line]:
     """Its beginning and its end."""
     return [
@@ -102,18 +108,9 @@ def probing(phase: str) -> list[Line]:
 
 def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
     """A sample in a cell of a range that did this, and the range's end."""
-    place = {"range": RANGE, "name": "default"}
     return [
         line(Kind.RANGE_OPENING, prefix="10.0.0.0/22", directory="2ce5a06e"),
-        line(
-            Kind.CELL_PLANNED,
-            "c1",
-            **place,
-            tier="microvm",
-            emulated=False,
-            policy_sha256="",
-            layers=[],
-        ),
+        planned("c1", range=RANGE, name="default"),
         line(Kind.SAMPLE_STARTED, "c1", sample="s", task="t", uuid="u1"),
         *probing("start"),
         *lines,

@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import PROBED, findings_of
+from tests.unit.report import stories
+from tests.unit.report.stories import PROBED, findings_of, planned
 
-from belljar.events import Actor, Kind, Trust
+from belljar.events import Kind
 from belljar.ledger import Line
-from belljar.ledger.schema import SCHEMA_VERSION
+from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict
 from belljar.report.cells import (
     Call,
@@ -26,33 +28,13 @@ from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, Transcript, as_json
 
 
-def line(
-    kind: Kind,
-    cell: str | None = "c1",
-    /,
-    *,
-    second: int = 0,
-    bodies: list[dict[str, Any]] | None = None,
-    **data: Any,
-) -> Line:
-    """A ledger line."""
-    return Line.read(
-        {
-            "v": SCHEMA_VERSION,
-            "seq": 0,
-            "prev": "0" * 64,
-            "time": f"2026-11-20T22:00:{second:02}.000000Z",
-            "mono_ns": "1",
-            "kind": kind,
-            "cell": cell,
-            "actor": Actor.HARNESS,
-            "trust": Trust.HOST_OBSERVED,
-            "data": data,
-            "bodies": bodies or [],
-        }
-    )
+def line(kind: Kind, cell: str | None = "c1", /, *, second: int = 0, **data: Any) -> Line:
+    """A ledger line of the sample's cell."""
+    made = stories.line(kind, cell, **data)
+    return replace(made, data=data, time=f"2026-11-20T22:00:{second:02}.000000Z")
 
 
+STDIN = BodyRef(name="stdin", sha256=None, kept_bytes=0, total_bytes=9)
 SIZES: dict[str, Any] = {
     "stderr_bytes": 0,
     "stdout_dropped_bytes": 0,
@@ -71,18 +53,13 @@ def probed(phase: str, **data: Any) -> list[Line]:
 
 
 STORY = [
-    line(Kind.CELL_PLANNED, tier="microvm", emulated=True, policy_sha256="", layers=[]),
+    planned("c1", emulated=True),
     line(Kind.SAMPLE_STARTED, sample="s", epoch=2, task="t", uuid="u1", second=1),
     *probed("start"),
     line(Kind.EXEC_STARTED, op=1, argv=["echo", "a b"], user="u", pty=False),
-    line(
-        Kind.EXEC_COMPLETED,
-        op=1,
-        status="exited",
-        code=0,
-        stdout_bytes=4,
-        **SIZES,
-        bodies=[{"name": "stdin", "sha256": None, "kept_bytes": 0, "total_bytes": 9}],
+    replace(
+        line(Kind.EXEC_COMPLETED, op=1, status="exited", code=0, stdout_bytes=4, **SIZES),
+        bodies=(STDIN,),
     ),
     line(Kind.FILE_WRITE_STARTED, op=2, path="f", bytes=5),
     line(Kind.FILE_WRITE_COMPLETED, op=2),
@@ -160,59 +137,31 @@ def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None
     assert not difference.unfounded
 
 
-def judged(
-    *lines: Line,
-    calls: tuple[Call, ...] = (),
-    lowered: Verdict = Verdict.CONTAINED,
-    error: str = "",
-) -> RunFindings:
+def judged(*lines: Line, error: str = "") -> RunFindings:
     """A run of one sample."""
-    transcript = Transcript(
-        task="t", sample="s", epoch=1, uuid="u1", calls=calls, lowered=lowered, error=error
-    )
-    return findings_of([transcript], lines)
-
-
-def test_contained_needs_all_the_evidence() -> None:
-    """A cell on record, destroyed, clean; anything less is void."""
-    assert judged(*STORY).verdict is Verdict.CONTAINED
-    assert judged(*STORY).exit_code == 0
-    assert judged(*STORY[:-3]).verdict is Verdict.VOID
-    assert judged().verdict is Verdict.VOID
-    assert judged(*STORY, lowered=Verdict.VOID).exit_code == 2
-
-
-def test_a_call_that_never_reached_the_cell_voids() -> None:
-    """Something stands between the transcript and the cell."""
-    findings = judged(*STORY, calls=(Call(action=TranscriptAction.EXEC, what="never"),))
-    assert findings.verdict is Verdict.VOID
-    assert [reason.code for reason in findings.rows[0].reasons] == [ReasonCode.CALLS_OUTSIDE_CELL]
-
-
-def test_survivors_mean_void_and_scorers_can_mean_breached() -> None:
-    """A survivor of the destruction voids the sample, which is worse than an error; a scorer's
-    breach is worse still."""
-    left = line(Kind.CELL_DESTROYED, clean=False, survivors=["process 7"], duration_ms=1.0)
-    findings = judged(*STORY[:-3], left, error="too")
-    assert findings.verdict is Verdict.VOID
-    (reason,) = findings.rows[0].reasons
-    assert (reason.code, reason.detail) == (ReasonCode.CELL_SURVIVORS, "process 7")
-    assert findings.exit_code == 2
-    assert judged(*STORY, lowered=Verdict.BREACHED).verdict is Verdict.BREACHED
+    return findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u1", error=error)], lines)
 
 
 @pytest.mark.promise("6.1")
-def test_a_destruction_that_could_not_be_looked_at_means_void() -> None:
-    """Nothing was found, and not everything could be seen: void, with what was not looked for."""
-    missed = ["mounts named after the cell: Permission denied"]
-    unseen = line(
-        Kind.CELL_DESTROYED, clean=False, survivors=[], not_checked=missed, duration_ms=1.0
-    )
-    findings = judged(*STORY[:-3], unseen)
-    assert findings.verdict is Verdict.VOID
-    (reason,) = findings.rows[0].reasons
-    assert (reason.code, reason.detail) == (ReasonCode.CELL_DESTRUCTION_UNPROVEN, missed[0])
-    assert findings.exit_code == 2
+@pytest.mark.parametrize(
+    ("end", "code", "detail"),
+    [
+        ({"survivors": ["process 7"]}, ReasonCode.CELL_SURVIVORS, "process 7"),
+        (
+            {"survivors": [], "not_checked": ["mounts: Permission denied"]},
+            ReasonCode.CELL_DESTRUCTION_UNPROVEN,
+            "mounts: Permission denied",
+        ),
+    ],
+)
+def test_a_destruction_that_is_not_proven_means_void(
+    end: dict[str, Any], code: ReasonCode, detail: str
+) -> None:
+    """What it left, or what could not be looked for; which is worse than an error."""
+    destroyed = line(Kind.CELL_DESTROYED, clean=False, duration_ms=1.0, **end)
+    findings = judged(*STORY[:-3], destroyed, error="too")
+    assert (findings.verdict, findings.exit_code) == (Verdict.VOID, 2)
+    assert [(each.code, each.detail) for each in findings.rows[0].reasons] == [(code, detail)]
 
 
 BREACH: dict[str, Any] = {
@@ -252,23 +201,6 @@ def test_a_breach_in_a_stray_cell_is_the_runs() -> None:
     assert (stray.verdict, stray.exit_code) == (Verdict.BREACHED, 2)
 
 
-def test_errors_and_strays() -> None:
-    """An evaluation that failed is 1; a cell without a sample counts only when it is not clean; no
-    sample at all proves nothing."""
-    assert judged(*STORY, error="the solver failed").exit_code == 1
-    refused = findings_of(
-        [Transcript(task="t", sample="s", epoch=1, uuid="u", error="no cell could be made")], []
-    )
-    assert (refused.exit_code, refused.verdict) == (1, Verdict.VOID)
-    unseen = findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u")], [])
-    assert unseen.exit_code == 2
-    nothing = findings_of([], [], error="it did not run")
-    assert (nothing.exit_code, nothing.verdict) == (1, Verdict.VOID)
-    stray = findings_of([], STORY[:-3], error="cancelled")
-    assert (stray.exit_code, stray.strays) == (2, ())
-    assert [row.transcript.sample for row in stray.rows] == ["s"]
-
-
 def test_as_json_says_it_all() -> None:
     """For `--json` and the run directory."""
     said = as_json(judged(*STORY))
@@ -289,15 +221,7 @@ def test_as_json_says_it_all() -> None:
 def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     """It counts only when its end is not clean, its warm-up found a way out, or something was done
     in it; a making that failed proves nothing and leaves nothing."""
-    planned = line(
-        Kind.CELL_PLANNED,
-        "c9",
-        tier="microvm",
-        emulated=True,
-        policy_sha256="",
-        layers=[],
-        ahead=True,
-    )
+    made = planned("c9", ahead=True)
     gone = line(Kind.CELL_DESTROYED, "c9", clean=True, survivors=[], duration_ms=1.0)
     left = line(Kind.CELL_DESTROYED, "c9", clean=False, survivors=["a process"], duration_ms=1.0)
     failed = line(Kind.CELL_FAILED, "c9", error="HostError", reason="no room")
@@ -306,29 +230,22 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     def found(*lines: Line) -> RunFindings:
         return findings_of([transcript], [*STORY, *lines])
 
-    assert (found(planned, gone).exit_code, len(found(planned, gone).unused)) == (
+    assert (found(made, gone).exit_code, len(found(made, gone).unused)) == (
         found().exit_code,
         1,
     )
-    assert as_json(found(planned, gone))["unused_cells"] == ["c9"]
-    assert as_json(found(planned, gone))["stray_cells"] == []
-    assert not found(planned, failed).problems
-    assert found(planned, left).problems
-    assert found(planned).problems
-    assert not found(planned, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).unused
+    assert as_json(found(made, gone))["unused_cells"] == ["c9"]
+    assert as_json(found(made, gone))["stray_cells"] == []
+    assert not found(made, failed).problems
+    assert found(made, left).problems
+    assert found(made).problems
+    assert not found(made, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).unused
 
 
 def test_a_taken_cell_lasts_from_its_taking() -> None:
     """The time on the shelf is not the sample's."""
     story = [
-        line(
-            Kind.CELL_PLANNED,
-            tier="microvm",
-            emulated=True,
-            policy_sha256="",
-            layers=[],
-            ahead=True,
-        ),
+        planned("c1", ahead=True),
         line(Kind.CELL_TAKEN, second=30, waited_ms=1.0, age_ms=1.0),
         line(Kind.CELL_DESTROYED, second=40, clean=True, survivors=[], duration_ms=1.0),
     ]

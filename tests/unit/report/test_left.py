@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.report.stories import ENDED, HOSTILE, line
+from tests.unit.report.stories import ENDED, HOSTILE, line, planned
 
 from belljar.cli.findings import show_findings
 from belljar.events import Kind
@@ -17,14 +17,8 @@ from belljar.report.left import STAYS, Destination, Left, LeftGatherer, Way
 from belljar.report.samples import RunFindings, as_json
 
 PROVIDER = "openai/gpt-4o"
-ABOUT_CELL: dict[str, Any] = {
-    "policy_sha256": "",
-    "tier": "gvisor",
-    "emulated": False,
-    "layers": [],
-}
-PLANNED = line(Kind.CELL_PLANNED, "c1", **ABOUT_CELL)
-MODEL_CELL = line(Kind.CELL_PLANNED, "m1", **ABOUT_CELL, model={"name": "small", "weights": "w"})
+PLANNED = planned("c1")
+MODEL_CELL = planned("m1", model={"name": "small", "weights": "w"})
 
 
 def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values

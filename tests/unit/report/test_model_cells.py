@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.report.stories import ENDED, line, story
+from tests.unit.report.stories import ENDED, line, planned, story
 from tests.unit.report.test_verdict import evidence
 
 from belljar.events import Kind
@@ -19,17 +19,11 @@ MODEL = {"name": "m", "weights": "ab" * 32}
 
 def model_cell(*phases: str, verdict: str = "contained", **ended: object) -> list[Line]:
     """The story beside a model cell that was probed in these phases."""
-    planned = line(
-        Kind.CELL_PLANNED,
-        "c9",
-        tier="gvisor",
-        emulated=False,
-        policy_sha256="",
-        layers=[],
-        model=MODEL,
-    )
     about = {"path": "/v1", "bytes": 10, "sha256": "ab" * 32}
-    lines = [planned, line(Kind.MODEL_REQUEST_STARTED, "c9", request=1, **about)]
+    lines = [
+        planned("c9", tier="gvisor", model=MODEL),
+        line(Kind.MODEL_REQUEST_STARTED, "c9", request=1, **about),
+    ]
     answered = {"status": 200, "prompt_tokens": 3, "completion_tokens": 2}
     times = {"first_byte_ms": 1.0, "duration_ms": 2.0}
     completed = {**about, **answered, **times}

@@ -12,7 +12,16 @@ from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import FLOW, HOSTILE, RANGE, REQUEST, findings_of, line, story
+from tests.unit.report.stories import (
+    FLOW,
+    HOSTILE,
+    RANGE,
+    REQUEST,
+    findings_of,
+    line,
+    planned,
+    story,
+)
 from tests.unit.report.test_model_cells import model_cell
 
 from belljar.events import Kind, Trust
@@ -380,9 +389,8 @@ def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
     started = any_data(Kind.EXEC_STARTED) | {"argv": ["echo", "x" * 50], "user": "", "cwd": ""}
     for number in range(samples):
         cell = f"c{number}"
-        planned = {"tier": "gvisor", "emulated": False, "policy_sha256": "", "layers": []}
         about = {"sample": f"s{number}", "task": "t", "uuid": f"u{number}"}
-        lines.append(line(Kind.CELL_PLANNED, cell, **planned))
+        lines.append(planned(cell))
         lines.append(line(Kind.SAMPLE_STARTED, cell, **about))
         for op in range(commands):
             lines.append(line(Kind.EXEC_STARTED, cell, **{**started, "op": op}))

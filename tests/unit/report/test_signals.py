@@ -160,7 +160,7 @@ def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
         MAX_EVIDENCE,
         50,
     )
-    assert signal.evidence == tuple(range(MAX_EVIDENCE))
+    assert signal.evidence == [*range(MAX_EVIDENCE)]
 
 
 @pytest.mark.promise("5.8")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, line, probing, ranges_of, story
+from tests.unit.report.stories import ENDED, line, planned, probing, ranges_of, story
 
 from belljar.events import Kind
 from belljar.ledger import Line
@@ -38,16 +38,15 @@ def sampled(**changes: Any) -> LogRecord:
     return replace(LOG, transcripts=(replace(SAMPLE, **changes),))
 
 
-PLANNED = line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])
+PLANNED = planned("c2")
 STARTING = line(Kind.CELL_STARTING, "c2", runtime="runc", tree="")
 NO_ROOM = line(Kind.CELL_FAILED, "c2", error="HostError", reason="no space left")
 
 
 def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: Any) -> list[Line]:
     """The story, and a second cell that was never probed."""
-    planned = PLANNED
     started = line(Kind.SAMPLE_STARTED, "c2", sample=sample, task="t", uuid=uuid, **more)
-    return [*story(), planned, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
+    return [*story(), PLANNED, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
 
 
 WORK = line(
@@ -116,324 +115,216 @@ def gapped(*lines: Line) -> RunRecord:
     return record
 
 
+Expected = tuple[Verdict, int, set[Code]]
+
+
+def contained(*, exit_code: int = 0) -> Expected:
+    """What is found of a run of which no evidence is missing."""
+    return Verdict.CONTAINED, exit_code, set()
+
+
+def void(*codes: Code, exit_code: int = 2) -> Expected:
+    """What is found of a run with these causes."""
+    return Verdict.VOID, exit_code, set(codes)
+
+
 CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
-    "all there": (evidence(), Verdict.CONTAINED, 0, set()),
-    "a solver's error": (evidence(sampled(error="x")), Verdict.CONTAINED, 1, set()),
+    "all there": (evidence(), *contained()),
+    "a solver's error": (evidence(sampled(error="x")), *contained(exit_code=1)),
     "an evaluation's error": (
         evidence(replace(LOG, status=LogStatus.ERROR)),
-        Verdict.CONTAINED,
-        1,
-        set(),
+        *contained(exit_code=1),
     ),
-    "interrupted": (evidence(run=replace(RUN, interrupted=True)), Verdict.CONTAINED, 130, set()),
-    "cancelled": (
-        evidence(replace(LOG, status=LogStatus.CANCELLED)),
-        Verdict.CONTAINED,
-        130,
-        set(),
-    ),
-    "no cell": (evidence(lines=[]), Verdict.VOID, 2, {Code.NO_CELL}),
+    "interrupted": (evidence(run=replace(RUN, interrupted=True)), *contained(exit_code=130)),
+    "cancelled": (evidence(replace(LOG, status=LogStatus.CANCELLED)), *contained(exit_code=130)),
+    "no cell": (evidence(lines=[]), *void(Code.NO_CELL)),
     "an error before anything ran": (
         evidence(sampled(error="x"), lines=[]),
-        Verdict.VOID,
-        1,
-        {Code.NO_CELL},
+        *void(Code.NO_CELL, exit_code=1),
     ),
     "an error after a tool beside the cell": (
         evidence(sampled(error="x", tools=(HOSTED,)), lines=[]),
-        Verdict.VOID,
-        2,
-        {Code.NO_CELL, Code.HOST_TOOL_CALLED},
+        *void(Code.NO_CELL, Code.HOST_TOOL_CALLED),
     ),
     "a hosted tool of which no policy is on record": (
         evidence(sampled(tools=(HOSTED,))),
-        Verdict.VOID,
-        2,
-        {Code.HOST_TOOL_CALLED},
+        *void(Code.HOST_TOOL_CALLED),
     ),
     "a hosted tool that one of two cells allows": (
         evidence(sampled(tools=(HOSTED,)), lines=allowing(["*"], ["memory"])),
-        Verdict.VOID,
-        2,
-        {Code.HOST_TOOL_CALLED},
+        *void(Code.HOST_TOOL_CALLED),
     ),
     "a hosted tool that both cells allow": (
         evidence(sampled(tools=(HOSTED,)), lines=allowing(["*"], ["web_search"])),
-        Verdict.CONTAINED,
-        0,
-        set(),
+        *contained(),
     ),
-    "a call of no cell": (
-        evidence(sampled(calls=(CALL,))),
-        Verdict.VOID,
-        2,
-        {Code.CALLS_OUTSIDE_CELL},
-    ),
-    "a scorer's void": (
-        evidence(sampled(lowered=Verdict.VOID)),
-        Verdict.VOID,
-        2,
-        {Code.SCORER_VOID},
-    ),
+    "a call of no cell": (evidence(sampled(calls=(CALL,))), *void(Code.CALLS_OUTSIDE_CELL)),
+    "a scorer's void": (evidence(sampled(lowered=Verdict.VOID)), *void(Code.SCORER_VOID)),
     "a scorer's breach": (
         evidence(sampled(lowered=Verdict.BREACHED)),
         Verdict.BREACHED,
         2,
         {Code.SCORER_BREACHED},
     ),
-    "a void attempt before a clean one": (
-        evidence(lines=other_cell()),
-        Verdict.VOID,
-        2,
-        {Code.PROBES_MISSING},
-    ),
+    "a void attempt before a clean one": (evidence(lines=other_cell()), *void(Code.PROBES_MISSING)),
     "a sample that no log has": (
         evidence(lines=other_cell("u2")),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
+        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
     ),
     "an interrupt before anything of the next sample ran": (
         evidence(lines=other_cell("u2"), run=replace(RUN, interrupted=True)),
-        Verdict.CONTAINED,
-        130,
-        set(),
+        *contained(exit_code=130),
     ),
     "an interrupt hides no evidence that is missing": (
         evidence(lines=other_cell("u2", WORK), run=replace(RUN, interrupted=True)),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
+        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
     ),
     "an error before anything of the next sample ran": (
         evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2")),
-        Verdict.CONTAINED,
-        1,
-        set(),
+        *contained(exit_code=1),
     ),
     "an error hides no evidence that is missing": (
         evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK)),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
+        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
     ),
     "an interrupt while Inspect prepared the next sample": (
         evidence(lines=other_cell("u2", WORK, preparing=True), run=replace(RUN, interrupted=True)),
-        Verdict.CONTAINED,
-        130,
-        set(),
+        *contained(exit_code=130),
     ),
     "an error while Inspect prepared the next sample": (
         evidence(
             replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK, preparing=True)
         ),
-        Verdict.CONTAINED,
-        1,
-        set(),
+        *contained(exit_code=1),
     ),
     "an interrupt after the next sample's own work had begun": (
         evidence(
             lines=other_cell("u2", RUNNING, WORK, preparing=True),
             run=replace(RUN, interrupted=True),
         ),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
+        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
     ),
     "a sample that was only prepared, and no log says why": (
         evidence(lines=other_cell("u2", WORK, preparing=True)),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
+        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
     ),
     "a sample whose end met its cancellation for another's error": (
         evidence(FAILED, lines=cancelled()),
-        Verdict.CONTAINED,
-        1,
-        set(),
+        *contained(exit_code=1),
     ),
     "a sample whose end met Ctrl-C": (
         evidence(replace(FAILED, status=LogStatus.CANCELLED), lines=cancelled()),
-        Verdict.CONTAINED,
-        130,
-        set(),
+        *contained(exit_code=130),
     ),
     "a sample that is in no log of an evaluation that went well": (
         evidence(replace(FAILED, status=LogStatus.SUCCESS), lines=cancelled()),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        *void(Code.SAMPLE_NOT_IN_LOG),
     ),
     "a sample of another evaluation than that which failed": (
         evidence(replace(FAILED, eval_id="e2"), lines=cancelled()),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        *void(Code.SAMPLE_NOT_IN_LOG),
     ),
     "a sample in no log, which can't be read whole": (
         evidence(replace(FAILED, problem="x"), lines=cancelled()),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.LOG_UNREADABLE},
+        *void(Code.SAMPLE_NOT_IN_LOG, Code.LOG_UNREADABLE),
     ),
     "a cancelled sample whose end is not on record": (
         evidence(FAILED, lines=cancelled(without=Kind.SAMPLE_FINISHED)),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        *void(Code.SAMPLE_NOT_IN_LOG),
     ),
     "a cancelled sample whose cell was not destroyed": (
         evidence(FAILED, lines=cancelled(without=Kind.CELL_DESTROYED)),
-        Verdict.VOID,
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.CELL_NOT_DESTROYED},
+        *void(Code.SAMPLE_NOT_IN_LOG, Code.CELL_NOT_DESTROYED),
     ),
     "a cancelled sample that was not probed at its end": (
         evidence(FAILED, lines=cancelled(without=Kind.PROBE_COMPLETED)),
-        Verdict.VOID,
-        2,
-        {Code.PROBES_VOID},
+        *void(Code.PROBES_VOID),
     ),
     "a cell that was never made, for want of room": (
         evidence(sampled(error="x"), lines=[PLANNED, NO_ROOM], run=replace(RUN, failure_code=5)),
-        Verdict.VOID,
-        5,
-        {Code.NO_CELL},
+        *void(Code.NO_CELL, exit_code=5),
     ),
     "a cell of which nothing is known after its making had begun": (
         evidence(sampled(error="x"), lines=[PLANNED, STARTING, NO_ROOM]),
-        Verdict.VOID,
-        2,
-        {Code.NO_CELL, Code.CELL_NOT_DESTROYED},
+        *void(Code.NO_CELL, Code.CELL_NOT_DESTROYED),
     ),
     "evidence is missing, though the disk was full": (
         evidence(sampled(calls=(CALL,), error="x"), run=replace(RUN, failure_code=5)),
-        Verdict.VOID,
-        2,
-        {Code.CALLS_OUTSIDE_CELL},
+        *void(Code.CALLS_OUTSIDE_CELL),
     ),
-    "a degraded sandbox": (evidence(lines=story(BROKEN)), Verdict.CONTAINED, 1, set()),
+    "a degraded sandbox": (evidence(lines=story(BROKEN)), *contained(exit_code=1)),
     "a degraded sandbox of an interrupted run": (
         evidence(lines=story(BROKEN), run=replace(RUN, interrupted=True)),
-        Verdict.CONTAINED,
-        130,
-        set(),
+        *contained(exit_code=130),
     ),
     "a degraded sandbox, and evidence is missing": (
         evidence(sampled(calls=(CALL,)), lines=story(BROKEN)),
-        Verdict.VOID,
-        2,
-        {Code.CALLS_OUTSIDE_CELL},
+        *void(Code.CALLS_OUTSIDE_CELL),
     ),
     "a sound check": (
         evidence(lines=story(line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": ""}))),
-        Verdict.CONTAINED,
-        0,
-        set(),
+        *contained(),
     ),
-    "a bad ledger": (evidence(ledger=LedgerState.BAD), Verdict.VOID, 2, {Code.LEDGER_BAD}),
-    "a crash": (evidence(ledger=LedgerState.UNFINISHED), Verdict.VOID, 2, {Code.LEDGER_UNFINISHED}),
-    "no end on record": (
-        evidence(run=replace(RUN, ended=False)),
-        Verdict.VOID,
-        2,
-        {Code.RUN_END_MISSING},
-    ),
-    "an air gap from start to end": (
-        evidence(run=gapped(GAP, gap_at("end"))),
-        Verdict.CONTAINED,
-        0,
-        set(),
-    ),
+    "a bad ledger": (evidence(ledger=LedgerState.BAD), *void(Code.LEDGER_BAD)),
+    "a crash": (evidence(ledger=LedgerState.UNFINISHED), *void(Code.LEDGER_UNFINISHED)),
+    "no end on record": (evidence(run=replace(RUN, ended=False)), *void(Code.RUN_END_MISSING)),
+    "an air gap from start to end": (evidence(run=gapped(GAP, gap_at("end"))), *contained()),
     "an air gap that nobody checked at the end": (
         evidence(run=gapped(GAP)),
-        Verdict.VOID,
-        2,
-        {Code.AIR_GAP_UNPROVEN},
+        *void(Code.AIR_GAP_UNPROVEN),
     ),
     "an interface that came up and went down again": (
         evidence(run=gapped(GAP, line(Kind.AIR_GAP_CHANGED, None, reason="x"), gap_at("end"))),
-        Verdict.VOID,
-        2,
-        {Code.AIR_GAP_BROKEN},
+        *void(Code.AIR_GAP_BROKEN),
     ),
     "a way beyond the host at the end": (
         evidence(run=gapped(GAP, gap_at("end", WAY))),
-        Verdict.VOID,
-        2,
-        {Code.AIR_GAP_BROKEN},
+        *void(Code.AIR_GAP_BROKEN),
     ),
     "an error that only the process knew": (
         evidence(run=replace(RUN, errors=["x"])),
-        Verdict.VOID,
-        2,
-        {Code.RUN_ERROR},
+        *void(Code.RUN_ERROR),
     ),
     "a sample that would have run elsewhere": (
         evidence(run=replace(RUN, errors=["x"], causes=["other_provider"])),
-        Verdict.VOID,
-        2,
-        {Code.OTHER_PROVIDER},
+        *void(Code.OTHER_PROVIDER),
     ),
     "a tool that appeared later, and an error": (
         evidence(run=replace(RUN, errors=["x", "y"], causes=["late_host_tool"])),
-        Verdict.VOID,
-        2,
-        {Code.LATE_HOST_TOOL, Code.RUN_ERROR},
+        *void(Code.LATE_HOST_TOOL, Code.RUN_ERROR),
     ),
     "a cause that no error has": (
         evidence(run=replace(RUN, errors=["x"], causes=["scorer_breached", "other_provider"])),
-        Verdict.VOID,
-        2,
-        {Code.RUN_ERROR},
+        *void(Code.RUN_ERROR),
     ),
     "a log that is gone": (
         evidence(LogRecord(location="l", missing=True)),
-        Verdict.VOID,
-        2,
-        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG},
+        *void(Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG),
     ),
-    "a log that is cut short": (
-        evidence(replace(LOG, problem="x")),
-        Verdict.VOID,
-        2,
-        {Code.LOG_UNREADABLE},
-    ),
+    "a log that is cut short": (evidence(replace(LOG, problem="x")), *void(Code.LOG_UNREADABLE)),
     "a log that was not ended": (
         evidence(replace(LOG, status=LogStatus.STARTED)),
-        Verdict.VOID,
-        2,
-        {Code.LOG_UNFINISHED},
+        *void(Code.LOG_UNFINISHED),
     ),
     "samples that were not logged": (
         evidence(replace(LOG, samples_logged=False)),
-        Verdict.VOID,
-        2,
-        {Code.LOG_WITHOUT_SAMPLES},
+        *void(Code.LOG_WITHOUT_SAMPLES),
     ),
     "fewer samples than there were": (
         evidence(replace(LOG, expected=2)),
-        Verdict.VOID,
-        2,
-        {Code.LOG_INCOMPLETE},
+        *void(Code.LOG_INCOMPLETE),
     ),
     "metrics that could not be bound": (
         evidence(run=replace(RUN, not_in_log="x")),
-        Verdict.VOID,
-        2,
-        {Code.VERDICTS_NOT_IN_LOG},
+        *void(Code.VERDICTS_NOT_IN_LOG),
     ),
     "a refusal": (
         evidence(logs=(), cells={}, ranges={}, run=replace(RUN, refusal="x", refusal_code=3)),
-        Verdict.VOID,
-        3,
-        {Code.RUN_REFUSED, Code.NO_SAMPLES},
+        *void(Code.RUN_REFUSED, Code.NO_SAMPLES, exit_code=3),
     ),
     "a refusal after samples of which evidence is missing": (
         evidence(sampled(calls=(CALL,)), run=replace(RUN, refusal="x", refusal_code=3)),
-        Verdict.VOID,
-        2,
-        {Code.RUN_REFUSED, Code.CALLS_OUTSIDE_CELL},
+        *void(Code.RUN_REFUSED, Code.CALLS_OUTSIDE_CELL),
     ),
 }
 
@@ -547,11 +438,7 @@ def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
 def test_a_transcript_without_an_id_has_no_cells() -> None:
     """Its cells are those of a sample that no log has; cells that no sample began in are
     nobody's."""
-    begun = [
-        *story(),
-        line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[]),
-    ]
-    findings = judge(evidence(sampled(uuid=""), lines=begun))
+    findings = judge(evidence(sampled(uuid=""), lines=[*story(), PLANNED]))
     assert [len(row.cells) for row in findings.rows] == [0, 1]
 
 

@@ -1,0 +1,103 @@
+"""Reads fields of events as several collectors of a run need them. Pure.
+
+A guest chose what events quote, and may have compromised the gateway: it is escaped and cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+from belljar.events import Kind
+from belljar.ledger import Line
+from belljar.units import printable
+
+MAX_WORD_CHARS: Final = 120
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """The first and the last of many things; `count` is of all."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.count = 0
+        self.first: list[T] = []
+        self.last: deque[T] = deque(maxlen=last)
+        self._max_first = first
+
+    def add(self, item: T) -> None:
+        """Keep it, if it is one of the first; else until enough others came."""
+        self.count += 1
+        (self.first if len(self.first) < self._max_first else self.last).append(item)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter((*self.first, *self.last))
+
+    @property
+    def between(self) -> int:
+        """Count of those not kept."""
+        return self.count - len(self.first) - len(self.last)
+
+
+class ProbeTracker:
+    """Which cells Belljar probes at the moment: what their ranges see then is most likely its own.
+
+    Attributes:
+        ranges: each cell's range, and its name there; "" for none.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: dict[str, tuple[str, str]] = {}
+        self._cells: dict[tuple[str, str], str] = {}
+        self._probed: set[str] = set()
+
+    def take(self, line: Line) -> None:
+        """One event more."""
+        cell = line.cell or ""
+        match line.kind:
+            case Kind.CELL_PLANNED:
+                data = line.data
+                at = str(data.get("range") or ""), str(data.get("name") or "")
+                self.ranges[cell], self._cells[at] = at, cell
+            case Kind.PROBE_STARTED:
+                self._probed.add(cell)
+            case Kind.PROBE_COMPLETED:
+                self._probed.discard(cell)
+            case _:
+                pass
+
+    def cell_of(self, range_id: object, name: object) -> str:
+        """Return the latest cell of this name in a range, "" for none."""
+        return self._cells.get((str(range_id), str(name)), "")
+
+    def is_probed(self, range_id: object, name: object = None) -> bool:
+        """Return whether the cell of this name is probed; without a name, whether any cell is."""
+        found = (self.ranges.get(cell) for cell in self._probed)
+        return any(at and at[0] == range_id and name in (None, at[1]) for at in found)
+
+
+def word(value: object, max_chars: int = MAX_WORD_CHARS) -> str:
+    """Return it as escaped text of a bounded length."""
+    return printable(str(value), max_chars=max_chars)
+
+
+def size_of(value: object) -> int:
+    """Return a count; 0 for what is none."""
+    return int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
+
+
+def place(data: Mapping[str, Any]) -> str:
+    """`ADDRESS:PORT` of an event's data, or the address alone."""
+    address, port = word(data["address"], 64), data["port"]
+    return address if port is None else f"{address}:{port}"
+
+
+def is_between_cells(data: Mapping[str, Any]) -> bool:
+    """Whether it is traffic between two cells; older runs read it from the packet record."""
+    return data.get("between_cells") is True or data.get("traffic_analysis") is True
+
+
+def times_of(data: Mapping[str, Any]) -> int:
+    """How many packets or refusals an event stands for."""
+    return size_of(data.get("count")) or 1
