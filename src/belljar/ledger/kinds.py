@@ -101,7 +101,7 @@ def matching(pattern: str) -> Check:
 
 
 HEX64: Final = matching("[0-9a-f]{64}")
-RUN_ID: Final = matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
+SCHEMA_VERSION: Final = 3
 
 
 def maybe(check: Check) -> Check:
@@ -140,7 +140,7 @@ def objects(shape: Shape, *, max_items: int | None = None, extra: bool = False) 
 
 texts: Final[Check] = items(text)
 
-
+# By the names that the table below and `shape_of` give them.
 _TYPES: Final[dict[str, Check]] = {
     "text": text,
     "texts": texts,
@@ -150,7 +150,10 @@ _TYPES: Final[dict[str, Check]] = {
     "number": number,
     "object": json_object,
     "sha256": HEX64,
-    "run_id": RUN_ID,
+    "hex128": matching("[0-9a-f]{128}"),
+    "run_id": matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}"),
+    "version": exactly(SCHEMA_VERSION),
+    "wall_time": matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z"),
     # Of a stream: milliseconds since the start, and how many bytes there were by then.
     "times": items(items(count, min_items=2, max_items=2)),
     "reaped": objects(
@@ -159,6 +162,25 @@ _TYPES: Final[dict[str, Check]] = {
     "findings": objects({"name": text, "state": text, "how": text, "evidence": text}),
     "differences": objects({"kind": text, "key": text, "detail": text}, extra=True),
 }
+
+
+def _named(name: str) -> Check:
+    """Return the check of a type's name, made once."""
+    if name not in _TYPES:
+        inner = name.removesuffix("-or-null")
+        _TYPES[name] = one_of(*name.split("|")) if inner == name else maybe(_TYPES[inner])
+    return _TYPES[name]
+
+
+def shape_of(fields: str, **types: Check) -> Shape:
+    """Return the shape that `fields` describe, as in the table below; `types`: more of them."""
+    shape: dict[str, Check | Optional] = {}
+    for name, _, type_name in (field.partition(":") for field in fields.split()):
+        check = types.get(type_name) or _named(type_name)
+        shape[name.removesuffix("?")] = Optional(check) if name.endswith("?") else check
+    return shape
+
+
 # Each kind and its fields, `name:type`; `name?`: it may be missing; `a|b`: one of these words.
 # In a range, `cell` is the cell's name there, empty when no cell has the address. A connection is
 # TCP to the gateway; older runs have sums of its bytes, too.
@@ -289,26 +311,14 @@ control.completed       control:text ok:flag missing:texts unexpected:texts
 """
 
 
-def _named(name: str) -> Check:
-    """Return the check of a type's name in the table, made once."""
-    if name not in _TYPES:
-        inner = name.removesuffix("-or-null")
-        _TYPES[name] = one_of(*name.split("|")) if inner == name else maybe(_TYPES[inner])
-    return _TYPES[name]
-
-
 def _read_table(table: str) -> dict[Kind, Shape]:
     """Return each kind's shape; a line that begins with blanks goes on with the kind before."""
-    shapes: dict[Kind, dict[str, Check | Optional]] = {}
-    fields: dict[str, Check | Optional] = {}
+    fields, kind = dict[str, str](), ""
     for line in table.strip().splitlines():
-        words = line.split()
-        if not line.startswith(" "):
-            fields = shapes[Kind(words.pop(0))] = {}
-        for field, _, type_name in (word.partition(":") for word in words):
-            check = _named(type_name)
-            fields[field.removesuffix("?")] = Optional(check) if field.endswith("?") else check
-    return dict(shapes)
+        name, _, more = line.partition(" ")
+        kind = name or kind
+        fields[kind] = f"{fields.get(kind, '')} {more}"
+    return {Kind(kind): shape_of(text) for kind, text in fields.items()}
 
 
 DATA: Final[Mapping[Kind, Shape]] = _read_table(_KINDS)

@@ -12,7 +12,7 @@ from tests.unit.report.stories import PROBED, findings_of
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
-from belljar.ledger.schema import SCHEMA_VERSION
+from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.probe.model import Verdict
 from belljar.report.cells import (
     Call,
