@@ -43,6 +43,7 @@ from belljar.harness.selected import SelectedTask
 from belljar.harness.source import print_status
 from belljar.harness.verdicts import bind_verdicts
 from belljar.ledger import RunDirectory, read_events
+from belljar.ledger.kinds import check_shape, shape_of
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.probe.model import Verdict
 from belljar.report.left import LeftGatherer
@@ -53,6 +54,7 @@ from belljar.units import printable
 POLL_S: Final = 0.5
 NODE_TIMEOUT_S: Final = 12.0
 """Without an answer for so long, a node is lost."""
+_END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number")
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
 
@@ -275,15 +277,9 @@ class Head:
         archive = running.digest.hexdigest()
         try:
             running.part.close()
-            run_id, why, code = sent.get("run_id"), sent.get("why"), sent.get("exit_code")
-            lasted_s = sent.get("lasted_s")
-            if not (
-                isinstance(run_id, str)
-                and isinstance(why, str)
-                and isinstance(code, int)
-                and isinstance(lasted_s, float)
-                and 0 < lasted_s < math.inf
-            ):
+            check_shape(sent, _END)
+            run_id, why, code, lasted_s = (sent[name] for name in _END)
+            if not 0 < lasted_s < math.inf:
                 raise LedgerError("its node's word of its end can't be understood")
             if not run_id:
                 began = self._stopping_s is None or code != NEVER_BEGAN
