@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 
+from belljar.events import Kind
+from belljar.ledger import read_events
 from belljar.ledger.files import is_being_written
 
 TASKS = """
@@ -23,9 +25,9 @@ from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
 @solver
-def work(seconds):
+def work(seconds, everyone):
     async def solve(state, generate):
-        wait = seconds if state.sample_id == "s3" else 0
+        wait = seconds if everyone or state.sample_id == "s3" else 0
         said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
         state.store.set("said", said.stdout.split())
         return state
@@ -39,9 +41,9 @@ def points():
     return score
 
 @task
-def numbers(count: int = 4, seconds: float = 0):
+def numbers(count: int = 4, seconds: float = 0, everyone: bool = False):
     samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
-    return Task(dataset=samples, solver=work(seconds), scorer=points())
+    return Task(dataset=samples, solver=work(seconds, everyone), scorer=points())
 """
 
 
@@ -143,3 +145,21 @@ def metrics(log: EvalLog) -> dict[str, float]:
         for score in log.results.scores
         for name, metric in score.metrics.items()
     }
+
+
+def failures(run: Path, node: str) -> list[str]:
+    """The reasons of the units that failed on a node."""
+    return [
+        line.data["reason"]
+        for line in read_events(run)
+        if line.kind is Kind.FLEET_UNIT_FAILED and line.data["node"] == node
+    ]
+
+
+def placed(run: Path, sample: str) -> list[tuple[int, int, str]]:
+    """The attempts at a sample: unit, attempt, node."""
+    return [
+        (line.data["unit"], line.data["attempt"], line.data["node"])
+        for line in read_events(run)
+        if line.kind is Kind.FLEET_UNIT_PLACED and sample in line.data["samples"]
+    ]

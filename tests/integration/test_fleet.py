@@ -11,11 +11,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tests.conftest import copy_store
-from tests.integration.fleets import Fleet, lines_until, log_of, metrics, nothing_runs
+from tests.integration.fleets import (
+    Fleet,
+    failures,
+    lines_until,
+    log_of,
+    metrics,
+    nothing_runs,
+    placed,
+)
 from tests.integration.processes import wait_for
 
 from belljar.events import Kind
@@ -154,8 +163,8 @@ def test_ctrl_c_ends_every_unit_with_its_record(nodes: Nodes) -> None:
 
 @pytest.mark.thorough
 def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None:
-    """Its units end by themselves; a new run takes over what had come back, verified again, and
-    runs the rest; the first attempt stays on record."""
+    """Its units end by themselves; a new run takes over what had come back, verified again, fetches
+    the record of what ended alone, and runs the rest; the first attempt stays on record."""
     process = nodes.start_run("-T", "seconds=60")
     with process:
         lines_until(process, "came back", 2)
@@ -169,9 +178,9 @@ def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None
     run = Path(json.loads(out)["run_dir"])
     events = list(read_events(run))
     finished = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FINISHED]
-    assert [each.get("from_run", "") for each in finished] == [*[old.name] * 2, ""]
+    assert [each.get("from_run", "") for each in finished] == [*[old.name] * 2, "", ""]
     (failed,) = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FAILED]
-    assert "when the head ended" in failed["reason"]
+    assert "lost their evidence there" in failed["reason"]
     assert log_of(str(run)).status == "success"
     refused = nodes.belljar("run", "--resume", run.name, "tasks.py")
     assert "--resume takes no task" in refused
@@ -260,10 +269,63 @@ def test_a_node_that_hangs_is_seen_and_ends_its_cells_when_it_wakes(nodes: Nodes
     wait_for(lambda: nothing_runs(nodes), "the end of its cells", within_s=120)
 
 
-def placed(run: Path, sample: str) -> list[tuple[int, int, str]]:
-    """The attempts at a sample: unit, attempt, node."""
-    return [
-        (line.data["unit"], line.data["attempt"], line.data["node"])
-        for line in read_events(run)
-        if line.kind is Kind.FLEET_UNIT_PLACED and sample in line.data["samples"]
-    ]
+@contextmanager
+def small_disk(folder: Path, size_kib: int) -> Iterator[None]:
+    """Give a node's records a disk of their own."""
+    folder.mkdir(exist_ok=True)
+    options = f"size={size_kib}k,mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "belljar-test", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Write until the disk takes no more."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.thorough
+def test_a_disk_too_small_for_a_record_is_named_and_the_unit_runs_elsewhere(nodes: Nodes) -> None:
+    """Nothing is scored without a record: the node's unit fails, and another node has it."""
+    with small_disk(nodes.homes[0] / "runs", 16):
+        code, said, errors = nodes.run()
+        assert code == 0, errors
+        assert [each["verdict"] for each in said["samples"]] == ["contained"] * 4
+        (why,) = failures(Path(said["run_dir"]), "n1")
+        assert "No space left on device" in why
+        assert "infrastructure failures: 1 of 4" in said["fleet"][0]
+        assert nothing_runs(nodes)
+
+
+@pytest.mark.thorough
+def test_a_disk_that_fills_while_a_unit_runs_is_named_and_its_sample_runs_elsewhere(
+    nodes: Nodes,
+) -> None:
+    """Both attempts are on record with the disk as the reason; the second one counts."""
+    with ExitStack() as stack:
+        for home in nodes.homes:
+            stack.enter_context(small_disk(home / "runs", 4096))
+        process = nodes.start_run("-T", "seconds=30")
+        with process:
+            lines_until(process, "came back", 2)
+            run = max((nodes.head / "runs").iterdir())
+            wait_for(lambda: bool(placed(run, "s3")), "the last sample's unit", within_s=180)
+            _, attempt, node = placed(run, "s3")[-1]
+            home = nodes.homes[int(node.removeprefix("n")) - 1]
+            wait_for(
+                lambda: nodes.belljar("ps", home=home) != "no cells\n", "its cell", within_s=180
+            )
+            fill(home / "runs")
+            out, errors = process.communicate(timeout=1500)
+        assert process.returncode == 0, errors
+        said = json.loads(out)
+        assert [each["verdict"] for each in said["samples"]] == ["contained"] * 4
+        _, again, other = placed(run, "s3")[-1]
+        assert (again, other != node) == (attempt + 1, True)
+        assert any("No space left on device" in why for why in failures(run, node))
+        (home / "runs" / "filler").unlink()
+        assert nothing_runs(nodes)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 
 class Measure(StrEnum):
@@ -30,6 +30,7 @@ class Measure(StrEnum):
     EVALUATION = "evaluation"
 
 
+SHARES: Final = (50, 95, 99)  # the percentiles that are shown
 PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
     Measure.FIRST_OUTPUT: Measure.LIFE,
     Measure.POOL_FIRST_OUTPUT: Measure.LIFE,
@@ -48,21 +49,6 @@ class BenchRow:
     subject: str
     measure: Measure
     in_flight: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """One row's percentiles (None: every try failed), raw samples and failures."""
-
-    subject: str
-    measure: Measure
-    in_flight: int
-    p50_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
-    ratio: float | None
-    samples_ms: tuple[float, ...]
-    failures: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -97,26 +83,21 @@ class Figures:
         mine_ms, theirs_ms = (percentile(self.samples_ms.get(e, []), 50) for e in (row, theirs))
         return mine_ms / theirs_ms if mine_ms and theirs_ms else None
 
-    def series(self, peer: str) -> list[Series]:
-        """Return each row's series."""
-        found = []
-        for row in self._rows():
-            samples = self.samples_ms.get(row, [])
-            p50, p95, p99 = (percentile(samples, share) for share in (50, 95, 99))
-            found.append(
-                Series(
-                    subject=row.subject,
-                    measure=row.measure,
-                    in_flight=row.in_flight,
-                    p50_ms=p50,
-                    p95_ms=p95,
-                    p99_ms=p99,
-                    ratio=self.ratio(row, peer),
-                    samples_ms=tuple(round(each, 3) for each in samples),
-                    failures=tuple(self.failures.get(row, ())),
-                )
-            )
-        return found
+    def series(self, peer: str) -> list[dict[str, Any]]:
+        """Return each row with its percentiles (None: every try failed), samples and failures."""
+        return [
+            {
+                **asdict(row),
+                **{
+                    f"p{share}_ms": percentile(self.samples_ms.get(row, []), share)
+                    for share in SHARES
+                },
+                "ratio": self.ratio(row, peer),
+                "samples_ms": [round(each, 3) for each in self.samples_ms.get(row, [])],
+                "failures": self.failures.get(row, []),
+            }
+            for row in self._rows()
+        ]
 
     def _rows(self) -> list[BenchRow]:
         """Return all rows: subjects as they were measured, then by number at once."""

@@ -24,7 +24,7 @@ from belljar.image.kernel import adopt_kernel, debian_arch
 from belljar.image.store import Store
 from belljar.image.tools import run_logged, tool
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
-from belljar.ledger.kinds import HEX64, check_shape, count, exactly, matching, objects, texts
+from belljar.ledger.kinds import check_shape, exactly, matching, objects, shape_of
 from belljar.model.weights import add_weights, open_plain_file
 from belljar.store.home import need_space
 from belljar.store.locks import locked
@@ -45,16 +45,15 @@ _SIGNATURE: Final = re.compile("([0-9a-f]{64}) ([0-9a-f]{128})\n")  # public key
 _SIGNED: Final = b"belljar bundle 1\n"  # so that no other signature of the key fits
 _MAX_READ_BYTES: Final = 64 << 20
 _CHUNK_BYTES: Final = 1 << 20
-_WORD: Final = matching(r"[A-Za-z0-9._+-]{1,64}")
-_ABOUT: Final = {
-    "v": exactly(1),
-    "created": matching(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"),
-    **dict.fromkeys(("belljar", "arch", "system", "python"), _WORD),
-    "size_bytes": count,
-    "kernel": HEX64,
-    "images": objects({"digest": HEX64, "names": texts, "origins": texts}),
-    "weights": objects({"digest": HEX64, "name": matching(_PART)}),
-}
+_ABOUT: Final = shape_of(
+    "v:version created:time belljar:word arch:word system:word python:word size_bytes:count "
+    "kernel:sha256 images:images weights:weights",
+    version=exactly(1),
+    time=matching(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"),
+    word=matching(r"[A-Za-z0-9._+-]{1,64}"),
+    images=objects(shape_of("digest:sha256 names:texts origins:texts")),
+    weights=objects(shape_of("digest:sha256 name:part", part=matching(_PART))),
+)
 _HINT: Final = "don't use it: copy the bundle again, and compare its digest with what `create` said"
 
 Report: TypeAlias = Callable[[str], None]

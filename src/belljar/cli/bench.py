@@ -189,16 +189,15 @@ def _print(figures: Figures, peer: str, *, as_json: bool) -> None:
     }
     if as_json:
         known = {"absent": figures.absent, "memory_mib": figures.memory_mib}
-        series = [asdict(each) for each in figures.series(peer)]
-        print_json({"host": host, "peer": peer, **known, "series": series})
+        print_json({"host": host, "peer": peer, **known, "series": figures.series(peer)})
         return
     lines: list[tuple[str, ...]] = [
         ("", "what", "at once", "P50 ms", "P95 ms", "P99 ms", f"÷ {peer or 'peer'}")
     ]
     for each in figures.series(peer):
-        numbers = (each.p50_ms, each.p95_ms, each.p99_ms, each.ratio)
+        numbers = (each[name] for name in ("p50_ms", "p95_ms", "p99_ms", "ratio"))
         texts = ["-" if number is None else f"{number:.2f}" for number in numbers]
-        lines.append((each.subject, each.measure, str(each.in_flight), *texts))
+        lines.append((each["subject"], each["measure"], str(each["in_flight"]), *texts))
     click.echo("\n".join(table_lines(lines)) + "\n")
     for tier, mib in figures.memory_mib.items():
         click.echo(f"memory of one used cell, {tier}: {mib} MiB")

@@ -185,12 +185,12 @@ def kill(
             raise MisuseError("--fleet needs --all", hint=hint)
         nodes = kill_fleet(fleet, hold_too=hold_too, reason=reason)
         if as_json:
-            print_json([asdict(each) for each in nodes])
+            print_json(nodes)
         for each in () if as_json else nodes:
-            state = "killed" if each.ok else "NOT PROVEN" if each.name else "NO ANSWER"
-            named = " ".join(dict.fromkeys((each.node[:12], each.name))).strip()
-            click.echo(f"{printable(named, max_chars=80)}: {state}: {each.said}")
-        return 0 if nodes and all(each.ok for each in nodes) else 2
+            state = "killed" if each["ok"] else "NOT PROVEN" if each["name"] else "NO ANSWER"
+            named = " ".join(dict.fromkeys((each["node"][:12], each["name"]))).strip()
+            click.echo(f"{printable(named, max_chars=80)}: {state}: {each['said']}")
+        return 0 if nodes and all(each["ok"] for each in nodes) else 2
     try:
         report = kill_now(
             belljar_home(), names, everything=everything, hold_too=hold_too, reason=reason

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import replace
 from belljar.errors import HostError
 from belljar.fleet.engine import CELLS, Engine, joined
 from belljar.fleet.guard import END_S
@@ -127,21 +127,15 @@ def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
     fresh.rename(home / NODES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KilledNode:
-    """A node that was asked to kill; `node`: the engine's id. `name` "": it did not answer."""
+def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any]]:
+    """Halt every cell of each live node of a cluster.
 
-    node: str
-    name: str
-    ok: bool
-    said: str
-
-
-def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[KilledNode]:
-    """Halt every cell of each live node of a cluster. Raises `HostError`."""
+    Return the engine's id of each node (`node`), its `name` ("": it did not answer), `ok` and what
+    it `said`. Raises `HostError`.
+    """
     if fleet == "ray" and not os.environ.get("RAY_ADDRESS"):
         raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
-    found = list[KilledNode]()
+    found = list[dict[str, Any]]()
     with joined(fleet) as engine:
         asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []
         answers = engine.on_each(asked, kill_all, reason, more, within_s=END_S + 30.0)
@@ -151,5 +145,5 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[KilledNode]:
             if isinstance(said, tuple | list) and len(said) == 3:
                 name, code, words = said
             text = printable(str(words), max_chars=400)
-            found.append(KilledNode(node=node, name=str(name), ok=code == 0, said=text))
+            found.append({"node": node, "name": str(name), "ok": code == 0, "said": text})
     return found

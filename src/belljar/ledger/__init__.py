@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from belljar.ledger.listing import read_events
     from belljar.ledger.rundir import RunDirectory, create_run
     from belljar.ledger.schema import Line
-    from belljar.ledger.verification import RecordProblem, Status, Verification, parse_line, verify
+    from belljar.ledger.verification import Status, Verification, parse_line, verify
     from belljar.ledger.writer import LedgerWriter
 
 __all__ = [
     "LedgerWriter",
     "Line",
-    "RecordProblem",
     "RunDirectory",
     "SigningKey",
     "Status",
@@ -42,7 +41,7 @@ __getattr__ = lazy_names(
             ("listing", ("read_events",)),
             ("rundir", ("RunDirectory", "create_run")),
             ("schema", ("Line",)),
-            ("verification", ("RecordProblem", "Status", "Verification", "parse_line", "verify")),
+            ("verification", ("Status", "Verification", "parse_line", "verify")),
             ("writer", ("LedgerWriter",)),
         )
         for name in names

@@ -14,7 +14,8 @@ import rfc8785
 
 from belljar.dataclass import dataclass
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
-from belljar.ledger.schema import SCHEMA_VERSION, Checkpoint
+from belljar.ledger.kinds import SCHEMA_VERSION
+from belljar.ledger.schema import Checkpoint
 
 NO_LINE: Final = "0" * 64  # the `prev` of the first line
 

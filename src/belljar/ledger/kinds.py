@@ -101,7 +101,7 @@ def matching(pattern: str) -> Check:
 
 
 HEX64: Final = matching("[0-9a-f]{64}")
-RUN_ID: Final = matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
+SCHEMA_VERSION: Final = 3
 
 
 def maybe(check: Check) -> Check:
@@ -140,320 +140,185 @@ def objects(shape: Shape, *, max_items: int | None = None, extra: bool = False) 
 
 texts: Final[Check] = items(text)
 
+# By the names that the table below and `shape_of` give them.
+_TYPES: Final[dict[str, Check]] = {
+    "text": text,
+    "texts": texts,
+    "flag": flag,
+    "count": count,
+    "whole": whole,
+    "number": number,
+    "object": json_object,
+    "sha256": HEX64,
+    "hex128": matching("[0-9a-f]{128}"),
+    "run_id": matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}"),
+    "version": exactly(SCHEMA_VERSION),
+    "wall_time": matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z"),
+    # Of a stream: milliseconds since the start, and how many bytes there were by then.
+    "times": items(items(count, min_items=2, max_items=2)),
+    "reaped": objects(
+        {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}, extra=True
+    ),
+    "findings": objects({"name": text, "state": text, "how": text, "evidence": text}),
+    "differences": objects({"kind": text, "key": text, "detail": text}, extra=True),
+}
 
-_OP: Final[Shape] = {"op": count}
-_REASON: Final[Shape] = {"reason": text}
-_REQUEST: Final[Shape] = {"request": count, "path": text, "bytes": count, "sha256": HEX64}
-_TIMED: Final[Shape] = {"duration_ms": number}
-_CELL_CHECKING: Final[Shape] = {"phase": one_of("baseline", "call", "end")}
-_DESTROYED: Final[Shape] = {
-    **_TIMED,
-    "clean": flag,
-    "survivors": texts,
-    "checked": Optional(texts),
-    "not_checked": Optional(texts),
-}
-_TEMPLATE: Final[Shape] = {"key": text}
-# Of a stream: milliseconds since the start, and how many bytes there were by then.
-_TIMES: Final[Shape] = {
-    f"{name}_times": Optional(items(items(count, min_items=2, max_items=2)))
-    for name in ("stdin", "stdout", "stderr")
-}
-_OP_BYTES: Final[Shape] = {**_OP, "bytes": count}
-_OP_FAILED: Final[Shape] = {**_OP, **_REASON}
-_FILES: Final[Shape] = {**_OP, "action": one_of("upload", "download", "list", "stat", "remove")}
-_PROBE_STARTED: Final[Shape] = {"which": text, "phase": text, "user": text}
-_SAMPLE: Final[Shape] = {"sample": text}
-_RANGE: Final[Shape] = {"range": text}
-# The cell's name in its range; empty when no cell has the address.
-_SEEN: Final[Shape] = {"cell": text}
-_JUDGED: Final[Shape] = {**_SEEN, **_REASON, "verdict": one_of("allowed", "refused", "dropped")}
-_DECOY: Final[Shape] = {"decoy": text}
-_DECOY_CONTACT: Final[Shape] = {**_DECOY, "value": text, "operation": text, "evidence": count}
-_SENSOR: Final[Shape] = {"sensor": text, "decoys": texts}
-_GUARD_PLACE: Final[Shape] = {
-    "place": one_of("range", "upstream", "output", "model"),
-    "channel": text,
-    "evidence": Optional(count),
-}
-_UNIT: Final[Shape] = {"unit": count, "attempt": count, "node": text, "samples": texts}
-_KILL_SCOPE: Final[Shape] = {"scope": one_of("sample", "run", "all", "cells")}
-DATA: Final[Mapping[Kind, Shape]] = {
-    Kind.RUN_STARTED: {
-        "run_id": RUN_ID,
-        "kind": text,
-        "argv": texts,
-        "key": HEX64,
-        "belljar": text,
-        "libraries": Optional(json_object),
-    },
-    Kind.RUN_EVALUATED: {"interrupted": flag, "stopped": flag, "errors": texts},
-    Kind.RUN_FINISHED: {
-        "outcome": one_of("completed", "failed", "interrupted"),
-        "exit_code": maybe(whole),
-    },
-    Kind.HOST_REAPED: {
-        "count": count,
-        "cells": objects(
-            {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}, extra=True
-        ),
-    },
-    Kind.AIR_GAP_CHECKED: {
-        "phase": one_of("start", "end"),
-        "air_gapped": flag,
-        "findings": objects({"name": text, "state": text, "how": text, "evidence": text}),
-    },
-    Kind.AIR_GAP_CHANGED: _REASON,
-    Kind.POLICY_REFUSED: _REASON,
-    Kind.CELL_PLANNED: {"policy_sha256": text, "tier": text, "emulated": flag, "layers": texts},
-    Kind.CELL_STARTING: {"runtime": text, "tree": text},
-    Kind.CELL_STARTED: _TIMED,
-    Kind.CELL_CLONING: {},
-    Kind.CELL_CLONED: _TIMED,
-    Kind.CELL_RENEWED: {"done": texts},
-    Kind.CELL_TAKEN: {"waited_ms": number, "age_ms": number},
-    Kind.CELL_REVERTING: {"verify": flag},
-    Kind.CELL_REVERTED: {"from": text, "to": text, "from_pool": flag, **_TIMED},
-    Kind.CELL_REVERT_VERIFIED: {
-        "from": text,
-        "planted": texts,
-        "found": texts,
-        "not_checked": texts,
-    },
-    Kind.CELL_SNAPSHOTTING: {"snapshot": text, "name": text},
-    Kind.CELL_SNAPSHOT: {
-        **dict.fromkeys(("snapshot", "name", "key"), text),
-        "state": one_of("machine", "files"),
-        "digest": HEX64,
-        "bytes": count,
-        **_TIMED,
-    },
-    Kind.CELL_FORKED: {"snapshot": text, "from": text, "kept_decoys": Optional(texts)},
-    Kind.SNAPSHOT_DELETED: {"snapshot": text, "clean": flag},
-    Kind.CELL_CHECKING: _CELL_CHECKING,
-    Kind.CELL_CHECKED: {**_CELL_CHECKING, **_TIMED, **_OP, "cause": text},
-    Kind.CELL_FAILED: {**_REASON, "error": text},
-    Kind.CELL_DESTROYING: _REASON,
-    Kind.CELL_DESTROYED: _DESTROYED,
-    Kind.TEMPLATE_BUILDING: _TEMPLATE,
-    Kind.TEMPLATE_BUILT: {**_TEMPLATE, **_TIMED},
-    Kind.TEMPLATE_REJECTED: {**_TEMPLATE, **_REASON},
-    Kind.EXEC_STARTED: {
-        **_OP,
-        "argv": texts,
-        "cwd": text,
-        "user": text,
-        "env_names": texts,
-        "stdin": flag,
-        "timeout_s": maybe(number),
-    },
-    Kind.EXEC_OUTPUT: {**_OP, "stream": one_of("stdout", "stderr"), "bytes": count},
-    Kind.EXEC_INPUT: _OP_BYTES,
-    Kind.EXEC_SIGNAL: {**_OP, "signal": text, "scope": one_of("main", "tree")},
-    Kind.EXEC_COMPLETED: {
-        **_OP,
-        **_TIMES,
-        **_TIMED,
-        "status": one_of("exited", "signalled"),
-        "code": whole,
-        "stdout_bytes": count,
-        "stderr_bytes": count,
-        "stdout_dropped_bytes": count,
-        "stderr_dropped_bytes": count,
-    },
-    Kind.EXEC_FAILED: _OP_FAILED,
-    Kind.EXEC_TIMED_OUT: {**_OP, **_TIMES, "timeout_s": maybe(number)},
-    Kind.CONNECT_STARTED: {**_OP, "target": one_of("tcp", "unix"), "name": text, "user": text},
-    Kind.CONNECT_COMPLETED: {
-        **_OP,
-        "sent_bytes": count,
-        "received_bytes": count,
-        "unread_bytes": count,
-    },
-    Kind.CONNECT_FAILED: _OP_FAILED,
-    Kind.MODEL_REQUEST_STARTED: _REQUEST,
-    Kind.MODEL_REQUEST_COMPLETED: {
-        **_REQUEST,
-        **_TIMED,
-        "status": count,
-        "prompt_tokens": maybe(count),
-        "completion_tokens": maybe(count),
-    },
-    Kind.MODEL_REQUEST_FAILED: {**_REQUEST, **_REASON, "status": count},
-    Kind.FILE_WRITE_STARTED: {**_OP_BYTES, "path": text},
-    Kind.FILE_WRITE_COMPLETED: _OP,
-    Kind.FILE_WRITE_FAILED: _OP_FAILED,
-    Kind.TASK_FILES_COPIED: {
-        "key": text,
-        "source": text,
-        "target": text,
-        "files": whole,
-        "bytes": whole,
-        "sha256": text,
-    },
-    Kind.FILE_READ_STARTED: {**_OP, "path": text},
-    Kind.FILE_READ_COMPLETED: _OP_BYTES,
-    Kind.FILE_READ_FAILED: _OP_FAILED,
-    Kind.FILES_STARTED: {**_FILES, "path": text},
-    Kind.FILES_COMPLETED: {**_FILES, "entries": count},
-    Kind.FILES_FAILED: {**_FILES, **_REASON},
-    Kind.CELL_METRICS: {
-        **_OP,
-        "cpu_s": maybe(number),
-        "memory_bytes": maybe(count),
-        "memory_limit_bytes": count,
-        "disk_bytes": maybe(count),
-        "disk_limit_bytes": count,
-        "processes": maybe(count),
-        "processes_limit": count,
-        "uptime_s": number,
-        "guest_reported": texts,
-    },
-    Kind.LIMIT_HIT: {"limit": text},
-    Kind.PROBE_STARTED: _PROBE_STARTED,
-    Kind.PROBE_COMPLETED: {
-        **_PROBE_STARTED,
-        **_TIMED,
-        "verdict": one_of("contained", "void", "breached"),
-        "probes": count,
-        "digest": HEX64,
-        "problem": text,
-    },
-    Kind.PROTOCOL_VIOLATION: _REASON,
-    Kind.SAMPLE_STARTED: {
-        **_SAMPLE,
-        "differences": Optional(objects({"kind": text, "key": text, "detail": text}, extra=True)),
-    },
-    Kind.SAMPLE_RUNNING: _SAMPLE,
-    Kind.SAMPLE_FINISHED: _SAMPLE,
-    Kind.MODEL_CALLED: {"model": text, "address": text, "bytes": count, "guarded": flag},
-    Kind.RANGE_OPENING: _RANGE,
-    Kind.RANGE_OPENED: {**_RANGE, **_TIMED},
-    Kind.RANGE_FAILED: {**_RANGE, **_REASON, "error": text},
-    Kind.RANGE_DESTROYING: {**_RANGE, **_REASON},
-    Kind.RANGE_DESTROYED: {**_RANGE, **_DESTROYED, "sent_bytes": Optional(json_object)},
-    Kind.NETWORK_FLOW: {
-        **_JUDGED,
-        "protocol": text,
-        "address": text,
-        "port": maybe(count),
-        "bytes": count,
-    },
-    Kind.NETWORK_DNS: {
-        **_SEEN,
-        "name": text,
-        "type": text,
-        "answer": text,
-        "longest_label": count,
-        "entropy": number,
-        "header": Optional(text),
-        "edns": Optional(text),
-    },
-    Kind.NETWORK_TLS: {**_JUDGED, "sni": maybe(text), "address": text, "port": count},
-    Kind.NETWORK_HTTP: {
-        **_JUDGED,
-        "exchange": count,
-        "stand_in": text,
-        "method": text,
-        "url": text,
-        "bytes": count,
-    },
-    Kind.NETWORK_HTTP_ANSWERED: {
-        **_SEEN,
-        **_TIMED,
-        "exchange": count,
-        "stand_in": text,
-        "status": count,
-        "bytes": count,
-    },
-    Kind.NETWORK_WEBSOCKET: {
-        **_SEEN,
-        "exchange": count,
-        "stand_in": text,
-        "direction": one_of("sent", "received"),
-        "bytes": count,
-    },
-    Kind.NETWORK_STREAM: {
-        **_JUDGED,
-        "stand_in": text,
-        "address": text,
-        "port": count,
-        "bytes": count,
-    },
-    # One TCP connection of a cell to the gateway. Older runs have sums of its bytes, too.
-    Kind.NETWORK_CONNECTION: {
-        **_SEEN,
-        **_REASON,
-        "connection": count,
-        "address": text,
-        "port": count,
-        "source_port": count,
-        "phase": one_of("open", "closed"),
-        "received_bytes": count,
-        "eof": flag,
-    },
-    Kind.NETWORK_ATTEMPT: {"stand_in": text, "what": text},
-    Kind.NETWORK_UPSTREAM: {
-        "host": text,
-        "port": maybe(count),
-        "address": text,
-        "verdict": one_of("looked_up", "dialled", "refused", "failed", "cut"),
-        "reason": text,
-        "problem": text,
-    },
-    Kind.DECOY_PLACED: {**_DECOY, "kind": text, "place": text, "values": json_object},
-    Kind.DECOY_FAILED: {**_DECOY, **_REASON, "kind": text, "place": text},
-    Kind.DECOY_TOUCHED: {**_DECOY, "operation": one_of("open", "read", "connect")},
-    Kind.DECOY_TAKEN: _DECOY_CONTACT,
-    Kind.DECOY_USED: _DECOY_CONTACT,
-    Kind.DECOY_SENT: _DECOY_CONTACT,
-    Kind.DECOY_CARRIED: {
-        **_DECOY,
-        "value": text,
-        "from_cell": text,
-        "evidence": count,
-        "lineage": Optional(one_of("taken", "used", "sent")),
-    },
-    Kind.SENSOR_STARTED: _SENSOR,
-    Kind.SENSOR_FAILED: {**_SENSOR, **_REASON},
-    Kind.GUARD_HIT: {
-        **_GUARD_PLACE,
-        "class": text,
-        "action": one_of("flag", "redact", "block", "stop"),
-        "digest": HEX64,
-        "start": count,
-        "end": count,
-        "decoding": texts,
-        "value": Optional(text),
-    },
-    Kind.GUARD_UNSCANNED: {**_GUARD_PLACE, **_REASON, "bytes": count},
-    Kind.KILL_TRIGGERED: {**_KILL_SCOPE, **_REASON, "rule": text, "evidence": Optional(count)},
-    Kind.KILL_COMPLETED: {**_KILL_SCOPE, **_TIMED, "cells": texts, "failed": texts},
-    Kind.KILL_TESTED: {**_TIMED, "ok": flag},
-    Kind.FLEET_PLANNED: {"task": text, "samples": texts, "epochs": count, "code": HEX64},
-    Kind.FLEET_NODE: {
-        "node": text,
-        "state": one_of("taken", "refused", "lost"),
-        "key": text,
-        **_REASON,
-    },
-    Kind.FLEET_UNIT_PLACED: _UNIT,
-    Kind.FLEET_UNIT_FINISHED: {
-        **_UNIT,
-        "run_id": RUN_ID,
-        "key": HEX64,
-        "root": HEX64,
-        "archive": HEX64,
-        "bytes": count,
-        "verdict": one_of("contained", "void", "breached"),
-    },
-    Kind.FLEET_UNIT_FAILED: {
-        **_UNIT,
-        **_REASON,
-        "archive": Optional(HEX64),
-        "is_bad": Optional(flag),
-    },
-    Kind.CONTROL_PLANNED: {"controls": texts, "policies": texts},
-    Kind.CONTROL_STARTED: {"control": text},
-    Kind.CONTROL_COMPLETED: {"control": text, "ok": flag, "missing": texts, "unexpected": texts},
-}
+
+def _named(name: str) -> Check:
+    """Return the check of a type's name, made once."""
+    if name not in _TYPES:
+        inner = name.removesuffix("-or-null")
+        _TYPES[name] = one_of(*name.split("|")) if inner == name else maybe(_TYPES[inner])
+    return _TYPES[name]
+
+
+def shape_of(fields: str, **types: Check) -> Shape:
+    """Return the shape that `fields` describe, as in the table below; `types`: more of them."""
+    shape: dict[str, Check | Optional] = {}
+    for name, _, type_name in (field.partition(":") for field in fields.split()):
+        check = types.get(type_name) or _named(type_name)
+        shape[name.removesuffix("?")] = Optional(check) if name.endswith("?") else check
+    return shape
+
+
+# Each kind and its fields, `name:type`; `name?`: it may be missing; `a|b`: one of these words.
+# In a range, `cell` is the cell's name there, empty when no cell has the address. A connection is
+# TCP to the gateway; older runs have sums of its bytes, too.
+_KINDS: Final = """
+run.started             run_id:run_id kind:text argv:texts key:sha256 belljar:text libraries?:object
+run.evaluated           interrupted:flag stopped:flag errors:texts
+run.finished            outcome:completed|failed|interrupted exit_code:whole-or-null
+host.reaped             count:count cells:reaped
+air_gap.checked         phase:end|start air_gapped:flag findings:findings
+air_gap.changed         reason:text
+policy.refused          reason:text
+cell.planned            policy_sha256:text tier:text emulated:flag layers:texts
+cell.starting           runtime:text tree:text
+cell.started            duration_ms:number
+cell.cloning
+cell.cloned             duration_ms:number
+cell.renewed            done:texts
+cell.taken              waited_ms:number age_ms:number
+cell.reverting          verify:flag
+cell.reverted           from:text to:text from_pool:flag duration_ms:number
+cell.revert_verified    from:text planted:texts found:texts not_checked:texts
+cell.snapshotting       snapshot:text name:text
+cell.snapshot           snapshot:text name:text key:text state:files|machine digest:sha256
+                        bytes:count duration_ms:number
+cell.forked             snapshot:text from:text kept_decoys?:texts
+snapshot.deleted        snapshot:text clean:flag
+cell.checking           phase:baseline|call|end
+cell.checked            phase:baseline|call|end duration_ms:number op:count cause:text
+cell.failed             reason:text error:text
+cell.destroying         reason:text
+cell.destroyed          duration_ms:number clean:flag survivors:texts checked?:texts
+                        not_checked?:texts
+template.building       key:text
+template.built          key:text duration_ms:number
+template.rejected       key:text reason:text
+exec.started            op:count argv:texts cwd:text user:text env_names:texts stdin:flag
+                        timeout_s:number-or-null
+exec.output             op:count stream:stderr|stdout bytes:count
+exec.input              op:count bytes:count
+exec.signal             op:count signal:text scope:main|tree
+exec.completed          op:count stdin_times?:times stdout_times?:times stderr_times?:times
+                        duration_ms:number status:exited|signalled code:whole stdout_bytes:count
+                        stderr_bytes:count stdout_dropped_bytes:count stderr_dropped_bytes:count
+exec.failed             op:count reason:text
+exec.timed_out          op:count stdin_times?:times stdout_times?:times stderr_times?:times
+                        timeout_s:number-or-null
+connect.started         op:count target:tcp|unix name:text user:text
+connect.completed       op:count sent_bytes:count received_bytes:count unread_bytes:count
+connect.failed          op:count reason:text
+model.request.started   request:count path:text bytes:count sha256:sha256
+model.request.completed request:count path:text bytes:count sha256:sha256 duration_ms:number
+                        status:count prompt_tokens:count-or-null completion_tokens:count-or-null
+model.request.failed    request:count path:text bytes:count sha256:sha256 reason:text status:count
+file.write.started      op:count bytes:count path:text
+file.write.completed    op:count
+file.write.failed       op:count reason:text
+task.files.copied       key:text source:text target:text files:whole bytes:whole sha256:text
+file.read.started       op:count path:text
+file.read.completed     op:count bytes:count
+file.read.failed        op:count reason:text
+files.started           op:count action:download|list|remove|stat|upload path:text
+files.completed         op:count action:download|list|remove|stat|upload entries:count
+files.failed            op:count action:download|list|remove|stat|upload reason:text
+cell.metrics            op:count cpu_s:number-or-null memory_bytes:count-or-null
+                        memory_limit_bytes:count disk_bytes:count-or-null disk_limit_bytes:count
+                        processes:count-or-null processes_limit:count uptime_s:number
+                        guest_reported:texts
+limit.hit               limit:text
+probe.started           which:text phase:text user:text
+probe.completed         which:text phase:text user:text duration_ms:number
+                        verdict:breached|contained|void probes:count digest:sha256 problem:text
+protocol.violation      reason:text
+sample.started          sample:text differences?:differences
+sample.running          sample:text
+sample.finished         sample:text
+model.called            model:text address:text bytes:count guarded:flag
+range.opening           range:text
+range.opened            range:text duration_ms:number
+range.failed            range:text reason:text error:text
+range.destroying        range:text reason:text
+range.destroyed         range:text duration_ms:number clean:flag survivors:texts checked?:texts
+                        not_checked?:texts sent_bytes?:object
+network.flow            cell:text reason:text verdict:allowed|dropped|refused protocol:text
+                        address:text port:count-or-null bytes:count
+network.dns             cell:text name:text type:text answer:text longest_label:count entropy:number
+                        header?:text edns?:text
+network.tls             cell:text reason:text verdict:allowed|dropped|refused sni:text-or-null
+                        address:text port:count
+network.http            cell:text reason:text verdict:allowed|dropped|refused exchange:count
+                        stand_in:text method:text url:text bytes:count
+network.http.answered   cell:text duration_ms:number exchange:count stand_in:text status:count
+                        bytes:count
+network.websocket       cell:text exchange:count stand_in:text direction:received|sent bytes:count
+network.stream          cell:text reason:text verdict:allowed|dropped|refused stand_in:text
+                        address:text port:count bytes:count
+network.connection      cell:text reason:text connection:count address:text port:count
+                        source_port:count phase:closed|open received_bytes:count eof:flag
+network.attempt         stand_in:text what:text
+network.upstream        host:text port:count-or-null address:text
+                        verdict:cut|dialled|failed|looked_up|refused reason:text problem:text
+decoy.placed            decoy:text kind:text place:text values:object
+decoy.failed            decoy:text reason:text kind:text place:text
+decoy.touched           decoy:text operation:connect|open|read
+decoy.taken             decoy:text value:text operation:text evidence:count
+decoy.used              decoy:text value:text operation:text evidence:count
+decoy.sent              decoy:text value:text operation:text evidence:count
+decoy.carried           decoy:text value:text from_cell:text evidence:count lineage?:sent|taken|used
+sensor.started          sensor:text decoys:texts
+sensor.failed           sensor:text decoys:texts reason:text
+guard.hit               place:model|output|range|upstream channel:text evidence?:count class:text
+                        action:block|flag|redact|stop digest:sha256 start:count end:count
+                        decoding:texts value?:text
+guard.unscanned         place:model|output|range|upstream channel:text evidence?:count reason:text
+                        bytes:count
+kill.triggered          scope:all|cells|run|sample reason:text rule:text evidence?:count
+kill.completed          scope:all|cells|run|sample duration_ms:number cells:texts failed:texts
+kill.tested             duration_ms:number ok:flag
+fleet.planned           task:text samples:texts epochs:count code:sha256
+fleet.node              node:text state:lost|refused|taken key:text reason:text
+fleet.unit.placed       unit:count attempt:count node:text samples:texts
+fleet.unit.finished     unit:count attempt:count node:text samples:texts run_id:run_id key:sha256
+                        root:sha256 archive:sha256 bytes:count verdict:breached|contained|void
+fleet.unit.failed       unit:count attempt:count node:text samples:texts reason:text archive?:sha256
+                        is_bad?:flag
+control.planned         controls:texts policies:texts
+control.started         control:text
+control.completed       control:text ok:flag missing:texts unexpected:texts
+"""
+
+
+def _read_table(table: str) -> dict[Kind, Shape]:
+    """Return each kind's shape; a line that begins with blanks goes on with the kind before."""
+    fields, kind = dict[str, str](), ""
+    for line in table.strip().splitlines():
+        name, _, more = line.partition(" ")
+        kind = name or kind
+        fields[kind] = f"{fields.get(kind, '')} {more}"
+    return {Kind(kind): shape_of(text) for kind, text in fields.items()}
+
+
+DATA: Final[Mapping[Kind, Shape]] = _read_table(_KINDS)

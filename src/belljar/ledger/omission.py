@@ -15,25 +15,17 @@ from belljar.errors import LedgerError
 from belljar.ledger.chain import canonical, parse_canonical
 from belljar.ledger.files import Directory, exists, open_beneath, raw_lines
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
-from belljar.ledger.kinds import HEX64, RUN_ID, check_shape, exactly, items, one_of, texts
-from belljar.ledger.schema import HEX128, SCHEMA_VERSION, WALL_TIME, Checkpoint
+from belljar.ledger.kinds import HEX64, SCHEMA_VERSION, check_shape, items, shape_of
+from belljar.ledger.schema import Checkpoint
 
 OMISSIONS: Final = "omissions.jsonl"
 _DOMAIN: Final = b"ledger omission v1\n"
 _MAX_LINE_BYTES: Final = 64 << 20  # nearly a million bodies
-_SHAPE: Final = {
-    "v": exactly(SCHEMA_VERSION),
-    "run_id": RUN_ID,
-    "manifest_sha256": HEX64,
-    "action": one_of("redacted", "purged"),
-    "time": WALL_TIME,
-    "classes": texts,
-    "bodies": items(HEX64),
-    "files": texts,
-    "key": HEX64,
-    "public_key": HEX64,
-    "signature": HEX128,
-}
+_SHAPE: Final = shape_of(
+    "v:version run_id:run_id manifest_sha256:sha256 action:redacted|purged time:wall_time "
+    "classes:texts bodies:digests files:texts key:sha256 public_key:sha256 signature:hex128",
+    digests=items(HEX64),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,16 @@ from typing import Any, Final
 from belljar.errors import LedgerError
 from belljar.ledger.chain import MAX_CHECKPOINT_BYTES, leaf_hash, node_hash, parse_checkpoint
 from belljar.ledger.files import CHECKPOINTS, open_beneath, open_directory, raw_lines, read_raw
-from belljar.ledger.kinds import HEX64, check_shape, count, objects, one_of, text
+from belljar.ledger.kinds import check_shape, objects, shape_of
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import parse_line
 
 # A tree of 2^63 leaves has no longer path.
 _MAX_STEPS: Final = 63
-_SHAPE: Final = {
-    "seq": count,
-    "event": text,
-    "path": objects({"side": one_of("left", "right"), "hash": HEX64}, max_items=_MAX_STEPS),
-    "checkpoint": text,
-}
+_SHAPE: Final = shape_of(
+    "seq:count event:text path:path checkpoint:text",
+    path=objects(shape_of("side:left|right hash:sha256"), max_items=_MAX_STEPS),
+)
 
 
 def prove(run_dir: Path, seq: int) -> dict[str, Any]:

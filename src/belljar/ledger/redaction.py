@@ -114,7 +114,7 @@ def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
     """
     result = verify(run_dir)
     if result.problem is not None:
-        raise LedgerError(result.problem.what, where=result.problem.where)
+        raise result.problem
     if result.status is Status.UNFINISHED:
         raise LedgerError(
             "only of a finished run can a part be left out",

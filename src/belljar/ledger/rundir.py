@@ -20,7 +20,7 @@ from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.chain import canonical, sha256_hex
 from belljar.ledger.files import MANIFEST, MANIFEST_PART, digests_of, write_file
 from belljar.ledger.keys import load_or_make_key
-from belljar.ledger.schema import SCHEMA_VERSION
+from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
 from belljar.package import __version__
 from belljar.store.home import sync_file

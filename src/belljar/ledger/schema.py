@@ -9,24 +9,8 @@ from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass
 from belljar.events import Actor, Kind, Trust
-from belljar.ledger.kinds import (
-    DATA,
-    HEX64,
-    RUN_ID,
-    Optional,
-    Shape,
-    check_shape,
-    count,
-    exactly,
-    flag,
-    json_object,
-    matching,
-    maybe,
-    objects,
-    one_of,
-)
+from belljar.ledger.kinds import DATA, check_shape, matching, maybe, objects, one_of, shape_of
 
-SCHEMA_VERSION: Final = 3
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20
@@ -34,10 +18,6 @@ MAX_BODIES: Final = 64
 SPILLED_BODY: Final = "data"
 SPILLED: Final = {"$body": SPILLED_BODY}
 """Replaces data too large for a line; the body of that name is its canonical JSON."""
-
-HEX128: Final = matching("[0-9a-f]{128}")
-WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z")
-_VERSION: Final = exactly(SCHEMA_VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +36,11 @@ class BodyRef:
         return (self.stored_sha256 or self.sha256) if self.kept_bytes else None
 
 
-_BODY: Final[Shape] = {
-    "name": matching("[a-z0-9][a-z0-9_.-]{0,63}"),
-    "sha256": maybe(HEX64),
-    "stored_sha256": Optional(maybe(HEX64)),
-    "kept_bytes": count,
-    "total_bytes": count,
-}
+_BODY: Final = shape_of(
+    "name:name sha256:sha256-or-null stored_sha256?:sha256-or-null kept_bytes:count "
+    "total_bytes:count",
+    name=matching("[a-z0-9][a-z0-9_.-]{0,63}"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +76,16 @@ class Line:
         return {**asdict(self), "bodies": [asdict(body) for body in self.bodies]}
 
 
-_LINE: Final[Shape] = {
-    "v": _VERSION,
-    "seq": count,
-    "prev": HEX64,
-    "time": WALL_TIME,
-    "mono_ns": matching("[0-9]{1,20}"),
-    "kind": one_of(*Kind),
-    "cell": maybe(matching("(?s:.){0,128}")),
-    "actor": one_of(*Actor),
-    "trust": one_of(*Trust),
-    "data": json_object,
-    "bodies": objects(_BODY, max_items=MAX_BODIES),
-}
+_LINE: Final = shape_of(
+    "v:version seq:count prev:sha256 time:wall_time mono_ns:digits kind:kind cell:cell "
+    "actor:actor trust:trust data:object bodies:bodies",
+    digits=matching("[0-9]{1,20}"),
+    kind=one_of(*Kind),
+    cell=maybe(matching("(?s:.){0,128}")),
+    actor=one_of(*Actor),
+    trust=one_of(*Trust),
+    bodies=objects(_BODY, max_items=MAX_BODIES),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,20 +112,10 @@ class Checkpoint:
         return cls(**value)
 
 
-_CHECKPOINT: Final[Shape] = {
-    "v": _VERSION,
-    "run_id": RUN_ID,
-    "number": count,
-    "prev": HEX64,
-    "size": count,
-    "root": HEX64,
-    "time": WALL_TIME,
-    "key": HEX64,
-    "public_key": HEX64,
-    "final": flag,
-    "manifest_sha256": maybe(HEX64),
-    "signature": HEX128,
-}
+_CHECKPOINT: Final = shape_of(
+    "v:version run_id:run_id number:count prev:sha256 size:count root:sha256 time:wall_time "
+    "key:sha256 public_key:sha256 final:flag manifest_sha256:sha256-or-null signature:hex128"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,21 +140,19 @@ class Manifest:
         """From a JSON value. Raises as `Line.read`."""
         check_shape(value, _MANIFEST)
         for each in value["files"].values():
-            check_shape(each, {"sha256": HEX64, "bytes": count})
+            check_shape(each, _FILE)
         files = {path: FileDigest(**digest) for path, digest in value["files"].items()}
         return cls(
             run_id=value["run_id"], key=value["key"], public_key=value["public_key"], files=files
         )
 
 
-_MANIFEST: Final[Shape] = {
-    "v": _VERSION,
-    "run_id": RUN_ID,
-    "key": HEX64,
-    "public_key": HEX64,
-    "files": json_object,
-    "bodies": lambda value: check_shape(value, {"count": count, "bytes": count}),
-}
+_FILE: Final = shape_of("sha256:sha256 bytes:count")
+_BODY_TOTALS: Final = shape_of("count:count bytes:count")
+_MANIFEST: Final = shape_of(
+    "v:version run_id:run_id key:sha256 public_key:sha256 files:object bodies:totals",
+    totals=lambda value: check_shape(value, _BODY_TOTALS),
+)
 
 
 def check_data(kind: Kind, data: dict[str, Any]) -> None:

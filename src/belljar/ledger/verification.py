@@ -331,26 +331,15 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordProblem:
-    """The first problem; `where`: `file:line` or a file."""
-
-    where: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """The result; counts are of what was read before a problem.
 
-    `key` signed; `key_checked`: it was the expected one; `key_mismatch`: another one
-    signed. Checkpoints cover `signed_events`.
+    `problem` is the first one, its `where` `file:line` or a file. `key` signed; `key_checked`: it
+    was the expected one; `key_mismatch`: another one signed. Checkpoints cover `signed_events`.
     """
 
     status: Status
-    problem: RecordProblem | None
+    problem: LedgerError | None
     warnings: tuple[str, ...]
     run_id: str | None
     key: str | None
@@ -387,12 +376,12 @@ def verify(
         try:
             checker.check()
         except LedgerError as error:
-            problem = RecordProblem(where=error.where, what=error.what)
+            problem = LedgerError(error.what, where=error.where)
         except PermissionError:
             raise
         except OSError as error:
-            where = str(error.filename or run_dir)
-            problem = RecordProblem(where=where, what=f"can't be read: {error.strerror}")
+            what = f"can't be read: {error.strerror}"
+            problem = LedgerError(what, where=str(error.filename or run_dir))
     last = checker.checkpoint
     return Verification(
         status=Status.BAD if problem else checker.status,

@@ -26,12 +26,12 @@ from belljar.ledger.bodies import BodyStore, PreparedBody, prepare_body
 from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, make_checkpoint, sha256_hex
 from belljar.ledger.files import CHECKPOINTS, LEDGER, is_being_written
 from belljar.ledger.keys import SigningKey
+from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.ledger.schema import (
     MAX_BODIES,
     MAX_DATA_BYTES,
     MAX_LINE_BYTES,
     MAX_SPILLED_BYTES,
-    SCHEMA_VERSION,
     SPILLED,
     SPILLED_BODY,
     check_data,

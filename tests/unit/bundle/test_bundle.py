@@ -20,6 +20,7 @@ from belljar.bundle.install import (
     SIGNATURE,
     SUMS,
     BundleError,
+    Report,
     check_host,
     install_bundle,
     open_bundle,
@@ -96,81 +97,49 @@ def test_a_sound_bundle_is_verified(bundle: Path, key: SigningKey) -> None:
         check(bundle, "0" * 64)
 
 
-def truncate(bundle: Path) -> None:
-    """A file is shorter."""
-    (bundle / "share/docs/a.md").write_bytes(b"fir")
+A, B = "share/docs/a.md", "share/docs/b"
 
 
-def lengthen(bundle: Path) -> None:
-    """A file is longer."""
-    (bundle / "share/docs/a.md").write_bytes(b"first and more")
+def link_away(path: Path, outside: Path) -> None:
+    """Put a link to the same bytes elsewhere in its place."""
+    path.rename(outside)
+    path.symlink_to(outside)
 
 
-def alter(bundle: Path) -> None:
-    """A file of the same length is another."""
-    (bundle / "share/docs/a.md").write_bytes(b"FIRST")
+def put_pipe(path: Path) -> None:
+    """Put a pipe in its place, on which a reader would wait."""
+    path.unlink()
+    os.mkfifo(path)
 
 
-def remove(bundle: Path) -> None:
-    """A file is missing."""
-    (bundle / "share/docs/a.md").unlink()
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Change its text."""
+    path.write_text(path.read_text().replace(old, new))
 
 
-def add(bundle: Path) -> None:
-    """A file is there that nobody signed."""
-    (bundle / "share/docs/b/d.md").write_bytes(b"")
-
-
-def link(bundle: Path) -> None:
-    """A file is a link to the same bytes elsewhere."""
-    (bundle / "share/docs/a.md").rename(bundle.parent / "a.md")
-    (bundle / "share/docs/a.md").symlink_to(bundle.parent / "a.md")
-
-
-def link_folder(bundle: Path) -> None:
-    """A directory is one."""
-    (bundle / "share/docs/b").rename(bundle.parent / "b")
-    (bundle / "share/docs/b").symlink_to(bundle.parent / "b")
-
-
-def pipe(bundle: Path) -> None:
-    """A file is a pipe, on which a reader would wait."""
-    (bundle / "share/docs/a.md").unlink()
-    os.mkfifo(bundle / "share/docs/a.md")
-
-
-def change_manifest(bundle: Path) -> None:
-    """The manifest says something else."""
-    text = (bundle / SUMS).read_text()
-    (bundle / SUMS).write_text(text.replace("a.md", "z.md"))
-
-
-def empty_manifest(bundle: Path) -> None:
-    """It says nothing."""
-    (bundle / SUMS).write_text("")
-
-
-def change_about(bundle: Path) -> None:
-    """The names are others."""
-    (bundle / ABOUT).write_text(json.dumps({**ABOUT_IT, "arch": "arm64"}))
-
-
-def garble_signature(bundle: Path) -> None:
-    """The signature can't be read."""
-    (bundle / SIGNATURE).write_text(f"{'0' * 64} ")
-
-
-FAULTS = (truncate, lengthen, alter, remove, add, link, link_folder, pipe)
-FORGERIES = (change_manifest, empty_manifest, change_about, garble_signature)
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "shorter": lambda bundle: (bundle / A).write_bytes(b"fir"),
+    "longer": lambda bundle: (bundle / A).write_bytes(b"first and more"),
+    "altered": lambda bundle: (bundle / A).write_bytes(b"FIRST"),
+    "missing": lambda bundle: (bundle / A).unlink(),
+    "nobody signed it": lambda bundle: (bundle / B / "d.md").write_bytes(b""),
+    "a link": lambda bundle: link_away(bundle / A, bundle.parent / "a.md"),
+    "a linked folder": lambda bundle: link_away(bundle / B, bundle.parent / "b"),
+    "a pipe": lambda bundle: put_pipe(bundle / A),
+    "another manifest": lambda bundle: rewrite(bundle / SUMS, "a.md", "z.md"),
+    "an empty manifest": lambda bundle: (bundle / SUMS).write_text(""),
+    "other names": lambda bundle: rewrite(bundle / ABOUT, "amd64", "arm64"),
+    "no signature": lambda bundle: (bundle / SIGNATURE).write_text(f"{'0' * 64} "),
+}
 
 
 @pytest.mark.promise("1.10")
-@pytest.mark.parametrize("fault", [*FAULTS, *FORGERIES], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_bundle_with_a_fault_installs_nothing(
-    fault: Callable[[Path], None], bundle: Path, key: SigningKey, tmp_path: Path
+    fault: str, bundle: Path, key: SigningKey, tmp_path: Path
 ) -> None:
     """Each is one clear refusal, by `verify` and by `install`; the store has nothing of it."""
-    fault(bundle)
+    FAULTS[fault](bundle)
     with pytest.raises(BundleError):
         check(bundle, key.fingerprint)
     home = tmp_path / "home"
@@ -180,15 +149,23 @@ def test_a_bundle_with_a_fault_installs_nothing(
     assert not (home / "bundle.json").exists()
 
 
-def install(bundle: Path, home: Path, key: SigningKey, *, allow_older: bool = False) -> None:
+def install(
+    bundle: Path,
+    home: Path,
+    key: SigningKey,
+    *,
+    packages: bool = False,
+    allow_older: bool = False,
+    report: Report = silent,
+) -> None:
     """Only the store."""
     install_bundle(
         home,
         bundle,
         expected_key=key.fingerprint,
-        packages=False,
+        packages=packages,
         allow_older=allow_older,
-        report=silent,
+        report=report,
     )
 
 
@@ -277,14 +254,7 @@ def test_what_is_installed_over_an_older_one_is_the_newer_one_alone(
     monkeypatch.setattr("os.geteuid", lambda: 0)
     home = tmp_path / "home"
     for _ in range(2):
-        install_bundle(
-            home,
-            bundle,
-            expected_key=key.fingerprint,
-            packages=True,
-            allow_older=False,
-            report=silent,
-        )
+        install(bundle, home, key, packages=True)
     # The documentation is in the store by then
     assert seen == [{ABOUT, SUMS}] * 2
     assert {path.name for path in (home / "share/docs").rglob("*.md")} == {"a.md", "c.md"}
@@ -300,16 +270,9 @@ def test_a_medium_that_changes_after_it_was_verified_is_caught(
 
     def report(line: str) -> None:
         if line.endswith(last):  # the other one is verified by now
-            alter(bundle)
+            FAULTS["altered"](bundle)
 
-    install_bundle(
-        home,
-        bundle,
-        expected_key=key.fingerprint,
-        packages=False,
-        allow_older=False,
-        report=report,
-    )
+    install(bundle, home, key, report=report)
     assert (bundle / "share/docs/a.md").read_bytes() == b"FIRST"
     assert (home / "share/docs/a.md").read_bytes() == b"first"
 
@@ -365,14 +328,7 @@ def test_an_interrupted_installation_leaves_no_half_and_can_be_repeated(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        install_bundle(
-            home,
-            bundle,
-            expected_key=key.fingerprint,
-            packages=False,
-            allow_older=False,
-            report=interrupt,
-        )
+        install(bundle, home, key, report=interrupt)
     assert not (home / "share").exists()
     assert list((home / "tmp").iterdir()) == []
     install(bundle, home, key)

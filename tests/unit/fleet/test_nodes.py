@@ -101,7 +101,7 @@ def test_a_kill_names_each_node_that_was_asked(
     engine.answers = {"n0": ("n", 0, ""), "n1": ("n", 2, ""), "n2": TimeoutError(), "n3": ("n",)}
     monkeypatch.setattr(nodes, "joined", lambda _: closing(engine))
     found = nodes.kill_fleet("slurm", hold_too=False, reason="")
-    assert [(each.node, each.name, each.ok) for each in found] == [
+    assert [(each["node"], each["name"], each["ok"]) for each in found] == [
         ("n0", "n", True),
         ("n1", "n", False),
         ("n2", "", False),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from belljar.ledger.chain import MerkleTree, canonical, make_checkpoint, parse_checkpoint
 from belljar.ledger.keys import load_or_make_key
-from belljar.ledger.schema import SCHEMA_VERSION
+from belljar.ledger.kinds import SCHEMA_VERSION
 
 TIME = "2026-11-20T21:53:46.123456Z"
 

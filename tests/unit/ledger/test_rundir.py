@@ -159,21 +159,3 @@ def test_a_poisoned_run_keeps_its_first_error(home: Path, monkeypatch: pytest.Mo
         work()
     assert not (run.path / "manifest.json").exists()
     assert verify(run.path).status is Status.UNFINISHED
-
-
-def test_what_the_cells_of_a_run_share_is_made_once(tmp_path: Path) -> None:
-    """Another run has another; a run that is sealed has left it."""
-    shared, left = [], []
-
-    @contextmanager
-    def made() -> Iterator[object]:
-        yield (value := object())
-        left.append(value)
-
-    for _ in range(2):
-        with create_run(tmp_path, "test", []) as run:
-            shared.append(run.enter_once("count", made))
-            assert run.enter_once("count", made) is shared[-1]
-            assert run.enter_once("other", made) is not shared[-1]
-        assert shared[-1] in left
-    assert shared[0] is not shared[1]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from belljar.events import Kind
 from belljar.ledger.chain import canonical
-from belljar.ledger.kinds import DATA, Optional
-from belljar.ledger.schema import SCHEMA_VERSION, check_data
+from belljar.ledger.kinds import DATA, SCHEMA_VERSION, Optional
+from belljar.ledger.schema import check_data
 from belljar.ledger.verification import parse_line
 
 LINE = {
