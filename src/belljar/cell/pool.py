@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from belljar.cell.base import spawn_task
-from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
@@ -34,6 +33,9 @@ from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
 
 DEFAULT_SIZE: Final = 1
 MAX_SIZE: Final = 16

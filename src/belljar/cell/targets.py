@@ -12,14 +12,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.base import spawn_task
-from belljar.cell.cell import Cell
-from belljar.cell.command import RunningCommand
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
@@ -30,6 +28,10 @@ from belljar.policy.files import read_regular
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import format_size, printable
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.cell.exec import RunningCommand
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
