@@ -62,18 +62,6 @@ class Discard(StrEnum):
     KILLED = "it was made ahead and killed by order"
 
 
-def fresh_for_s(*, made_s: float, now_s: float, lifetime_s: float) -> float:
-    """How long a cell may still be given out; ≤ 0: stale."""
-    return made_s + STALE_SHARE * lifetime_s - now_s
-
-
-def is_worth_replacing(lifetime_s: float) -> bool:
-    """Whether a cell that became stale is replaced before anyone asks: not when one would be made
-    and thrown away every few seconds.
-    """
-    return STALE_SHARE * lifetime_s >= _MIN_USEFUL_S
-
-
 @dataclass(slots=True, eq=False)
 class _Idle:
     """A cell that nobody has taken; closing `owner` destroys it."""
@@ -83,9 +71,14 @@ class _Idle:
     made_s: float
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
+    @property
+    def useful_s(self) -> float:
+        """How long it may be given out, from its making on."""
+        return STALE_SHARE * self.opened.cell.plan.limits.lifetime_s
+
     def left_s(self) -> float:
-        lifetime_s = self.opened.cell.plan.limits.lifetime_s
-        return fresh_for_s(made_s=self.made_s, now_s=time.monotonic(), lifetime_s=lifetime_s)
+        """How long it may still be given out; ≤ 0: it is stale."""
+        return self.made_s + self.useful_s - time.monotonic()
 
 
 class Pool:
@@ -304,7 +297,6 @@ class Pool:
 
     async def _watch(self, idle: _Idle) -> None:
         """Discard it when it dies or gets stale before it is taken."""
-        lifetime_s = idle.opened.cell.plan.limits.lifetime_s
         with idle.watching:
             reason = Discard.STALE
             with anyio.move_on_after(max(0.0, idle.left_s())):
@@ -314,7 +306,8 @@ class Pool:
                 return
             self._idle.remove(idle)
             await self._discard(idle, reason)
-            if reason is Discard.STALE and is_worth_replacing(lifetime_s):
+            # Else one would be made and thrown away every few seconds
+            if reason is Discard.STALE and idle.useful_s >= _MIN_USEFUL_S:
                 self.refill()
 
     async def _discard(self, idle: _Idle, reason: Discard) -> None:

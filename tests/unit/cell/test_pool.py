@@ -356,7 +356,7 @@ async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
 async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is destroyed without being asked for, and a fresh one stands in its place."""
     left = [0.0]
-    monkeypatch.setattr(pools, "fresh_for_s", lambda **_: left.pop() if left else 3600.0)
+    monkeypatch.setattr(pools._Idle, "left_s", lambda _: left.pop() if left else 3600.0)
     async with stand() as it:
         it.pool.refill()
         while it.pool.counts["made"] < 2:
@@ -373,7 +373,7 @@ async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) ->
     """Not even while it still stands: the taker opens his own."""
     async with stand() as it:
         await it.filled()
-        monkeypatch.setattr(pools, "fresh_for_s", lambda **_: -1.0)
+        monkeypatch.setattr(pools._Idle, "left_s", lambda _: -1.0)
         async with it.cell() as cell:
             assert cell.id not in it.ids
         assert it.taken() == []
