@@ -46,7 +46,6 @@ STALE_SHARE: Final = 0.05
 the sample that takes it.
 """
 _MIN_USEFUL_S: Final = 10.0
-_CLAIM_TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
 _END_TIMEOUT_S: Final = 10.0
 
@@ -122,9 +121,8 @@ class Pool:
         self._idle: list[_Idle] = []
         self._out: list[_Idle] = []
         self._discarding = 0
-        self._waiting = 0
         self._filling: anyio.CancelScope | None = None
-        self._is_making = self._is_closed = False
+        self._is_closed = False
         self._changed = anyio.Event()
 
     @asynccontextmanager
@@ -134,8 +132,8 @@ class Pool:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """A cell with its range, as `open_range` gives one: idle, in the making, or else opened
-        now. Another is made in its place.
+        """A cell with its range, as `open_range` gives one: idle, or else opened now. Another is
+        made in its place.
 
         Raises as `open_range`; and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
@@ -152,7 +150,7 @@ class Pool:
             return
         async with AsyncExitStack() as stack:
             stack.push_async_exit(partial(self._give_back, idle))
-            self._refuse()  # the hold may have come while a cell was waited for
+            self._refuse()  # the hold may have come while the cell was asked whether it answers
             self.refill(after_s=HEAD_START_S)
             await stack.enter_async_context(self._taken(idle.opened.cell))
             yield replace(idle.opened, from_pool=True)
@@ -170,7 +168,6 @@ class Pool:
         """Have idle cells made, after a delay. Never waits."""
         if self._filling is None and not self._is_ended():
             self._filling = anyio.CancelScope()
-            self._is_making = not after_s and not self._turn.locked()
             spawn_task(partial(self._fill, self._filling, after_s))
 
     async def filled(self) -> int:
@@ -183,10 +180,9 @@ class Pool:
         """A cell that answers, on record as taken; None: the taker opens one."""
         asked_s = time.monotonic()
         while self.breach is None:
-            if not (fresh := self._fresh()):
-                if not await self._wait_for_making():
-                    return None
-                continue
+            fresh = [each for each in self._idle if each.left_s() > 0]
+            if not fresh or self._is_closed:
+                return None
             idle = min(fresh, key=_Idle.left_s)
             self._idle.remove(idle)
             idle.watching.cancel()
@@ -212,24 +208,6 @@ class Pool:
         # An error of its own for each, since it comes to hold the taker's traceback
         raise ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
 
-    def _fresh(self) -> list[_Idle]:
-        return [each for each in self._idle if each.left_s() > 0 and not self._is_closed]
-
-    async def _wait_for_making(self) -> bool:
-        """Wait for the cell in the making, which is quicker than making another. False: there is
-        none, or another taker waits for it.
-        """
-        if self._waiting:
-            return False
-        self._waiting += 1
-        try:
-            with anyio.move_on_after(_CLAIM_TIMEOUT_S):
-                while self._is_making and not self._is_ended() and not self._fresh():
-                    await self._changed.wait()
-        finally:
-            self._waiting -= 1
-        return bool(self._fresh()) or self.breach is not None
-
     def _is_ended(self) -> bool:
         return self._is_closed or self.breach is not None
 
@@ -245,20 +223,18 @@ class Pool:
             with scope:
                 await anyio.sleep(after_s)
                 async with self._turn:
-                    self._is_making = True
                     while self._wants_one() and await self._make_one():
                         self._change()
         except Exception as error:  # noqa: BLE001
             # Nothing that goes wrong here ends the cells that are out.
             self.troubles.append(error)
         finally:
-            self._filling, self._is_making = None, False
+            self._filling = None
             self._change()
 
     def _wants_one(self) -> bool:
         ready = len(self._idle)
-        is_wanted = ready < max(self._size, self._waiting)
-        return is_wanted and not self._is_ended() and self._admit(ready)
+        return ready < self._size and not self._is_ended() and self._admit(ready)
 
     async def _make_one(self) -> bool:
         """Whether there is one more idle cell."""
@@ -271,9 +247,7 @@ class Pool:
         self.counts["made"] += 1
         idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
         try:
-            # A taker that waits probes it itself: warmed first, it would come later.
-            if not self._waiting:
-                reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
+            reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
             if opened.killed() is not None:  # it may still run: its processes take a moment to end
                 reason = Discard.KILLED
             if reason is Discard.UNUSED and not self._is_ended():
