@@ -12,8 +12,10 @@ import anyio
 import pytest
 
 from belljar.cell import Cell, open_range
-from belljar.cell.decoys import Touch, watch_files
-from belljar.events import MemoryRecorder
+from belljar.cell.decoys import watch_files
+from belljar.dataclass import dataclass
+from belljar.events import Event, MemoryRecorder, Trust
+from belljar.isolation.touches import Access
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
 
@@ -47,8 +49,20 @@ def descriptors() -> set[str]:
     return {file.name for file in Path("/proc/self/fd").iterdir()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touch(Access):
+    """What an event says of one touch."""
+
+    decoy: str
+    trust: Trust
+
+
 class Touches(list[Touch]):
-    """What was reported."""
+    """What was recorded."""
+
+    def record(self, event: Event) -> None:
+        """Take it as a `Touch`."""
+        self.append(Touch(**event.data, trust=event.trust))  # type: ignore[arg-type]
 
     async def wait(self, cell: Cell, wanted: Callable[[Touch], bool]) -> Touch:
         """The first that fits. What a guest agent reports is read with the next operation."""
@@ -71,8 +85,8 @@ async def watched(cell: Cell) -> AsyncIterator[Touches]:
     """The decoy, placed and watched; all touches are there when the block is left."""
     await cell.write_file(DECOY, "[default]\naws_access_key_id = AKIA\n", user="0")
     touches = Touches()
-    async with watch_files(cell, {DECOY: "aws"}, on_touch=touches.append) as sensor:
-        assert not sensor.problems
+    async with watch_files(cell, {DECOY: "aws"}, record=touches.record) as problems:
+        assert not problems
         yield touches
 
 
@@ -129,7 +143,7 @@ async def test_a_read_of_belljars_own_is_no_touch(cell: Cell, tmp_path: Path) ->
     own = "/root/own"
     await cell.write_file(own, "x", user="0")
     touches = Touches()
-    async with watch_files(cell, {own: "own"}, on_touch=touches.append):
+    async with watch_files(cell, {own: "own"}, record=touches.record):
         await cell.read_file(own, max_bytes=1000, user="0")
         await cell.download("/root", tmp_path / "root", user="0")
     assert touches == []
@@ -223,7 +237,7 @@ async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
         async for chunk in command:
             if b"ready" in chunk[1]:
                 break
-        async with watch_files(cell, {DECOY: "aws"}, on_touch=touches.append):
+        async with watch_files(cell, {DECOY: "aws"}, record=touches.record):
             await command.send_stdin(b"go\n")
             await touches.wait(cell, lambda touch: touch.operation == "read")
     assert touches.operations == {"read"}

@@ -19,8 +19,8 @@ import pytest
 from tests.integration.processes import quick_command
 
 from belljar.cell import Cell, open_cell, open_pool, open_range, start_run
-from belljar.cell.cell import RevertibleCell
 from belljar.cell.range import Range
+from belljar.cell.revert import RevertibleCell
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence

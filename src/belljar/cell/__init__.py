@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
-    from belljar.cell.command import OutputSoFar, RunningCommand
+    from belljar.cell.cell import Cell
     from belljar.cell.connection import CellStream
+    from belljar.cell.exec import OutputSoFar, RunningCommand
     from belljar.cell.files import FileInfo
     from belljar.cell.health import HealthFinding, Metrics
     from belljar.cell.local_tree import Transfer
     from belljar.cell.open import open_cell, open_range
     from belljar.cell.parts import Parts, prepare, start_run
     from belljar.cell.pool import Pool, open_pool
-    from belljar.cell.range import Range
+    from belljar.cell.range import Range, Snapshot
     from belljar.channel import CommandError, ExecOutput, PtySize, Stream
 
 __all__ = [
@@ -51,17 +51,17 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("Cell", "Snapshot"), "belljar.cell.cell"),
+        "Cell": "belljar.cell.cell",
         "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "open_range"), "belljar.cell.open"),
         "FileInfo": "belljar.cell.files",
         "Metrics": "belljar.cell.health",
         "Transfer": "belljar.cell.local_tree",
         "HealthFinding": "belljar.cell.health",
-        "Range": "belljar.cell.range",
+        **dict.fromkeys(("Range", "Snapshot"), "belljar.cell.range"),
         **dict.fromkeys(("Parts", "prepare", "start_run"), "belljar.cell.parts"),
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
-        **dict.fromkeys(("OutputSoFar", "RunningCommand"), "belljar.cell.command"),
+        **dict.fromkeys(("OutputSoFar", "RunningCommand"), "belljar.cell.exec"),
         **dict.fromkeys(("CommandError", "ExecOutput", "PtySize", "Stream"), "belljar.channel"),
     },
 )

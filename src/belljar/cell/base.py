@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,10 @@ from belljar.isolation.survivors import Destruction
 from belljar.plan import Plan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
+
+if TYPE_CHECKING:
+    from belljar.cell.range import CellOrigin
+    from belljar.signals.decoys import Minted
 
 
 class CellBase:
@@ -52,9 +56,9 @@ class CellBase:
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0
-        self.origin: Any = None  # a `cell.range.Origin`, whose module knows this one
+        self.origin: CellOrigin | None = None  # None: it is in a range with a network
         self.describe: Callable[..., None] = lambda **_fields: None
-        self.decoys: tuple[Any, ...] = ()  # each a `signals.decoys.Minted`
+        self.decoys: tuple[Minted, ...] = ()
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None
         self._is_ending = False

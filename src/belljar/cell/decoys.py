@@ -21,16 +21,17 @@ from belljar.cell.guarded import MAX_FOREIGN, GuardedRecorder
 from belljar.cell.local_tree import TreeManifest
 from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
-from belljar.dataclass import asdict, dataclass, field, replace
+from belljar.dataclass import asdict, replace
 from belljar.errors import BelljarError, CellError, PolicyError
-from belljar.events import Actor, Event, Kind, Trust
-from belljar.isolation.touches import Access, FileWatch
+from belljar.events import Actor, Event, Kind
+from belljar.isolation.touches import Access
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.cell import Cell
+    from belljar.cell.range import Snapshot
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
     from belljar.policy.guarding import DecoySpec
@@ -113,15 +114,8 @@ async def decoys_in(
         of, why = sorted(set(files.values())), "not watched while the fork's files were replaced"
         cell.note(Kind.SENSOR_FAILED, {"sensor": "guest", "decoys": of, "reason": why})
 
-    def on_touch(touch: Touch) -> None:
-        known = {name: value for name, value in asdict(touch).items() if value not in ("", None)}
-        trust = known.pop("trust")
-        touched = Event(
-            kind=Kind.DECOY_TOUCHED, cell_id=cell.id, actor=Actor.GUEST, trust=trust, data=known
-        )
-        recorder.record(touched)
-
-    async with watch_files(cell, files, on_touch=on_touch):
+    watching = watch_files(cell, files, record=recorder.record) if files else nullcontext()
+    async with watching:
         with _known(run, cell, own):
             yield minted
 
@@ -375,67 +369,55 @@ def file_time(newest_s: float, age_s: int) -> float:
     return newest_s - age_s if newest_s >= MIN_BUILD_S else newest_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Touch(Access):
-    """A decoy's file was opened or read; `decoy` is the id given with it.
-
-    `trust`: `guest-reported` where the guest agent is the sensor.
-    """
-
-    decoy: str
-    trust: Trust
-
-
-@dataclass(slots=True)
-class Sensor:
-    """A cell's sensor. `problems`: why it doesn't see some or all of its files."""
-
-    name: str = ""
-    problems: list[str] = field(default_factory=list)
-
-
 @asynccontextmanager
 async def watch_files(
-    cell: Cell, files: Mapping[str, str], *, on_touch: Callable[[Touch], None]
-) -> AsyncIterator[Sensor]:
-    """Report opens and reads of these files (path → decoy id) until the block is left.
+    cell: Cell, files: Mapping[str, str], *, record: Callable[[Event], object]
+) -> AsyncIterator[list[str]]:
+    """Record opens and reads of these files (path → decoy id) until the block is left.
 
-    A sensor that doesn't start, or ends, is recorded as `sensor.failed`; it is no error. Belljar's
-    own reads (`Cell.read_file`, copies) are not reported.
+    A sensor that doesn't start, doesn't see a file, or ends, is recorded as `sensor.failed` and is
+    no error; the list that the block gets has the reasons. Belljar's own reads (`Cell.read_file`,
+    copies) are not recorded.
 
     Args:
         files: regular files that exist. Another file that takes the path later is not watched.
-        on_touch: called in any thread. What it raises ends the sensor.
+        record: called in any thread. What it raises ends the sensor.
 
     No task group or cancel scope stays open between entry and exit.
     """
-    sensor = Sensor()
-    decoys = sorted(set(files.values()))
+    problems, name = list[str](), ""
 
     def failed(reason: str, of: list[str]) -> None:
-        sensor.problems.append(reason)
-        cell.note(Kind.SENSOR_FAILED, {"sensor": sensor.name, "decoys": of, "reason": reason})
+        problems.append(reason)
+        cell.note(Kind.SENSOR_FAILED, {"sensor": name, "decoys": of, "reason": reason})
 
-    watch: FileWatch | None = None
-    if files:
-        try:
-            watch = await cell.watch(list(files))
-        except (BelljarError, OSError) as error:
-            failed(error.what if isinstance(error, BelljarError) else str(error), decoys)
-    if watch is None:
-        yield sensor
+    def touched(seen: Access) -> None:
+        data = {each: value for each, value in asdict(seen).items() if value not in ("", None)}
+        data["decoy"], trust = files[seen.path], watch.trust
+        record(
+            Event(
+                kind=Kind.DECOY_TOUCHED,
+                cell_id=cell.id,
+                actor=Actor.GUEST,
+                trust=trust,
+                data=data,
+            )
+        )
+
+    try:
+        watch = await cell.watch(list(files))
+    except (BelljarError, OSError) as error:
+        reason = error.what if isinstance(error, BelljarError) else str(error)
+        failed(reason, sorted(set(files.values())))
+        yield problems
         return
     try:
-        sensor.name = watch.sensor
+        name = watch.sensor
         for path, reason in watch.missing.items():
             failed(f"{path}: {reason}", [files[path]])
         watched = sorted({decoy for path, decoy in files.items() if path not in watch.missing})
-        cell.note(Kind.SENSOR_STARTED, {"sensor": sensor.name, "decoys": watched})
-        trust = watch.trust
-        watch.begin(
-            lambda seen: on_touch(Touch(**asdict(seen), decoy=files[seen.path], trust=trust)),
-            lambda reason: failed(reason, watched),
-        )
-        yield sensor
+        cell.note(Kind.SENSOR_STARTED, {"sensor": name, "decoys": watched})
+        watch.begin(touched, lambda reason: failed(reason, watched))
+        yield problems
     finally:
         await watch.aclose()

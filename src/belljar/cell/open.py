@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -40,7 +40,8 @@ from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.cell import Cell
+    from belljar.cell.range import Snapshot
     from belljar.cell.ranges import OnTarget
     from belljar.isolation.renewal import GivenPort
     from belljar.isolation.sandbox import Sandbox
@@ -175,7 +176,8 @@ async def _machine(
                 again = partial(
                     _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
                 )
-                opened.cell.origin = CellOrigin(run, home, parts, since, again)
+                fork = partial(_fork, again)
+                opened.cell.origin = CellOrigin(run, home, parts, since, again, fork)
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 
@@ -187,6 +189,12 @@ async def _machine(
                 await run_hooks(snapshot, opened.cell)
         yield opened
         opened.raise_if_dead()
+
+
+def _fork(
+    machine: Callable[..., AbstractAsyncContextManager[Range]], snapshot: Snapshot
+) -> AbstractAsyncContextManager[Range]:
+    return revertible(machine, first=partial(machine, snapshot=snapshot))
 
 
 def import_what_runs_later() -> None:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from belljar.cell.base import spawn_task
-from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
@@ -35,6 +34,9 @@ from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
 
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+
 DEFAULT_SIZE: Final = 1
 MAX_SIZE: Final = 16
 HEAD_START_S: Final = 0.25
@@ -44,7 +46,6 @@ STALE_SHARE: Final = 0.05
 the sample that takes it.
 """
 _MIN_USEFUL_S: Final = 10.0
-_CLAIM_TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
 _END_TIMEOUT_S: Final = 10.0
 
@@ -60,18 +61,6 @@ class Discard(StrEnum):
     KILLED = "it was made ahead and killed by order"
 
 
-def fresh_for_s(*, made_s: float, now_s: float, lifetime_s: float) -> float:
-    """How long a cell may still be given out; ≤ 0: stale."""
-    return made_s + STALE_SHARE * lifetime_s - now_s
-
-
-def is_worth_replacing(lifetime_s: float) -> bool:
-    """Whether a cell that became stale is replaced before anyone asks: not when one would be made
-    and thrown away every few seconds.
-    """
-    return STALE_SHARE * lifetime_s >= _MIN_USEFUL_S
-
-
 @dataclass(slots=True, eq=False)
 class _Idle:
     """A cell that nobody has taken; closing `owner` destroys it."""
@@ -81,9 +70,14 @@ class _Idle:
     made_s: float
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
+    @property
+    def useful_s(self) -> float:
+        """How long it may be given out, from its making on."""
+        return STALE_SHARE * self.opened.cell.plan.limits.lifetime_s
+
     def left_s(self) -> float:
-        lifetime_s = self.opened.cell.plan.limits.lifetime_s
-        return fresh_for_s(made_s=self.made_s, now_s=time.monotonic(), lifetime_s=lifetime_s)
+        """How long it may still be given out; ≤ 0: it is stale."""
+        return self.made_s + self.useful_s - time.monotonic()
 
 
 class Pool:
@@ -127,9 +121,8 @@ class Pool:
         self._idle: list[_Idle] = []
         self._out: list[_Idle] = []
         self._discarding = 0
-        self._waiting = 0
         self._filling: anyio.CancelScope | None = None
-        self._is_making = self._is_closed = False
+        self._is_closed = False
         self._changed = anyio.Event()
 
     @asynccontextmanager
@@ -139,8 +132,8 @@ class Pool:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """A cell with its range, as `open_range` gives one: idle, in the making, or else opened
-        now. Another is made in its place.
+        """A cell with its range, as `open_range` gives one: idle, or else opened now. Another is
+        made in its place.
 
         Raises as `open_range`; and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
@@ -157,7 +150,7 @@ class Pool:
             return
         async with AsyncExitStack() as stack:
             stack.push_async_exit(partial(self._give_back, idle))
-            self._refuse()  # the hold may have come while a cell was waited for
+            self._refuse()  # the hold may have come while the cell was asked whether it answers
             self.refill(after_s=HEAD_START_S)
             await stack.enter_async_context(self._taken(idle.opened.cell))
             yield replace(idle.opened, from_pool=True)
@@ -175,7 +168,6 @@ class Pool:
         """Have idle cells made, after a delay. Never waits."""
         if self._filling is None and not self._is_ended():
             self._filling = anyio.CancelScope()
-            self._is_making = not after_s and not self._turn.locked()
             spawn_task(partial(self._fill, self._filling, after_s))
 
     async def filled(self) -> int:
@@ -188,10 +180,9 @@ class Pool:
         """A cell that answers, on record as taken; None: the taker opens one."""
         asked_s = time.monotonic()
         while self.breach is None:
-            if not (fresh := self._fresh()):
-                if not await self._wait_for_making():
-                    return None
-                continue
+            fresh = [each for each in self._idle if each.left_s() > 0]
+            if not fresh or self._is_closed:
+                return None
             idle = min(fresh, key=_Idle.left_s)
             self._idle.remove(idle)
             idle.watching.cancel()
@@ -217,24 +208,6 @@ class Pool:
         # An error of its own for each, since it comes to hold the taker's traceback
         raise ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
 
-    def _fresh(self) -> list[_Idle]:
-        return [each for each in self._idle if each.left_s() > 0 and not self._is_closed]
-
-    async def _wait_for_making(self) -> bool:
-        """Wait for the cell in the making, which is quicker than making another. False: there is
-        none, or another taker waits for it.
-        """
-        if self._waiting:
-            return False
-        self._waiting += 1
-        try:
-            with anyio.move_on_after(_CLAIM_TIMEOUT_S):
-                while self._is_making and not self._is_ended() and not self._fresh():
-                    await self._changed.wait()
-        finally:
-            self._waiting -= 1
-        return bool(self._fresh()) or self.breach is not None
-
     def _is_ended(self) -> bool:
         return self._is_closed or self.breach is not None
 
@@ -250,20 +223,18 @@ class Pool:
             with scope:
                 await anyio.sleep(after_s)
                 async with self._turn:
-                    self._is_making = True
                     while self._wants_one() and await self._make_one():
                         self._change()
         except Exception as error:  # noqa: BLE001
             # Nothing that goes wrong here ends the cells that are out.
             self.troubles.append(error)
         finally:
-            self._filling, self._is_making = None, False
+            self._filling = None
             self._change()
 
     def _wants_one(self) -> bool:
         ready = len(self._idle)
-        is_wanted = ready < max(self._size, self._waiting)
-        return is_wanted and not self._is_ended() and self._admit(ready)
+        return ready < self._size and not self._is_ended() and self._admit(ready)
 
     async def _make_one(self) -> bool:
         """Whether there is one more idle cell."""
@@ -276,9 +247,7 @@ class Pool:
         self.counts["made"] += 1
         idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
         try:
-            # A taker that waits probes it itself: warmed first, it would come later.
-            if not self._waiting:
-                reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
+            reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
             if opened.killed() is not None:  # it may still run: its processes take a moment to end
                 reason = Discard.KILLED
             if reason is Discard.UNUSED and not self._is_ended():
@@ -302,7 +271,6 @@ class Pool:
 
     async def _watch(self, idle: _Idle) -> None:
         """Discard it when it dies or gets stale before it is taken."""
-        lifetime_s = idle.opened.cell.plan.limits.lifetime_s
         with idle.watching:
             reason = Discard.STALE
             with anyio.move_on_after(max(0.0, idle.left_s())):
@@ -312,7 +280,8 @@ class Pool:
                 return
             self._idle.remove(idle)
             await self._discard(idle, reason)
-            if reason is Discard.STALE and is_worth_replacing(lifetime_s):
+            # Else one would be made and thrown away every few seconds
+            if reason is Discard.STALE and idle.useful_s >= _MIN_USEFUL_S:
                 self.refill()
 
     async def _discard(self, idle: _Idle, reason: Discard) -> None:

@@ -16,9 +16,8 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
@@ -44,12 +43,15 @@ from belljar.policy import LoadedPolicy
 from belljar.policy.guarding import METADATA_ADDRESS, OWN_CELL, Action, Place
 from belljar.probe.judge import Router, Sight, known_answers
 
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+
 PORT_NAME: Final = "eth0"
 RANGES: Final = "ranges"
 """Where in a run directory its ranges' packet records are, each in a directory that `range.opening`
 names.
 """
-OnTarget: TypeAlias = Callable[[Cell, Router | None], Awaitable[object]]
+OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 """Called with a running target cell and its router (None: it has no port), before its program is
 started."""
 

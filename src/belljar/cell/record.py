@@ -1,4 +1,4 @@
-"""The events of a cell, each built by one pure function.
+"""The events of a cell, each built by one pure function, and the record of one command.
 
 Their data is documented in `docs/events.md`.
 """
@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from signal import Signals
+from typing import Final, TypeAlias
 
-from belljar.channel import ExecOutput, ExecRequest, FileTooLargeError
-from belljar.dataclass import dataclass
-from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
+from belljar.capture import Capture
+from belljar.channel import ExecOutput, ExecRequest, FileTooLargeError, Stream
+from belljar.dataclass import dataclass, replace
+from belljar.errors import CellError
+from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.sandbox import Sandbox
+
+Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
+TIME_STEP_MS: Final = 50  # pieces that come closer are one
+MAX_TIMES: Final = 500  # of one stream; the last has all that came after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +52,7 @@ class RecordedOperation:
         )
 
 
-def exec_started(
-    operation: RecordedOperation, request: ExecRequest, *, bodies: Sequence[Body] = ()
-) -> Event:
+def exec_started(operation: RecordedOperation, request: ExecRequest) -> Event:
     """A command is about to be sent.
 
     Environment values may be secrets: their names and one digest are kept.
@@ -65,7 +72,6 @@ def exec_started(
             "stdin": request.stdin,
             "pty": request.pty is not None,
         },
-        bodies=bodies,
     )
 
 
@@ -209,3 +215,108 @@ class LimitWatch:
             "disk": self._disk,
         }
         return tuple(name for name, did in fired.items() if did)
+
+
+class StreamTimes:
+    """When how many bytes of each stream had passed, for a replay."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._of: dict[str, list[list[int]]] = {}
+
+    def note(self, name: str, total_bytes: int) -> None:
+        """Note that so many bytes have passed now."""
+        found = self._of.setdefault(name, [])
+        now_ms = round((time.monotonic() - self._began_s) * 1000)
+        if found and (now_ms - found[-1][0] < TIME_STEP_MS or len(found) >= MAX_TIMES):
+            found[-1][1] = total_bytes
+        else:
+            found.append([now_ms, total_bytes])
+
+    def data(self) -> dict[str, JsonValue]:
+        """As fields of the command's last event."""
+        return {f"{name}_times": found for name, found in self._of.items()}
+
+
+class CommandRecord:
+    """What is recorded of one command: its start, its streams, the limits it hits, and its end."""
+
+    def __init__(
+        self,
+        operation: RecordedOperation,
+        request: ExecRequest,
+        recorder: Recorder,
+        live: Sandbox,
+        *,
+        keystrokes: bool = False,
+    ) -> None:
+        self._has_keystrokes = keystrokes and request.pty is not None
+        self.operation = operation
+        self.request = request
+        self._recorder = recorder
+        self._stdin = Capture("stdin")
+        self._stdout, self._stderr = Capture("stdout"), Capture("stderr")
+        recorder.record(exec_started(operation, request))
+        self._limits = LimitWatch(live)
+        self._times = StreamTimes()
+
+    def output(self, stream: Stream, chunk: bytes) -> None:
+        """Take what the command has written."""
+        capture = self._stdout if stream is Stream.STDOUT else self._stderr
+        capture.feed(chunk)
+        self._times.note(capture.name, capture.total_bytes)
+        self._limits.look()
+
+    def input(self, source: Pieces) -> Pieces:
+        """The command's input, seen as it is sent."""
+        if source is None or isinstance(source, bytes):
+            self._sent(source or b"")
+            return source
+        return self._pieces(source)
+
+    async def _pieces(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for chunk in source:
+            self._sent(chunk)
+            yield chunk
+
+    def _sent(self, chunk: bytes) -> None:
+        self._stdin.feed(chunk)
+        if self._has_keystrokes and chunk:
+            self._times.note("stdin", self._stdin.total_bytes)
+
+    def signalled(self, signal: Signals, *, whole_tree: bool) -> None:
+        """Record a signal that is about to be sent."""
+        data = {"signal": signal.name, "scope": "tree" if whole_tree else "main"}
+        self._recorder.record(self.operation.event(Kind.EXEC_SIGNAL, data))
+
+    def bodies(self) -> list[Body]:
+        """What went by so far."""
+        captures = (self._stdin, self._stdout, self._stderr)
+        return [capture.body() for capture in captures if capture.total_bytes]
+
+    def end(self, output: ExecOutput | None) -> None:
+        """Record the end; None: it was left before that, and its tree was killed."""
+        if output is None:
+            error = CellError("left before the command had ended; its tree was killed")
+            event = failed(self.operation, Kind.EXEC_FAILED, error, bodies=self.bodies())
+            self._recorder.record(event)
+            return
+        timeout_s = self.request.timeout_s
+        for event in limits_hit(self.operation, output, timeout_s=timeout_s):
+            self._recorder.record(event)
+        finished = exec_finished(
+            self.operation,
+            output,
+            timeout_s=timeout_s,
+            stdout=self._stdout.body(),
+            stderr=self._stderr.body(),
+            stdin=self._stdin.body() if self._stdin.total_bytes else None,
+            times=self._times.data(),
+        )
+        self._recorder.record(finished)
+
+    def with_limits(self, output: ExecOutput) -> ExecOutput:
+        """The same outcome with the limits that the host saw fire."""
+        fired = self._limits.hit()
+        is_memory = output.out_of_memory or "memory" in fired
+        return replace(output, host_limits=fired, out_of_memory=is_memory) if fired else output

@@ -13,14 +13,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
-from belljar.cell.range import Range
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
 from belljar.host.cgroups import available_memory_bytes
@@ -28,14 +27,15 @@ from belljar.isolation.hold import KilledError, raise_if_killed
 from belljar.policy import Risk
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.cell import Cell
+    from belljar.cell.range import Range, Snapshot
     from belljar.isolation.hold import KillOrder
 
 MAX_RETIRING: Final = 2
 """Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
 """
-MakeMachine: TypeAlias = Callable[[], AbstractAsyncContextManager[Range]]
-OnMachine: TypeAlias = Callable[[Range], Awaitable[object]]
+MakeMachine: TypeAlias = "Callable[[], AbstractAsyncContextManager[Range]]"
+OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,9 @@ class Machines:
         """
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(first())
-            from belljar.cell.cell import RevertibleCell  # imported while the cell started
-
             self.current = _Machine(opened, stack.pop_all())
         has_more = opened.network is not None or opened.targets
-        return opened if has_more else replace(opened, cell=RevertibleCell(self))
+        return opened if has_more else replace(opened, cell=cast("Cell", RevertibleCell(self)))
 
     async def revert(
         self,
@@ -234,6 +232,36 @@ class Machines:
             raise self._breach from raised
         if raised is not None and raised is not error:
             raise raised
+
+
+class RevertibleCell:
+    """The handle: a `Cell` to its caller, whose class and attributes are those of the machine's
+    cell that is in use now. Made by `revertible`.
+    """
+
+    machines: Machines
+
+    def __init__(self, machines: Machines) -> None:
+        object.__setattr__(self, "machines", machines)
+
+    def __repr__(self) -> str:
+        return repr(self.machines.current.cell)
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
+        if name in ("machines", "revert", "snapshot"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "machines").current.cell, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.machines.current.cell, name, value)
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        """See `Cell.revert`."""
+        await self.machines.revert(verify=verify, to=to)
+
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        """See `Cell.snapshot`."""
+        return await self.machines.snapshot(name)
 
 
 def _check_snapshot(old: Cell, snapshot: Snapshot) -> None:

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.decoys import find_changed
 from belljar.cell.parts import MachineParts
-from belljar.cell.range import FileClock
+from belljar.cell.range import FileClock, Snapshot
 from belljar.channel import ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
@@ -37,6 +36,7 @@ from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
     from belljar.cell.range import CellOrigin
     from belljar.channel.outcomes import ExecOutput
 
@@ -90,9 +90,8 @@ async def run_hooks(snapshot: Snapshot, cell: Cell) -> None:
             )
 
 
-async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
+async def take_snapshot(cell: Cell, origin: CellOrigin, name: str | None) -> Snapshot:
     """See `Cell.snapshot`."""
-    origin: CellOrigin = cell.origin
     await _check(cell, origin)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name

@@ -8,28 +8,28 @@ import importlib.metadata
 import io
 import math
 import zipfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.base import spawn_task
-from belljar.cell.cell import Cell
-from belljar.cell.command import RunningCommand
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan
 from belljar.policy import LoadedPolicy, Policy, demanded_tier
-from belljar.policy.files import read_regular
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
-from belljar.units import format_size, printable
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.cell.exec import RunningCommand
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
@@ -97,9 +97,9 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     status, or when another service waits for its health and it has no check.
     """
     if stand_in.kind == "python":
-        for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
-            packed = await anyio.to_thread.run_sync(pack)
-            await cell.write_file(path, packed, mode=0o644, user="0", owner=cell.plan.user)
+        packed = await anyio.to_thread.run_sync(server_archive)
+        await cell.write_file(SERVER, packed, mode=0o644, user="0", owner=cell.plan.user)
+        await _copy_app(cell, stand_in)
         command: Sequence[str] = serving_command(stand_in)
     else:
         command = words_to_run(stand_in.settings, cell)
@@ -338,12 +338,10 @@ def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
 MAX_APP_BYTES: Final = 64 << 20
 MAX_APP_FILES: Final = 10_000
 SERVER: Final = "/opt/server.zip"
-APP: Final = "/opt/app.zip"
 APP_DIRECTORY: Final = "/srv/app"
 _PACKAGES: Final = ("uvicorn", "click", "h11", "wsproto")
 _BOOT: Final = f"""\
-import socket, sys, zipfile
-zipfile.ZipFile("{APP}").extractall("{APP_DIRECTORY}")
+import socket, sys
 sys.path[:0] = ["{SERVER}", "{APP_DIRECTORY}"]
 import uvicorn
 app, *ports = sys.argv[1:]
@@ -354,7 +352,6 @@ for port in map(int, ports):
 config = uvicorn.Config(app, http="h11", ws="wsproto", loop="asyncio", log_level="info")
 uvicorn.Server(config).run(socks)
 """
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def serving_command(stand_in: StandInPlan) -> list[str]:
@@ -376,45 +373,25 @@ def server_archive() -> bytes:
             where="stand-ins of kind `python`",
             hint=NETWORK_EXTRA_HINT,
         ) from error
-    sources = [file for file in files if file.suffix == ".py" and ".." not in file.parts]
-    return _archive((str(file), Path(str(file.locate())).read_bytes()) for file in sources)
-
-
-def app_archive(stand_in: StandInPlan) -> bytes:
-    """The author's directory, at most `MAX_APP_BYTES` in `MAX_APP_FILES` files; links are left out.
-
-    Raises `PolicyError`.
-    """
-    directory = stand_in.directory
-    if directory is None:
-        raise _refused(stand_in, "it names no directory")
-    found = sorted(
-        path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()
-    )
-    found = [path for path in found if path.resolve().is_relative_to(directory.resolve())]
-    total_bytes = sum(path.stat().st_size for path in found)
-    if len(found) > MAX_APP_FILES or total_bytes > MAX_APP_BYTES:
-        most = f"{MAX_APP_FILES:,} files with {format_size(MAX_APP_BYTES)}"
-        raise _refused(
-            stand_in, f"{len(found):,} files with {format_size(total_bytes)}; at most {most}"
-        )
-    try:
-        names = [str(path.relative_to(directory)) for path in found]
-        return _archive([(name, read_regular(directory, name, MAX_APP_BYTES)) for name in names])
-    except (OSError, ValueError) as error:
-        reason = error.strerror or "an error" if isinstance(error, OSError) else str(error)
-        raise _refused(stand_in, f"a file of it can't be read: {reason.lower()}") from error
-
-
-def _archive(files: Iterator[tuple[str, bytes]] | Sequence[tuple[str, bytes]]) -> bytes:
-    """Equal files give equal bytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files:
-            archive.writestr(
-                zipfile.ZipInfo(name, date_time=_EPOCH), content, compress_type=zipfile.ZIP_DEFLATED
-            )
+        for file in files:
+            if file.suffix == ".py" and ".." not in file.parts:
+                archive.write(str(file.locate()), str(file))
     return packed.getvalue()
+
+
+async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
+    """Copy the author's directory into the cell. Raises `PolicyError`."""
+    if stand_in.directory is None:
+        raise _refused(stand_in, "it names no directory")
+    try:
+        await cell.upload(
+            stand_in.directory, APP_DIRECTORY, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES
+        )
+    except (OSError, ValueError, TimeoutError) as error:
+        what = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise _refused(stand_in, what) from error
 
 
 def _refused(stand_in: StandInPlan, what: str) -> PolicyError:

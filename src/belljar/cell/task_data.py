@@ -5,18 +5,18 @@ runs in it.
 from __future__ import annotations
 
 import hashlib
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
+from belljar.cell.local_tree import Source, TreeManifest, records_of, root_mode
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
-from belljar.policy.files import Entry, EntryKind, Tree, read_entry, reason
+from belljar.policy.files import Entry, Tree, read_entry, reason
 from belljar.policy.task_data import TaskData, TaskFile, trees_of
 from belljar.units import printable
 
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 HOSTS: Final = "/etc/hosts"
 _MAX_HOSTS_BYTES: Final = 64 << 10
 _TIMEOUT_S: Final = 60.0
-_USUAL_MODE: Final = 0o755
-_WORDS_AT_ONCE: Final = 500
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
     """Copy the cell's files in and name its hosts; each file is on record, and each source as a
-    whole.
+    whole. Nothing of the image is needed for it.
 
     Raises:
         PolicyError: a file of the task is gone, or is not what it was when the task was read.
@@ -50,32 +48,29 @@ async def put_in(cell: Cell, data: TaskData) -> None:
 
 
 async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
-    digest = hashlib.sha256()
-    if not tree.is_directory:
-        contents = await _contents(root, tree, tree.entries[0])
-        mode = tree.entries[0].mode
-        await cell.write_file(file.target, contents, mode=mode, user="0", owner="0:0")
-        digest.update(contents)
-        number, size = 1, len(contents)
+    """Copy one source. A directory takes the place of the image's, as a mount hides what is below
+    it; all that is copied is root's.
+    """
+    manifest, first = TreeManifest(), tree.entries[0]
+    if tree.is_directory:
+        with suppress(FileNotFoundError):
+            await cell.remove(file.target, recursive=True, user="0:0")
+        source = Source(root=root, tree=tree)
+        transfer = await cell._put_records(
+            file.target,
+            _readable(records_of(source, "", manifest)),
+            manifest,
+            target=file.target,
+            entries=len(tree.entries),
+            total_bytes=tree.total_bytes,
+            user="0:0",
+            mode=root_mode(source),
+        )
+        number, size, sha256 = transfer.files, transfer.total_bytes, transfer.sha256
     else:
-        await _make_directories(cell, file.target, tree)
-        size = 0
-        for entry in tree.entries:
-            contents = b""
-            if entry.kind is EntryKind.FILE:
-                contents = await _contents(root, tree, entry)
-                target = posixpath.join(file.target, entry.path)
-                await cell.write_file(target, contents, mode=entry.mode, user="0", owner="0:0")
-                size += len(contents)
-            # Kind, mode, path, link, and the digest of its contents
-            words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
-            line = "\0".join((*words, hashlib.sha256(contents).hexdigest()))
-            digest.update(line.encode() + b"\n")
-        for entry in tree.entries:
-            if entry.kind is EntryKind.LINK:
-                place = posixpath.join(file.target, entry.path)
-                await _run(cell, file.target, ["ln", "-s", "--", entry.link, place])
-        number = sum(entry.kind is EntryKind.FILE for entry in tree.entries)
+        contents = await anyio.to_thread.run_sync(_contents, root, tree, first)
+        await cell.write_file(file.target, contents, mode=first.mode, user="0", owner="0:0")
+        number, size, sha256 = 1, len(contents), hashlib.sha256(contents).hexdigest()
     cell.note(
         Kind.TASK_FILES_COPIED,
         {
@@ -84,42 +79,24 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
             "target": file.target,
             "files": number,
             "bytes": size,
-            "sha256": digest.hexdigest(),
+            "sha256": sha256,
         },
     )
 
 
-async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
+def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
     try:
-        return await anyio.to_thread.run_sync(partial(read_entry, root, tree, entry))
+        return read_entry(root, tree, entry)
     except (OSError, ValueError) as error:
         raise _unreadable(error) from error
 
 
-async def _make_directories(cell: Cell, target: str, tree: Tree) -> None:
-    """The directory instead of what its image has there, as a mount hides that; with all
-    below it.
-    """
-    await _run(cell, target, ["rm", "-rf", "--", target])
-    directories = [entry for entry in tree.entries if entry.kind is EntryKind.DIRECTORY]
-    paths = [posixpath.join(target, entry.path) if entry.path else target for entry in directories]
-    for some in _batches(paths):
-        await _run(cell, target, ["mkdir", "-p", "--", *some])
-    for mode in sorted({entry.mode for entry in directories} - {_USUAL_MODE}):
-        same = [path for path, entry in zip(paths, directories, strict=True) if entry.mode == mode]
-        for some in _batches(same):
-            await _run(cell, target, ["chmod", f"{mode:04o}", "--", *some])
-
-
-def _batches(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (words[at : at + _WORDS_AT_ONCE] for at in range(0, len(words), _WORDS_AT_ONCE))
-
-
-async def _run(cell: Cell, target: str, argv: list[str]) -> None:
-    output = await cell.exec(argv, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
-    if not output.success:
-        why = output.why_not_started or output.stderr.decode("utf-8", "replace")
-        raise not_taken(cell, f"{target}: {why}")
+def _readable(records: Iterator[bytes]) -> Iterator[bytes]:
+    """The same records: an error of this host's files is not one of the cell's."""
+    try:
+        yield from records
+    except (OSError, ValueError) as error:
+        raise _unreadable(error) from error
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
@@ -146,7 +123,7 @@ def not_taken(cell: Cell, why: str) -> CellError:
     return CellError(
         f"a file can't be put there: {printable(why.strip(), max_chars=300)}",
         where=f"cell {cell.id}",
-        hint="look at what the image has there; a directory needs `mkdir` and `rm` in the image",
+        hint="look at what the image has there",
     )
 
 

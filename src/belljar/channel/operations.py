@@ -13,7 +13,7 @@ import posixpath
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -22,10 +22,12 @@ from belljar.channel import frames
 from belljar.channel.frames import Outcome, SignalScope, Stream
 from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
 from belljar.channel.outcomes import ExecOutput, file_error, output_of
-from belljar.channel.pump import Pump
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.units import format_duration
+
+if TYPE_CHECKING:
+    from belljar.channel.pump import Pump
 
 _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
 _LATE_S: Final = 1.0

@@ -363,7 +363,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
         Raises `SandboxUnavailableError` for `CellError`.
         """
-        from belljar.cell.cell import RevertibleCell
+        from belljar.cell.revert import RevertibleCell
 
         cell = self.cell
         if not isinstance(cell, RevertibleCell):

@@ -49,7 +49,7 @@ async def signals_so_far() -> SampleSignals:
             where="belljar_signals",
             hint="run the task with `belljar run`, or with `--sandbox belljar`",
         )
-    from belljar.cell.cell import RevertibleCell
+    from belljar.cell.revert import RevertibleCell
 
     cells = {*environment.containment.machines, *(c.id for c in environment.range.cells.values())}
     if isinstance(environment.cell, RevertibleCell):

@@ -1,5 +1,4 @@
-"""An author's ASGI app, packed: it serves by what is packed alone, and nothing of the host goes
-in."""
+"""An author's ASGI app: it serves by what is packed alone, and a bad directory is the author's."""
 
 from __future__ import annotations
 
@@ -11,11 +10,15 @@ import urllib.request
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
 from tests.integration.processes import wait_for
 
-from belljar.cell import targets
+from belljar.cell import Cell, targets
+from belljar.cell.local_tree import list_source
 from belljar.errors import PolicyError
 from belljar.plan.network import PortPlan, StandInPlan
 
@@ -39,11 +42,6 @@ def plan_of(directory: Path | None, *ports: int) -> StandInPlan:
     )
 
 
-def names(archive: bytes) -> list[str]:
-    """What is in it."""
-    return zipfile.ZipFile(BytesIO(archive)).namelist()
-
-
 def test_every_port_is_bound() -> None:
     """Those of the policy, for all of the cell's addresses, by the app's name."""
     command = targets.serving_command(plan_of(None, 80, 8000))
@@ -55,11 +53,9 @@ def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
     another place."""
     (tmp_path / "app" / "inner").mkdir(parents=True)
     (tmp_path / "app" / "inner" / "main.py").write_text(MAIN)
-    plan = plan_of(tmp_path / "app", 0)
     (tmp_path / "server.zip").write_bytes(targets.server_archive())
-    (tmp_path / "app.zip").write_bytes(targets.app_archive(plan))
-    argv = targets.serving_command(plan)
-    places = {targets.SERVER: "server.zip", targets.APP: "app.zip", targets.APP_DIRECTORY: "srv"}
+    argv = targets.serving_command(plan_of(None, 0))
+    places = {targets.SERVER: "server.zip", targets.APP_DIRECTORY: "app"}
     for cell, here in places.items():
         argv = [word.replace(cell, str(tmp_path / here)) for word in argv]
     argv = [sys.executable, "-I", "-S", *argv[1:]]
@@ -85,32 +81,20 @@ def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
 
 def test_what_is_packed() -> None:
     """Only Python's sources, and none of a directory above."""
-    packed = names(targets.server_archive())
+    packed = zipfile.ZipFile(BytesIO(targets.server_archive())).namelist()
     assert "uvicorn/main.py" in packed
     assert all(name.endswith(".py") and not name.startswith(("/", "..")) for name in packed)
 
 
-def test_links_stay_out(tmp_path: Path) -> None:
-    """Neither a link to a file nor one to a directory takes anything of the host's in; equal files
-    give equal bytes."""
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "main.py").write_text("x = 1")
-    (tmp_path / "app" / "link").symlink_to("/etc/passwd")
-    (tmp_path / "app" / "above").symlink_to("..")
-    archive = targets.app_archive(plan_of(tmp_path / "app"))
-    assert names(archive) == ["main.py"]
-    assert archive == targets.app_archive(plan_of(tmp_path / "app"))
+@pytest.mark.anyio
+async def test_a_directory_that_can_not_be_copied_is_the_authors(tmp_path: Path) -> None:
+    """None, too much, and a link that leads out: with the place of its `files`."""
+    (tmp_path / "above").symlink_to("..")
 
+    async def upload(local_path: Path, _target: str, **bounds: int) -> None:
+        list_source(local_path, **bounds)
 
-def test_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By bytes and by number, with the place; and so is what names no directory."""
-    (tmp_path / "main.py").write_text("x" * 100)
-    monkeypatch.setattr(targets, "MAX_APP_BYTES", 99)
-    with pytest.raises(PolicyError, match=r"network\.stand_ins\.app\.files.*100 B.*at most"):
-        targets.app_archive(plan_of(tmp_path))
-    monkeypatch.setattr(targets, "MAX_APP_BYTES", 1000)
-    monkeypatch.setattr(targets, "MAX_APP_FILES", 0)
-    with pytest.raises(PolicyError, match="1 files"):
-        targets.app_archive(plan_of(tmp_path))
-    with pytest.raises(PolicyError, match="no directory"):
-        targets.app_archive(plan_of(None))
+    cell = SimpleNamespace(upload=upload, write_file=AsyncMock(), plan=SimpleNamespace(user="0"))
+    for directory, why in ((None, "no directory"), (tmp_path, "leads out")):
+        with pytest.raises(PolicyError, match=rf"network\.stand_ins\.app\.files.*{why}"):
+            await targets.start_serving(cast("Cell", cell), plan_of(directory))

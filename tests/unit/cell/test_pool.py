@@ -158,67 +158,6 @@ async def test_many_takers_never_share_a_cell() -> None:
     assert all(cell.destroyed for cell in it.cells.opened)
 
 
-async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
-    """Rather than paying for another."""
-    begun, go = anyio.Event(), anyio.Event()
-    cells = FakeCells()
-    slow = cells.probe
-
-    async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
-        home.set()
-        await go.wait()
-        return await slow(cell, run=run, phase=phase)
-
-    home = anyio.Event()
-    cells.probe = probe  # type: ignore[method-assign]
-    async with stand(cells=cells) as it, anyio.create_task_group() as tasks:
-
-        async def take() -> None:
-            async with it.cell() as cell:
-                assert cell.id == it.ahead[0].id
-                begun.set()
-
-        it.pool.refill()
-        await home.wait()
-        tasks.start_soon(take)
-        await anyio.wait_all_tasks_blocked()
-        cells.probe = slow  # type: ignore[method-assign]
-        go.set()
-        await begun.wait()
-
-
-async def test_only_one_waits_for_the_cell_in_the_making() -> None:
-    """A second taker is quicker with a cell of its own."""
-    async with stand() as it:
-        real, begun, go = it.open, anyio.Event(), anyio.Event()
-        first: list[Any] = []
-
-        @asynccontextmanager
-        async def slow(*, ahead: bool) -> AsyncIterator[Any]:
-            if ahead and not begun.is_set():
-                begun.set()
-                await go.wait()
-            async with real(ahead=ahead) as opened:
-                yield opened
-
-        async def take() -> None:
-            async with it.cell() as cell:
-                first.append(cell)
-
-        it.open = slow
-        it.pool.refill()
-        await begun.wait()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take)
-            await anyio.wait_all_tasks_blocked()
-            await it.heard()
-            async with it.cell() as own:
-                assert own.id not in it.ids
-            assert not first
-            go.set()
-        assert [cell.id for cell in first] == it.ids[:1]
-
-
 async def test_a_pool_is_filled_and_no_more() -> None:
     """As many cells as its size; none once it has ended."""
     async with stand(2) as it:
@@ -227,50 +166,6 @@ async def test_a_pool_is_filled_and_no_more() -> None:
         assert len(it.ahead) == 2
     it.pool.refill()
     assert len(it.ahead) == 2
-
-
-async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
-    """Its taker's own probes would come later for it. One that nobody waits for any more is warmed
-    before it stands."""
-    async with stand() as it:
-        real, begun, go = (
-            it.open,
-            [anyio.Event() for _ in range(2)],
-            [anyio.Event() for _ in range(2)],
-        )
-
-        @asynccontextmanager
-        async def open_(*, ahead: bool) -> AsyncIterator[Any]:
-            if ahead and len(it.ahead) < 2:
-                begun[len(it.ahead)].set()
-                await go[len(it.ahead)].wait()
-            async with real(ahead=ahead) as cell:
-                yield cell
-
-        async def take() -> None:
-            async with it.cell() as cell:
-                had.append(cell)
-
-        had: list[Any] = []
-        it.open = open_
-        it.pool.refill()
-        await begun[0].wait()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take)
-            await anyio.wait_all_tasks_blocked()
-            await it.heard()
-            go[0].set()
-        assert [cell.id for cell in had] == it.ids[:1]
-        assert had[0].run_probe_program.asked == []
-        await begun[1].wait()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take)
-            await anyio.wait_all_tasks_blocked()
-            await it.heard()
-            tasks.cancel_scope.cancel()
-        go[1].set()
-        await it.filled()
-        assert it.ahead[1].run_probe_program.asked != []
 
 
 async def test_a_cell_that_died_is_not_given_out() -> None:
@@ -356,7 +251,7 @@ async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
 async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is destroyed without being asked for, and a fresh one stands in its place."""
     left = [0.0]
-    monkeypatch.setattr(pools, "fresh_for_s", lambda **_: left.pop() if left else 3600.0)
+    monkeypatch.setattr(pools._Idle, "left_s", lambda _: left.pop() if left else 3600.0)
     async with stand() as it:
         it.pool.refill()
         while it.pool.counts["made"] < 2:
@@ -373,7 +268,7 @@ async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) ->
     """Not even while it still stands: the taker opens his own."""
     async with stand() as it:
         await it.filled()
-        monkeypatch.setattr(pools, "fresh_for_s", lambda **_: -1.0)
+        monkeypatch.setattr(pools._Idle, "left_s", lambda _: -1.0)
         async with it.cell() as cell:
             assert cell.id not in it.ids
         assert it.taken() == []
@@ -450,7 +345,7 @@ async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:
 
 
 async def test_what_is_in_the_making_is_given_up_at_the_end() -> None:
-    """Its cell is destroyed as well, and who waits for it opens his own."""
+    """Its cell is destroyed as well."""
     cells, never, begun = FakeCells(), anyio.Event(), anyio.Event()
 
     async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
@@ -470,27 +365,3 @@ async def test_room_and_need_are_asked_before_each_making() -> None:
     async with stand(5, admit=lambda ready: ready < 2) as it:
         await it.filled()
         assert len(it.ahead) == 2
-
-
-async def test_a_request_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken by a cell in the making when the idle one turns out dead, it isn't answered again."""
-    monkeypatch.setattr(pools, "_CLAIM_TIMEOUT_S", 0.5)
-    async with stand(2) as it:
-        real, begun, go = it.open, anyio.Event(), anyio.Event()
-
-        @asynccontextmanager
-        async def slow(*, ahead: bool) -> AsyncIterator[Any]:
-            if ahead and len(it.ahead) == 1 and not begun.is_set():
-                begun.set()
-                await go.wait()
-            async with real(ahead=ahead) as opened:
-                yield opened
-
-        it.open = slow
-        it.pool.refill()
-        await begun.wait()
-        it.ahead[0].dead = True
-        async with it.cell():
-            go.set()
-            await it.pool.filled()
-    assert it.pool.troubles == []

@@ -15,9 +15,8 @@ import pytest
 from tests.fakes import guest as g
 from tests.fakes.vm import Stage, staged
 
-from belljar.cell.cell import RevertibleCell
 from belljar.cell.range import Range
-from belljar.cell.revert import MAX_RETIRING, revertible
+from belljar.cell.revert import MAX_RETIRING, RevertibleCell, revertible
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import KillOrder, new_order, raise_if_killed
@@ -166,7 +165,7 @@ async def test_a_snapshot_of_another_policy_or_run_makes_no_machine(is_of_run: b
         parts=SimpleNamespace(plan=SimpleNamespace(policy="another")),
     )
     async with revertible(machines.make) as opened:
-        opened.cell.origin = SimpleNamespace(run=run)
+        opened.cell.origin = cast("Any", SimpleNamespace(run=run))
         with pytest.raises(CellError, match="policy" if is_of_run else "run"):
             await opened.cell.revert(to=cast("Any", SimpleNamespace(origin=origin)))
         assert (opened.cell.id, machines.noted, next(machines.numbers)) == ("c1", [], 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.fakes.vm import Stage, staged
@@ -33,7 +34,7 @@ async def test_a_policy_has_to_allow_it(policy: dict[str, object], why: str) -> 
     async with staged() as stage:
         cell, plan = stage.cell, stage.cell.plan
         cell.plan = replace(plan, policy=plan.policy.model_copy(update=policy))
-        cell.origin = SimpleNamespace(parts=SimpleNamespace(weights=None))
+        cell.origin = cast("Any", SimpleNamespace(parts=SimpleNamespace(weights=None)))
         with pytest.raises(PolicyError) as caught:
             await cell.snapshot()
         assert why in caught.value.hint
@@ -46,7 +47,7 @@ def with_decoy(stage: Stage, tier: Tier) -> Minted:
     cell, plan = stage.cell, stage.cell.plan
     policy = plan.policy.model_copy(update={"snapshots": "with_secrets"})
     cell.plan, cell.decoys = replace(plan, policy=policy, tier=tier), (minted,)
-    cell.origin = SimpleNamespace(parts=SimpleNamespace(weights=None))
+    cell.origin = cast("Any", SimpleNamespace(parts=SimpleNamespace(weights=None)))
     return minted
 
 
@@ -68,7 +69,7 @@ async def test_the_host_reads_no_decoy_where_its_read_would_hide_a_guests(tier: 
     async with staged() as stage:
         minted, read = with_decoy(stage, tier), list[str]()
         stage.cell._live.client.own_reads.listeners.append(lambda path, _phase: read.append(path))
-        await _check(stage.cell, stage.cell.origin)
+        await _check(stage.cell, cast("Any", stage.cell.origin))
         assert minted.files[0].path not in read
 
 

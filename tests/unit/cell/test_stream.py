@@ -12,7 +12,7 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
 from belljar.cell import RunningCommand
-from belljar.cell.command import signal_number
+from belljar.cell.exec import signal_number
 from belljar.channel import PtySize
 from belljar.events import Kind
 
@@ -29,9 +29,11 @@ async def polite(guest: FakeGuest, op: GuestOp) -> None:
     await guest.finish(op, g.SIGNALED, 15)
 
 
-async def test_a_conversation() -> None:
-    """Start, signal and end in order; the end carries what was said by both sides."""
-    async with staged({b"polite": polite}) as stage:
+@pytest.mark.parametrize("keystrokes", [False, True])
+async def test_a_conversation(*, keystrokes: bool) -> None:
+    """Start, signal and end in order; the end carries what was said by both sides, and when; of
+    what was typed in a terminal only where the policy says so."""
+    async with staged({b"polite": polite}, keystrokes=keystrokes) as stage:
         async with stage.cell.open_exec(["polite"], pty=PtySize(rows=24, cols=80)) as running:
             await heard(running, b"hello ")
             await running.send_stdin(b"you")
@@ -45,19 +47,6 @@ async def test_a_conversation() -> None:
         assert stage.last(Kind.EXEC_SIGNAL).data["scope"] == "main"
         bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
         assert bodies == {"stdin": b"you", "stdout": b"hello you"}
-
-
-@pytest.mark.parametrize("keystrokes", [False, True])
-async def test_times_are_on_record(*, keystrokes: bool) -> None:
-    """Those of output always; those of what was typed in a terminal only where the policy says so."""
-    async with staged({b"polite": polite}, keystrokes=keystrokes) as stage:
-        async with stage.cell.open_exec(["polite"], pty=PtySize(rows=24, cols=80)) as running:
-            await heard(running, b"hello ")
-            await running.send_stdin(b"you")
-            await running.resize(3, 4)
-            await running.signal(SIGTERM)
-            assert [chunk async for _, chunk in running] == [b"you"]
-            await running.wait()
         data: Any = stage.last(Kind.EXEC_COMPLETED).data
     assert data["stdout_times"][-1][1] == len(b"hello you")
     typed = [total_bytes for _, total_bytes in data.get("stdin_times", ())]

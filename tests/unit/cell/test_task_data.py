@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from belljar.cell.local_tree import Transfer, TreeManifest
 from belljar.cell.task_data import put_in
-from belljar.channel import ExecOutput
-from belljar.errors import CellError, PolicyError
+from belljar.errors import PolicyError
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.policy.task_data import CellData, TaskData, TaskFile
@@ -23,22 +26,33 @@ class Asked:
 
     id = "c"
 
-    def __init__(self, *, fails: str = "", refuses: str = "") -> None:
+    def __init__(self, *, refuses: str = "") -> None:
         self.files: dict[str, tuple[bytes, int | None, str]] = {}
-        self.commands: list[list[str]] = []
+        self.trees: list[tuple[str, list[tuple[str, str, str]], int | None]] = []
+        self.removed: list[tuple[str, bool, str]] = []
         self.notes: list[dict[str, Any]] = []
-        self.fails = fails
         self.refuses = refuses
 
-    async def exec(self, argv: list[str], **_: object) -> ExecOutput:
-        """Ends well, unless it is the one that fails."""
-        self.commands.append(argv)
-        failed = argv[0] == self.fails
-        return ExecOutput(
-            returncode=int(failed),
-            code=int(failed),
-            stderr=b"no such thing" if failed else b"",
-        )
+    async def remove(self, path: str, *, recursive: bool, user: str) -> None:
+        """As if nothing were there."""
+        self.removed.append((path, recursive, user))
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    async def _put_records(
+        self,
+        directory: str,
+        records: Iterator[bytes],
+        manifest: TreeManifest,
+        *,
+        mode: int | None,
+        **_: object,
+    ) -> Transfer:
+        """Read to the end, and kept as its list has it."""
+        deque(records, maxlen=0)
+        lines = [json.loads(line) for line in manifest.content().splitlines()]
+        entries = [(line["path"], line["kind"], line["mode"]) for line in lines if line["path"]]
+        self.trees.append((directory, entries, mode))
+        return manifest.transfer()
 
     async def write_file(
         self,
@@ -97,13 +111,15 @@ async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None
     cell = Asked()
     data = data_of(tmp_path, TaskFile(target="/srv", source="d"))
     await put(cell, data)
-    assert cell.commands == [
-        ["rm", "-rf", "--", "/srv"],
-        ["mkdir", "-p", "--", "/srv", "/srv/s"],
-        ["chmod", "0700", "--", "/srv/s"],
-        ["ln", "-s", "--", "f", "/srv/-l"],
+    assert cell.removed == [("/srv", True, "0:0")]
+    assert cell.trees == [
+        (
+            "/srv",
+            [("-l", "link", "0777"), ("f", "file", "0644"), ("s", "directory", "0700")],
+            0o755,
+        )
     ]
-    assert list(cell.files) == ["/srv/f"]
+    assert cell.files == {}
     (note,) = cell.notes
     assert (note["files"], note["bytes"], note["source"], note["target"]) == (1, 1, "d", "/srv")
     (tmp_path / "d" / "s").chmod(0o755)
@@ -121,16 +137,19 @@ async def test_names_are_added_to_the_hosts_file(tmp_path: Path) -> None:
     assert (mode, owner) == (0o644, "0:0")
 
 
-async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
-    """A file that is gone is the task's; what an image can't take is the cell's."""
+async def test_what_fails_is_an_error_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is gone, or changes, is the task's; what an image can't take is the cell's."""
     (tmp_path / "d").mkdir()
     (tmp_path / "f").touch()
     with pytest.raises(PolicyError, match="no such file"):
         await put(Asked(), data_of(tmp_path, TaskFile(target="/a", source="none")))
-    with pytest.raises(CellError, match="/srv: no such thing"):
-        await put(
-            Asked(fails="mkdir"),
-            data_of(tmp_path, TaskFile(target="/srv", source="d")),
-        )
+    (tmp_path / "d" / "f").write_text("x")
+    data = data_of(tmp_path, TaskFile(target="/srv", source="d"))
+    with monkeypatch.context() as patched:
+        patched.setattr("belljar.cell.local_tree.os.read", lambda _fd, _count: b"")
+        with pytest.raises(PolicyError, match="shorter"):
+            await put(Asked(), data)
     with pytest.raises(IsADirectoryError):
         await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(target="/a", source="f")))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell.task_data import BUNDLE, ENVIRONMENT, trust_script
+from belljar.cell.task_data import BUNDLE, trust_script
 
 OTHERS = "-----BEGIN CERTIFICATE-----\nothers\n-----END CERTIFICATE-----\n"
 
@@ -172,11 +172,3 @@ def test_an_image_without_any(tmp_path: Path, pem: str) -> None:
     (tmp_path / "root").mkdir()
     run_in(tmp_path / "root", pem)
     assert (tmp_path / "root" / BUNDLE.lstrip("/")).read_text().strip() == pem.strip()
-
-
-def test_variables_lead_to_the_bundle() -> None:
-    """Those of clients with authorities of their own."""
-    assert set(ENVIRONMENT.values()) == {BUNDLE}
-    assert {"REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "GIT_SSL_CAINFO"} <= set(
-        ENVIRONMENT
-    )

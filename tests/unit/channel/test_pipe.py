@@ -13,27 +13,6 @@ from belljar.channel.pump import SocketPipe
 pytestmark = pytest.mark.anyio
 
 
-async def test_there_and_back() -> None:
-    """All that is sent arrives, also what the socket can't take at once."""
-    ours, theirs = socket.socketpair()
-    one, other, content, seen = (
-        SocketPipe(ours),
-        SocketPipe(theirs),
-        bytes(range(256)) * 20_000,
-        bytearray(),
-    )
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(one.send, content)
-        while len(seen) < len(content):
-            seen += await other.receive(100_000)
-    assert seen == content
-    await one.aclose()
-    await one.aclose()
-    with pytest.raises(anyio.EndOfStream):
-        await other.receive()
-    await other.aclose()
-
-
 async def test_a_cancelled_receive_takes_nothing() -> None:
     """What arrives after a cancelled receive is there for the next, and nothing reads meanwhile."""
     ours, theirs = socket.socketpair()
@@ -50,30 +29,3 @@ async def test_a_cancelled_receive_takes_nothing() -> None:
         await anyio.lowlevel.checkpoint()
         assert len(await pipe.receive(7)) == 7
         await pipe.aclose()
-
-
-async def test_closing_wakes_who_waits() -> None:
-    """A receive that waits when the pipe is closed raises."""
-    ours, theirs = socket.socketpair()
-    pipe = SocketPipe(ours)
-    with theirs:
-        async with anyio.create_task_group() as tasks:
-
-            async def wait() -> None:
-                with pytest.raises((anyio.ClosedResourceError, anyio.EndOfStream, OSError)):
-                    await pipe.receive()
-
-            tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            await pipe.aclose()
-
-
-async def test_a_reset_is_an_end() -> None:
-    """However the other end goes, it is the end of the stream."""
-    ours, theirs = socket.socketpair()
-    pipe = SocketPipe(ours)
-    await pipe.send(b"unread")
-    theirs.close()
-    with pytest.raises(anyio.EndOfStream):
-        await pipe.receive()
-    await pipe.aclose()

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,15 +17,13 @@ from belljar.channel.trees import (
     TreeReader,
     TreeRecord,
     encode,
-    put,
     read_usage,
     stream_bytes,
-    walk,
 )
 from belljar.errors import ProtocolViolation
 
 if TYPE_CHECKING:
-    from belljar.channel import GuestClient
+    pass
 
 LEAVE = TreeRecord(path="", kind=RecordKind.LEAVE)
 ROOT = TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755)
@@ -192,31 +189,3 @@ def test_a_time_comes_back_in_whole_seconds(mtime_s: int) -> None:
     (back,) = reader().feed(encode(record))
     assert isinstance(back, TreeRecord)
     assert back.mtime_s == float(mtime_s)
-
-
-@pytest.mark.parametrize(("path", "match"), [("a\0", "NUL"), ("", "empty")])
-@pytest.mark.anyio
-async def test_a_put_that_cannot_be_encoded(path: str, match: str) -> None:
-    """A NUL in a path is the caller's error; a path is not empty. Nothing is sent."""
-    client = cast("GuestClient", None)
-    with pytest.raises(ValueError, match=match):
-        await put(client, path, nothing(), user="", cwd="/", replace=False, mode=None, staging=".x")
-
-
-@pytest.mark.anyio
-async def test_a_walk_that_cannot_be_encoded() -> None:
-    """A number that doesn't fit is the caller's error. Nothing is sent."""
-    client = cast("GuestClient", None)
-    with pytest.raises(ValueError, match="fit"):
-        await walk(client, "/x", take_all, user="", cwd="/", depth=1, max_entries=5, max_bytes=-1)
-
-
-async def nothing() -> AsyncIterator[bytes]:
-    """No records."""
-    for record in list[bytes]():
-        yield record
-
-
-async def take_all(items: Iterator[TreeRecord | bytes]) -> None:
-    """Take what a walk gives."""
-    list(items)

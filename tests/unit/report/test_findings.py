@@ -15,7 +15,6 @@ from tests.unit.report.stories import PROBED, findings_of, planned
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
-from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.probe.model import Verdict
 from belljar.report.cells import (
     Call,
