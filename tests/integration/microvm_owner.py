@@ -13,8 +13,9 @@ import anyio.to_thread
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
 from belljar.host.runtimes import KvmProof
-from belljar.image import Image, Kernel, Store, current_kernel
-from belljar.isolation.microvm import open_vm
+from belljar.image.kernel import Kernel, current_kernel
+from belljar.image.store import Image, Store
+from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.trials import find_facts
 from belljar.plan import ImageFacts, MicrovmPlan, make_plan
 from belljar.policy import Resources, load_preset

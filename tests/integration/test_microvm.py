@@ -29,12 +29,15 @@ import belljar
 from belljar.channel import ExecRequest, PtySize
 from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
-from belljar.image import Image, Kernel
-from belljar.isolation import list_cells
-from belljar.isolation.microvm import Vmm, ensure_template, guest_files, open_vm
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
+from belljar.isolation.microvm import guest_files
 from belljar.isolation.microvm import template as template_module
+from belljar.isolation.microvm.clone import open_vm
+from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.proofs import boots_under
-from belljar.isolation.reap import reap
+from belljar.isolation.reap import list_cells, reap
 from belljar.plan import MicrovmPlan
 from belljar.policy import Resources
 

@@ -26,11 +26,13 @@ from tests.integration.vm_port_owner import parts_with_nic
 from belljar.channel import ExecRequest
 from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
-from belljar.image import Image, Kernel
-from belljar.isolation import list_cells
-from belljar.isolation.microvm import Vmm, ensure_template, open_vm
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
+from belljar.isolation.microvm.clone import open_vm
+from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.microvm.wire import Wire
-from belljar.isolation.reap import reap
+from belljar.isolation.reap import list_cells, reap
 from belljar.plan import MicrovmPlan
 from belljar.process import ProcessId, identify, is_alive, kill
 

@@ -15,9 +15,9 @@ import anyio.to_thread
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.events import Event, Kind, Recorder
-from belljar.host import HostFacts
-from belljar.image import Image, Kernel, Store, current_kernel
-from belljar.image.store import find_images
+from belljar.host.model import HostFacts
+from belljar.image.kernel import Kernel, current_kernel
+from belljar.image.store import Image, Store, find_images
 from belljar.isolation.reap import reap, reaped_event
 from belljar.isolation.trials import find_facts, kvm_proof, runtime_proof
 from belljar.ledger import RunDirectory, create_run
@@ -68,7 +68,7 @@ async def prepare(
             recorder.record(reaped_event(reaped))
         parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
         if isinstance(parts, MachineParts):
-            from belljar.isolation.microvm import ensure_template
+            from belljar.isolation.microvm.template import ensure_template
 
             await ensure_template(
                 parts.plan,
@@ -79,7 +79,7 @@ async def prepare(
                 weights=parts.weights,
             )
         else:
-            from belljar.isolation.oci import ensure_tree
+            from belljar.isolation.oci.trees import ensure_tree
 
             await ensure_tree(parts.image, home=home)
     except BelljarError as error:

@@ -28,7 +28,8 @@ from belljar.waiting import LOADING, reported_if_slow
 if TYPE_CHECKING:
     from belljar.harness.operator import OperatorOptions
     from belljar.harness.preview import Outlook
-    from belljar.host import HostFacts, KvmProof
+    from belljar.host.model import HostFacts
+    from belljar.host.runtimes import KvmProof
     from belljar.plan import ImageFacts, Plan
 
 MAX_WIDTH: Final = 110

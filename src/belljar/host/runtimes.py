@@ -49,12 +49,11 @@ class KvmProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTrial:
-    """Whether a container ran; `no_port`: why none with a port."""
+    """Whether a container ran, else why not."""
 
     works: bool
     reason: str = ""
     hint: str = ""
-    no_port: str = ""
 
 
 ProveKvm: TypeAlias = Callable[[], KvmProof]
@@ -216,7 +215,7 @@ def _tried(
         if again or (is_refuted and (doubt or not is_recent)):
             entry = {}
     if entry:
-        words = {name: str(entry.get(name, "")) for name in ("reason", "hint", "no_port")}
+        words = {name: str(entry.get(name, "")) for name in ("reason", "hint")}
         return replace(fact, state=RuntimeState(entry["state"]), proved_for=key, **words)
     if prove is None:
         hint = "run `belljar doctor`, which runs one"
@@ -226,7 +225,7 @@ def _tried(
     except BelljarError as exc:
         return replace(fact, reason=f"no container could be tried: {exc.what}", hint=exc.hint)
     state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
-    words = {"reason": trial.reason, "hint": trial.hint, "no_port": trial.no_port}
+    words = {"reason": trial.reason, "hint": trial.hint}
     _remember(cache_file, key, {"state": state.value, **words, "at_s": int(time.time())})
     return replace(fact, state=state, proved_for=key, **words)
 

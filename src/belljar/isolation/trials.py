@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING, Final
 from belljar.host.tools import own_program
 
 if TYPE_CHECKING:
-    from belljar.host import (
-        HostFacts,
-        KvmProof,
-        ProveKvm,
-        ProveRuntime,
-        RuntimeFact,
-        RuntimeTrial,
-    )
-    from belljar.image import Kernel
+    from belljar.host.model import HostFacts, RuntimeFact
+    from belljar.host.runtimes import KvmProof, ProveKvm, ProveRuntime, RuntimeTrial
+    from belljar.image.kernel import Kernel
     from belljar.plan.oci import RuntimeKind
 
 _TIMEOUT_S: Final = 5.0
@@ -36,7 +30,7 @@ def find_facts(
     doubt: bool = False,
 ) -> HostFacts:
     """`gather_facts` with groups and namespaces tried."""
-    from belljar.host import gather_facts
+    from belljar.host.facts import gather_facts
     from belljar.isolation.cgroup import try_group
 
     return gather_facts(

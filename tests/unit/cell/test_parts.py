@@ -10,8 +10,8 @@ from tests.fakes.hosts import capable_host, some_image, some_kernel
 
 from belljar.cell.parts import MachineParts, gather_parts
 from belljar.errors import HostError
-from belljar.host import HostFacts
-from belljar.image import Image, Store
+from belljar.host.model import HostFacts
+from belljar.image.store import Image, Store
 from belljar.policy import parse_policy, resolve_policy
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError
-from belljar.host import KvmProof, KvmState
-from belljar.host.runtimes import kvm_fact, proof_key
+from belljar.host.model import KvmState
+from belljar.host.runtimes import KvmProof, kvm_fact, proof_key
 
 KEY = proof_key(kernel_release="6.1", vmm_version="10.0", cpu_model="A")
 

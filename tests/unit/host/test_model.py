@@ -1,16 +1,10 @@
-"""Facts as JSON."""
+"""Facts about a host."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from belljar.host import (
+from belljar.host.model import (
     CgroupFact,
     CgroupVersion,
     HostFacts,
@@ -42,46 +36,6 @@ FACTS = HostFacts(
     ),
     tools=(ToolFact(name="qemu", use="the microVM", needed=True, version="10.0.2", ok=True),),
 )
-
-
-def test_facts_survive_json() -> None:
-    """What a run directory keeps is what was known."""
-    assert HostFacts.from_json(json.loads(json.dumps(FACTS.to_json()))) == FACTS
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("cpus", "4"),
-        ("cpus", True),
-        ("is_root", 1),
-        ("kvm", {"state": "maybe"}),
-        ("kvm", []),
-        ("tools", [{"name": 1}]),
-        ("tools", 5),
-        ("surprise", 1),
-        ("cgroup", {"version": "v2", "parents": []}),
-    ],
-)
-def test_what_is_no_facts_is_refused(field: str, value: Any) -> None:  # noqa: ANN401 - any JSON value
-    """Types are checked, nothing unknown is taken."""
-    with pytest.raises(ValueError, match=r".+"):
-        HostFacts.from_json({**FACTS.to_json(), field: value})
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from([*FACTS.to_json(), "x"]),
-        st.one_of(st.none(), st.integers(), st.text(), st.lists(st.none())),
-    )
-)
-def test_any_object_is_facts_or_a_value_error(changes: dict[str, Any]) -> None:
-    """Never another error."""
-    for data in (changes, {**FACTS.to_json(), **changes}):
-        try:
-            HostFacts.from_json(data)
-        except ValueError:
-            continue
 
 
 def test_tools_and_controllers_are_found_by_name() -> None:

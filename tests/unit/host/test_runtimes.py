@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError
-from belljar.host import CgroupVersion, RuntimeFact, RuntimeState, RuntimeTrial, runtimes
-from belljar.host.runtimes import RUNTIME_VARIABLE, ProveRuntime, parse_version, runtime_facts
+from belljar.host import runtimes
+from belljar.host.model import CgroupVersion, RuntimeFact, RuntimeState
+from belljar.host.runtimes import (
+    RUNTIME_VARIABLE,
+    ProveRuntime,
+    RuntimeTrial,
+    parse_version,
+    runtime_facts,
+)
 from belljar.host.tools import own_programs
 
 
@@ -120,14 +127,11 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
 
     def prove(runtime: RuntimeFact) -> RuntimeTrial:
         tried.append(runtime.version)
-        return RuntimeTrial(
-            works=len(tried) != 2, reason="silent", hint="use another", no_port="no such flag"
-        )
+        return RuntimeTrial(works=len(tried) != 2, reason="silent", hint="use another")
 
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert facts(tmp_path, file).state is RuntimeState.PROVEN
-    assert facts(tmp_path, file).no_port == "no such flag"
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert (tried, (tmp_path / "asked").read_text().count("asked")) == (["1.1.5"], 1)
     again = facts(tmp_path, file, prove=prove, again=True)

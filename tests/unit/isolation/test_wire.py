@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import CellError, HostError
-from belljar.image import Kernel
-from belljar.image.kernel import NIC_MODULES, REQUIRED_MODULES
+from belljar.image.kernel import NIC_MODULES, REQUIRED_MODULES, Kernel
 from belljar.isolation.microvm import wire as wires
 from belljar.isolation.microvm.guest_files import read_guest_parts
 from belljar.isolation.microvm.vmm import Vmm
