@@ -19,7 +19,7 @@ from belljar.host.model import HostFacts
 from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store, find_images
 from belljar.isolation.reap import reap, reaped_event
-from belljar.isolation.trials import find_facts, kvm_proof, runtime_proof
+from belljar.isolation.trials import find_facts
 from belljar.ledger import RunDirectory, create_run
 from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
@@ -135,11 +135,7 @@ def gather_parts(
 
 
 def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
-    return find_facts(
-        home,
-        prove_kvm=None if kernel is None else kvm_proof(kernel, home),
-        prove_runtime=runtime_proof(home) if runtimes else None,
-    )
+    return find_facts(home, kernel=None if kernel is None else lambda: kernel, runtimes=runtimes)
 
 
 _describing: Final = threading.Lock()

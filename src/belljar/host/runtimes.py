@@ -40,25 +40,17 @@ _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvmProof:
-    """Whether a guest booted under KVM, else why not."""
-
-    boots: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeTrial:
-    """Whether a container ran, else why not."""
+class HostTrial:
+    """Whether a guest booted, or a container ran, else why not."""
 
     works: bool
     reason: str = ""
     hint: str = ""
 
 
-ProveKvm: TypeAlias = Callable[[], KvmProof]
+ProveKvm: TypeAlias = Callable[[], HostTrial]
 """Boots a guest, in seconds. Raises `BelljarError`: it can't try."""
-ProveRuntime: TypeAlias = Callable[[RuntimeFact], RuntimeTrial]
+ProveRuntime: TypeAlias = Callable[[RuntimeFact], HostTrial]
 """Runs a container, in seconds. Raises `BelljarError`: it can't try."""
 
 
@@ -94,8 +86,8 @@ def kvm_fact(
         proof = prove()
     except BelljarError as exc:
         return KvmFact(state=KvmState.UNPROVEN, reason=f"no guest could be tried: {exc.what}")
-    state = KvmState.PROVEN if proof.boots else KvmState.REFUTED
-    reason = "" if proof.boots else proof.reason
+    state = KvmState.PROVEN if proof.works else KvmState.REFUTED
+    reason = "" if proof.works else proof.reason
     _remember(cache_file, key, {"state": state.value, "reason": reason})
     return KvmFact(state=state, reason=reason, proved_for=key)
 

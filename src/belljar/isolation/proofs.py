@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.host.runtimes import KvmProof, RuntimeTrial
+from belljar.host.runtimes import HostTrial
 from belljar.image.kernel import Kernel
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
@@ -44,7 +44,7 @@ _LIFETIME_S: Final = 40.0
 _OPEN_FILES: Final = 1024
 
 
-async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeTrial:
+async def prove_runtime(runtime: OciRuntime, *, home: Path) -> HostTrial:
     """Start a container, have its guest agent answer, end it.
 
     Raises `HostError`: couldn't be tried.
@@ -78,8 +78,8 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeTrial:
             container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
             await container.client.ping()
     except CellError as exc:
-        return RuntimeTrial(works=False, reason=exc.what, hint=exc.hint)
-    return RuntimeTrial(works=True)
+        return HostTrial(works=False, reason=exc.what, hint=exc.hint)
+    return HostTrial(works=True)
 
 
 def _empty_tree(home: Path) -> ImageTree:
@@ -105,7 +105,7 @@ _RAM_MIB: Final = 256
 
 async def boots_under(
     accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
-) -> KvmProof:
+) -> HostTrial:
     """Boot kernel and agent under the accelerator; nothing of it is left.
 
     Raises `HostError`: QEMU, the kernel, the jail or the device is missing.
@@ -117,7 +117,7 @@ async def boots_under(
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-    return KvmProof(boots=not reason, reason=reason)
+    return HostTrial(works=not reason, reason=reason)
 
 
 async def _try_accelerator(

@@ -62,8 +62,8 @@ def test_the_plan_is_made_of_what_was_found(
         asked.append(ref)
         return some_image()
 
-    def facts(home: Path, *, prove_kvm: object, prove_runtime: object) -> HostFacts:
-        asked.append((home, callable(prove_kvm), callable(prove_runtime)))
+    def facts(home: Path, *, kernel: object, runtimes: bool) -> HostFacts:
+        asked.append((home, callable(kernel), runtimes))
         return capable_host()
 
     monkeypatch.setattr(Store, "find", find)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.host.facts import gather_facts, parse_meminfo, parse_os_release, parse_routes
-from belljar.host.tools import own_program
 from belljar.isolation.cgroup import try_group
 from belljar.isolation.trials import find_facts
+from belljar.package import program_path
 
 facts_of = partial(gather_facts, try_group=try_group, try_namespaces=lambda: "")
 
@@ -50,7 +50,7 @@ def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path) -> None:
     userns = partial(facts.userns_fact, tmp_path, lambda: "making a user namespace failed: denied")
     restricted = userns(is_root=False)
     assert (restricted.available, facts.APPARMOR_SWITCH in restricted.reason) == (False, True)
-    launcher = str(own_program("jail"))
+    launcher = str(program_path("jail"))
     profile = (
         f"""'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'"""
     )

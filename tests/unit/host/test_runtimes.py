@@ -14,8 +14,8 @@ from belljar.host import runtimes
 from belljar.host.model import CgroupVersion, RuntimeFact, RuntimeState
 from belljar.host.runtimes import (
     RUNTIME_VARIABLE,
+    HostTrial,
     ProveRuntime,
-    RuntimeTrial,
     parse_version,
     runtime_facts,
 )
@@ -41,8 +41,8 @@ def facts(
 ) -> RuntimeFact:
     """What is known of the container tier's runtime."""
 
-    def of_the_container_tier(runtime: RuntimeFact) -> RuntimeTrial:
-        return prove(runtime) if prove and runtime.tier == "container" else RuntimeTrial(works=True)
+    def of_the_container_tier(runtime: RuntimeFact) -> HostTrial:
+        return prove(runtime) if prove and runtime.tier == "container" else HostTrial(works=True)
 
     found = runtime_facts(
         home / "facts" / "runtimes.json",
@@ -99,7 +99,7 @@ def test_a_runtime_that_will_not_do_is_never_tried(
     assert fact.hint
 
 
-def _never(runtime: RuntimeFact) -> RuntimeTrial:
+def _never(runtime: RuntimeFact) -> HostTrial:
     raise AssertionError(f"{runtime.name} was tried")
 
 
@@ -125,9 +125,9 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
     runtime."""
     file, tried = program(tmp_path, "runc", "runc version 1.1.5"), []
 
-    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+    def prove(runtime: RuntimeFact) -> HostTrial:
         tried.append(runtime.version)
-        return RuntimeTrial(works=len(tried) != 2, reason="silent", hint="use another")
+        return HostTrial(works=len(tried) != 2, reason="silent", hint="use another")
 
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
@@ -156,9 +156,9 @@ def test_a_failure_is_believed_for_a_short_while_only(
     file, tried, now_s = program(tmp_path, "runc", "runc version 1.1.5"), [], 1000.0
     monkeypatch.setattr(time, "time", lambda: now_s)
 
-    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+    def prove(runtime: RuntimeFact) -> HostTrial:
         tried.append(runtime.name)
-        return RuntimeTrial(works=len(tried) > 2)
+        return HostTrial(works=len(tried) > 2)
 
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.REFUTED
     now_s += runtimes.REFUTED_FOR_S - 1
@@ -184,9 +184,7 @@ def test_another_build_of_ours_is_another_proof(
     """The launcher and the guest agent are half of what is tried."""
     file, build = program(tmp_path, "runc", "runc version 1.1.5"), "one"
     monkeypatch.setattr(runtimes, "own_programs", lambda *names: f"{names} {build}")
-    assert (
-        facts(tmp_path, file, prove=lambda _: RuntimeTrial(works=True)).state is RuntimeState.PROVEN
-    )
+    assert facts(tmp_path, file, prove=lambda _: HostTrial(works=True)).state is RuntimeState.PROVEN
     build = "two"
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert own_programs("agent", "jail") not in {
@@ -211,7 +209,7 @@ def test_what_can_not_be_run_is_told_from_what_is_missing(
 def test_what_could_not_be_tried_is_not_refuted(tmp_path: Path) -> None:
     """Nor remembered: the next time it may."""
 
-    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+    def prove(runtime: RuntimeFact) -> HostTrial:
         raise HostError(f"no room for {runtime.name}", hint="free some")
 
     fact = facts(tmp_path, program(tmp_path, "runc", "runc version 1.1.5"), prove=prove)
