@@ -18,10 +18,11 @@ import click
 
 from belljar.cli.console import MisuseError, as_text, json_option, of_error, print_json, progress
 from belljar.errors import HostError
+from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch, fetch_kernel
 from belljar.image.store import Store
-from belljar.image.tools import run_logged, run_tool, tool
+from belljar.image.tools import run_logged, tool
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir
 from belljar.units import format_size, printable
 
@@ -34,8 +35,7 @@ _TOOLS_DISK_BYTES: Final = 1 << 30
 _IMAGES_DISK_BYTES: Final = 2 << 30
 # Debian 12 and the suites that have everything new enough themselves
 _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
-_SEARCHED: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_VERSION: Final = re.compile(r"version (\d{1,6})\.(\d{1,6})")
+_VERSION: Final = re.compile(r"version (\d{1,6}\.\d{1,6})")
 
 
 @click.command()
@@ -185,9 +185,7 @@ def host_state(home: Path) -> HostState:
         pretty_name=release.get("PRETTY_NAME", "an unknown Linux"),
         is_root=os.geteuid() == 0,
         debian_arch=arch,
-        tools={
-            need.command: version for need in needs(arch) if (version := _version(need)) is not None
-        },
+        tools=frozenset(need.command for need in needs(arch) if _is_there(need)),
         sources=tuple(host_sources()),
         kernel=kernel_version,
         images=images,
@@ -195,17 +193,12 @@ def host_state(home: Path) -> HostState:
     )
 
 
-def _version(need: Need) -> tuple[int, ...] | None:
-    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{_SEARCHED}")
+def _is_there(need: Need) -> bool:
+    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if path is None or not need.least_version:
-        return None if path is None else ()
-    try:
-        match = _VERSION.search(
-            run_tool([path, "--version"], timeout_s=20).decode("utf-8", "replace")
-        )
-    except HostError:
-        return None
-    return (int(match[1]), int(match[2])) if match else ()
+        return path is not None
+    match = _VERSION.search(ask_text(path, ("--version",)))
+    return match is not None and at_least(match[1], need.least_version)
 
 
 # --- what would be done; pure: the state of the host is handed in
@@ -219,24 +212,24 @@ class Need:
     package: str
     use: str
     backports: bool = False
-    least_version: tuple[int, ...] = ()
+    least_version: str = ""
     only_with: str = ""
 
     def __str__(self) -> str:
-        least = ".".join(map(str, self.least_version))
-        return f"{self.command}{f' ≥ {least}' if least else ''} ({self.use})"
+        least = f" ≥ {self.least_version}" if self.least_version else ""
+        return f"{self.command}{least} ({self.use})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """`tools`: found commands and versions; () = not asked."""
+    """`tools`: the needed commands that are there, and new enough."""
 
     distribution: str
     codename: str
     pretty_name: str
     is_root: bool
     debian_arch: str
-    tools: Mapping[str, tuple[int, ...]]
+    tools: frozenset[str]
     sources: Sequence[AptSource] = ()
     kernel: str = ""
     images: frozenset[str] = frozenset()
@@ -267,7 +260,7 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
     qemu = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
     package = "qemu-system-arm" if is_arm else "qemu-system-x86"
     return (
-        Need(qemu, package, "microVM cells", backports=True, least_version=(8, 2)),
+        Need(qemu, package, "microVM cells", backports=True, least_version=QEMU_MIN),
         Need("runc", "runc", "container cells"),
         Need("runsc", "runsc", "gVisor cells", backports=True),
         Need("nft", "nftables", "ranges' packet rules"),
@@ -285,8 +278,7 @@ def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list
     return [
         need
         for need in needs(state.debian_arch)
-        if need.only_with in {"", *parts}
-        and ((version := state.tools.get(need.command)) is None or version < need.least_version)
+        if need.only_with in {"", *parts} and need.command not in state.tools
     ]
 
 
