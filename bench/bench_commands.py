@@ -24,7 +24,7 @@ from typing import Any
 
 from peer import IMAGE, Docker, docker
 
-from belljar.image import Store
+from belljar.image.store import Store
 from belljar.ledger.rundir import RUNS
 from belljar.store.home import belljar_home
 

@@ -27,7 +27,7 @@ from peer import IMAGE, docker
 from belljar.harness.config import as_config
 from belljar.harness.session import Session, session_scope
 from belljar.harness.warm import warm_cells
-from belljar.image import Store
+from belljar.image.store import Store
 from belljar.store.home import belljar_home
 
 SAMPLES = 12

@@ -26,7 +26,8 @@ from tests.integration.vm_port_owner import parts_with_nic
 
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
-from belljar.isolation.microvm import Vmm, open_vm
+from belljar.isolation.microvm.clone import open_vm
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.store.home import belljar_home
 
 STREAM_MIB, ROUND_TRIPS = 32, 2000

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         PolicyError,
         ProtocolViolation,
     )
-    from belljar.isolation import Destruction
     from belljar.isolation.hold import release
     from belljar.isolation.kill import KillReport, kill
+    from belljar.isolation.survivors import Destruction
     from belljar.ledger import RunDirectory
     from belljar.plan import Plan
     from belljar.policy import (
@@ -120,7 +120,7 @@ _ELSEWHERE = {
         "PolicyError",
         "ProtocolViolation",
     ),
-    "belljar.isolation": ("Destruction",),
+    "belljar.isolation.survivors": ("Destruction",),
     "belljar.isolation.hold": ("release",),
     "belljar.isolation.kill": ("KillReport", "kill"),
     "belljar.ledger": ("RunDirectory",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from belljar.host import (
+from belljar.host.model import (
     CgroupFact,
     CgroupVersion,
     HostFacts,
@@ -16,7 +16,8 @@ from belljar.host import (
     ToolFact,
     UsernsFact,
 )
-from belljar.image import Image, Kernel
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
 from belljar.plan import ImageFacts
 
 _GROUPS = {name: f"/sys/fs/cgroup/{name}" for name in ("cpu", "memory", "pids")}

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from belljar.image import ImageConfig, Store
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
 Json = dict[str, Any]

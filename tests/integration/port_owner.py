@@ -28,7 +28,7 @@ from belljar.channel import ExecRequest
 from belljar.errors import BelljarError, HostError
 from belljar.events import MemoryRecorder
 from belljar.isolation.identity import user_range
-from belljar.isolation.oci import open_container
+from belljar.isolation.oci.open import open_container
 from belljar.isolation.renewal import PortSettings
 from belljar.policy import load_policy
 from belljar.process import namespaces_of

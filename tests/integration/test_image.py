@@ -28,8 +28,9 @@ from tests.machine import public_folder
 
 import belljar
 from belljar.errors import HostError, PolicyError
-from belljar.image import HealthCheck, Store, verify
+from belljar.image.config import HealthCheck
 from belljar.image.oci import ImportLimits, import_image
+from belljar.image.store import Store, verify
 
 CONFIG = {
     "Env": ["PATH=/bin", "GREETING=hello=world"],

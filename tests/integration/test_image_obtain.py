@@ -13,7 +13,7 @@ from tests.fakes.images import docker_archive, entry, layer
 from tests.fakes.registry import Registry, daemon, registry, silent_socket
 
 from belljar.cli.main import run
-from belljar.image import Store
+from belljar.image.store import Store
 
 LAYER = layer(entry("bin/sh", b"#!"))
 TASK = """

@@ -12,7 +12,8 @@ import pytest
 from inspect_ai.log import EvalSample, read_eval_log
 from tests.integration.processes import quick_command
 
-from belljar.image import HealthCheck, ImageConfig, Store
+from belljar.image.config import HealthCheck, ImageConfig
+from belljar.image.store import Store
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TASK = """

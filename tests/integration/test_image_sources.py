@@ -16,8 +16,8 @@ from tests.fakes.registry import Registry, daemon, registry, silent_socket
 
 from belljar.cli.main import run
 from belljar.errors import BelljarError, HostError, PolicyError
-from belljar.image import Store
 from belljar.image.oci import ImportLimits, import_image
+from belljar.image.store import Store
 
 LAYER = layer(entry("bin/sh", b"#!"), entry("etc/issue", b"x" * 100_000))
 OTHER = layer(entry("bin/sh", b"another"))

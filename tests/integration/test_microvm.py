@@ -29,12 +29,15 @@ import belljar
 from belljar.channel import ExecRequest, PtySize
 from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
-from belljar.image import Image, Kernel
-from belljar.isolation import list_cells
-from belljar.isolation.microvm import Vmm, ensure_template, guest_files, open_vm
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
+from belljar.isolation.microvm import guest_files
 from belljar.isolation.microvm import template as template_module
+from belljar.isolation.microvm.clone import open_vm
+from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.proofs import boots_under
-from belljar.isolation.reap import reap
+from belljar.isolation.reap import list_cells, reap
 from belljar.plan import MicrovmPlan
 from belljar.policy import Resources
 
@@ -492,8 +495,8 @@ async def test_an_accelerator_is_proven_by_a_guest(vm_home: Path, made_of: Parts
     """Emulation boots a guest and is proven; KVM is what it turns out to be here, with a reason if
     it fails; neither leaves anything."""
     emulated = await boots_under("tcg", made_of[2], home=vm_home, deadline_s=60)
-    assert (emulated.boots, emulated.reason) == (True, "")
+    assert (emulated.works, emulated.reason) == (True, "")
     with contextlib.suppress(HostError):  # no /dev/kvm here at all
         hardware = await boots_under("kvm", made_of[2], home=vm_home)
-        assert hardware.boots == (hardware.reason == "")
+        assert hardware.works == (hardware.reason == "")
     assert left_of(vm_home) == []

@@ -15,7 +15,7 @@ from tests.integration.processes import quick_command
 from tests.real_packages import inspect_evals
 
 from belljar import sync
-from belljar.image import Store
+from belljar.image.store import Store
 from belljar.policy.load import parse_policy
 from belljar.store.home import belljar_home
 

@@ -27,7 +27,8 @@ from tests.integration.processes import wait_for
 from tests.integration.remains import Remains, cells_of, within
 
 from belljar.isolation import identity
-from belljar.isolation.oci import container, prove_runtime
+from belljar.isolation.oci import container
+from belljar.isolation.proofs import prove_runtime
 from belljar.plan.oci import OciRuntime
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]

@@ -26,11 +26,12 @@ from tests.integration.vm_port_owner import parts_with_nic
 from belljar.channel import ExecRequest
 from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
-from belljar.image import Image, Kernel
-from belljar.isolation import list_cells
-from belljar.isolation.microvm import Vmm, ensure_template, open_vm
-from belljar.isolation.microvm.wire import Wire
-from belljar.isolation.reap import reap
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
+from belljar.isolation.microvm.clone import open_vm
+from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.vmm import Vmm
+from belljar.isolation.reap import list_cells, reap
 from belljar.plan import MicrovmPlan
 from belljar.process import ProcessId, identify, is_alive, kill
 
@@ -300,10 +301,6 @@ async def test_hostile_frames_from_the_link(
                         partial(its_range.ask, send=frame, port=port.number, times=60)
                     )
         assert await shell(vm, f'python3 -c "{PING}"') == "64\n"
-        assert isinstance(vm.wire, Wire)
-        counters = await vm.wire.counters()
-        assert counters is not None
-        assert counters.received.frames > 0
         said = await anyio.to_thread.run_sync(partial(its_range.ask, look=0))
         assert {line for line in said["frames"] if line.startswith(f"{port.number} ")} == {
             f"{port.number} 0800 {port.settings.mac}"

@@ -20,8 +20,9 @@ from tests.integration.vm_port import StandInRange, stand_in_range
 
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
-from belljar.image import Image, Kernel
-from belljar.isolation.microvm import open_vm
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
+from belljar.isolation.microvm.clone import open_vm
 from belljar.plan import MicrovmPlan
 from belljar.store.journal import Journal
 

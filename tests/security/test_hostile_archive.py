@@ -25,11 +25,11 @@ from tests.fakes.images import (
 )
 
 from belljar.errors import BelljarError, HostError, PolicyError
-from belljar.image import Store
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.headers import read_entries
 from belljar.image.layers.tree import MergedTree
 from belljar.image.oci import import_image
+from belljar.image.store import Store
 
 SMALL = ImportLimits(max_bytes=4 << 20, max_entries=1000, max_layers=20, timeout_s=60)
 

@@ -15,11 +15,6 @@ import belljar
 
 FRONTS = (
     "cell",
-    "host",
-    "image",
-    "isolation",
-    "isolation.microvm",
-    "isolation.oci",
     "ledger",
     "plan",
     "sync",

@@ -30,7 +30,7 @@ from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import HostError
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.image import image_health
+from belljar.image.config import image_health
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.sandbox import do_while_starting
@@ -274,10 +274,10 @@ def _sandbox(
     **options: Any,  # noqa: ANN401 - as `open_vm` and `open_container` have them
 ) -> AbstractAsyncContextManager[Sandbox]:
     if not isinstance(parts, MachineParts):
-        from belljar.isolation.oci import open_container
+        from belljar.isolation.oci.open import open_container
 
         return open_container(parts.plan, parts.image, **options)
-    from belljar.isolation.microvm import open_vm
+    from belljar.isolation.microvm.clone import open_vm
 
     if snapshot is not None and snapshot.state == "machine":
         options["saved"] = snapshot.saved

@@ -15,11 +15,11 @@ import anyio.to_thread
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.events import Event, Kind, Recorder
-from belljar.host import HostFacts
-from belljar.image import Image, Kernel, Store, current_kernel
-from belljar.image.store import find_images
+from belljar.host.model import HostFacts
+from belljar.image.kernel import Kernel, current_kernel
+from belljar.image.store import Image, Store, find_images
 from belljar.isolation.reap import reap, reaped_event
-from belljar.isolation.trials import find_facts, kvm_proof, runtime_proof
+from belljar.isolation.trials import find_facts
 from belljar.ledger import RunDirectory, create_run
 from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
@@ -68,7 +68,7 @@ async def prepare(
             recorder.record(reaped_event(reaped))
         parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
         if isinstance(parts, MachineParts):
-            from belljar.isolation.microvm import ensure_template
+            from belljar.isolation.microvm.template import ensure_template
 
             await ensure_template(
                 parts.plan,
@@ -79,7 +79,7 @@ async def prepare(
                 weights=parts.weights,
             )
         else:
-            from belljar.isolation.oci import ensure_tree
+            from belljar.isolation.oci.trees import ensure_tree
 
             await ensure_tree(parts.image, home=home)
     except BelljarError as error:
@@ -135,11 +135,7 @@ def gather_parts(
 
 
 def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
-    return find_facts(
-        home,
-        prove_kvm=None if kernel is None else kvm_proof(kernel, home),
-        prove_runtime=runtime_proof(home) if runtimes else None,
-    )
+    return find_facts(home, kernel=None if kernel is None else lambda: kernel, runtimes=runtimes)
 
 
 _describing: Final = threading.Lock()

@@ -132,7 +132,7 @@ def _time_peers(
 ) -> str:
     """Time the peers that work here and return the first one's name, or ""."""
     from belljar.bench.peers import DOCKER, peers, time_docker
-    from belljar.image import Store
+    from belljar.image.store import Store
     from belljar.store.home import belljar_home
 
     notice("looking for Docker, runc, runsc and bubblewrap")

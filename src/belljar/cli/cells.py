@@ -26,8 +26,8 @@ from belljar.errors import HostError
 from belljar.units import format_duration, format_size, parse_duration, printable
 
 if TYPE_CHECKING:
-    from belljar.isolation import CellListing
     from belljar.isolation.kill import KillReport
+    from belljar.isolation.reap import CellListing
 
 _ENDED_BY: Final = {
     "owner": "by its owner",
@@ -52,7 +52,7 @@ def ps(*, as_json: bool) -> int:
     MEMORY: used, of the policy's limit. Columns that don't fit the terminal (or COLUMNS) are left
     out from the right; a pipe gets all of them.
     """
-    from belljar.isolation import list_cells
+    from belljar.isolation.reap import list_cells
 
     cells = list_cells()
     warn_if_held()
@@ -116,7 +116,7 @@ def reap(cell: str | None, *, as_json: bool) -> int:
     Exit code 2 when something could not be removed.
     """
     from belljar.harness.attach import remove_dead_sockets
-    from belljar.isolation import list_cells
+    from belljar.isolation.reap import list_cells
     from belljar.isolation.reap import reap as reap_cells
     from belljar.probe.witness import sweep_watches
 

@@ -159,7 +159,7 @@ def complete_cells(
     """Running cells, each with its purpose."""
     from click.shell_completion import CompletionItem
 
-    from belljar.isolation import list_cells
+    from belljar.isolation.reap import list_cells
 
     try:
         found = [cell for cell in list_cells() if cell.cell_id.startswith(incomplete)]

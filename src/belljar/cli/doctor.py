@@ -17,7 +17,7 @@ from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
 if TYPE_CHECKING:
-    from belljar.host import HostFacts
+    from belljar.host.model import HostFacts
 
 State = Literal["ok", "note", "no"]
 _LOW_DISK_MIB = 4096
@@ -164,8 +164,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
             continue
         name = f"{runtime.name} {runtime.version} ({runtime.path})"
         if runtime.state.value == "proven":
-            port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
-            yield Check(f"tier {tier}", "ok", f"works: {name} ran a test container{port}")
+            yield Check(f"tier {tier}", "ok", f"works: {name} ran a test container")
         else:
             yield Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
     lacking = network_obstacles(facts)
@@ -199,7 +198,7 @@ def _mib(amount_mib: int) -> str:
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
-    from belljar.host import KvmState
+    from belljar.host.model import KvmState
     from belljar.plan.explain import KVM_HINTS
 
     kvm = facts.kvm

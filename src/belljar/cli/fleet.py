@@ -42,7 +42,7 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.engine import CELL_MIB, CELLS, check_private
     from belljar.fleet.node import NAME_VARIABLE
     from belljar.fleet.ray_engine import HINT_EXTRA
-    from belljar.host import KvmState
+    from belljar.host.model import KvmState
     from belljar.plan import tier_obstacles
     from belljar.policy import Tier
     from belljar.store.home import belljar_home

@@ -28,8 +28,8 @@ from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
     from belljar.compose.data import ServiceBuild
-    from belljar.image import Image, Store
     from belljar.image.oci import ImportLimits, Obtained, WantedImage
+    from belljar.image.store import Image, Store
 
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
@@ -175,7 +175,7 @@ def ls(*, as_json: bool) -> None:
 @json_option()
 def inspect(ref: str, *, verify: bool, as_json: bool) -> None:
     """Show the image REF."""
-    from belljar.image import verify as verify_image
+    from belljar.image.store import verify as verify_image
 
     found = _store().find(ref)
     if verify:
@@ -208,7 +208,7 @@ def rm(ref: str, *, as_json: bool) -> None:
 
 
 def _store() -> Store:
-    from belljar.image import Store
+    from belljar.image.store import Store
     from belljar.store.home import belljar_home
 
     return Store(belljar_home())

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,7 @@ from belljar.waiting import LOADING, reported_if_slow
 if TYPE_CHECKING:
     from belljar.harness.operator import OperatorOptions
     from belljar.harness.preview import Outlook
-    from belljar.host import HostFacts, KvmProof
+    from belljar.host.model import HostFacts
     from belljar.plan import ImageFacts, Plan
 
 MAX_WIDTH: Final = 110
@@ -184,24 +185,11 @@ def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = Fa
 
     `again`: tried anew. `doubt`: a runtime that failed is tried anew, however recently that was.
     """
-    from belljar.isolation.trials import find_facts, kvm_proof, runtime_proof
+    from belljar.image.kernel import current_kernel
+    from belljar.isolation.trials import find_facts
 
-    if not prove:
-        return find_facts(home)
-
-    def prove_kvm() -> KvmProof:
-        from belljar.image.kernel import current_kernel
-
-        # The kernel first: without one there is nothing to try, and the error says so.
-        return kvm_proof(current_kernel(home), home)()
-
-    return find_facts(
-        home,
-        prove_kvm=prove_kvm,
-        prove_runtime=runtime_proof(home),
-        prove_again=again,
-        doubt=doubt,
-    )
+    kernel = partial(current_kernel, home) if prove else None
+    return find_facts(home, kernel=kernel, runtimes=prove, prove_again=again, doubt=doubt)
 
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:

@@ -9,18 +9,20 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 import click
 
-from belljar.cli.console import Failure, MisuseError, as_text, json_option, print_json, progress
+from belljar.cli.console import MisuseError, as_text, json_option, of_error, print_json, progress
 from belljar.errors import HostError
+from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch, fetch_kernel
 from belljar.image.store import Store
-from belljar.image.tools import run_logged, run_tool, tool
+from belljar.image.tools import run_logged, tool
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir
 from belljar.units import format_size, printable
 
@@ -33,8 +35,7 @@ _TOOLS_DISK_BYTES: Final = 1 << 30
 _IMAGES_DISK_BYTES: Final = 2 << 30
 # Debian 12 and the suites that have everything new enough themselves
 _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
-_SEARCHED: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_VERSION: Final = re.compile(r"version (\d{1,6})\.(\d{1,6})")
+_VERSION: Final = re.compile(r"version (\d{1,6}\.\d{1,6})")
 
 
 @click.command()
@@ -83,37 +84,33 @@ def setup(
     home = belljar_home()
     asked = {"default": not no_image, "debian-dev": dev_image, "inspect": "inspect" in parts}
     images = tuple(name for name, is_asked in asked.items() if is_asked)
-    wanted = Wanted(images=images, refresh=refresh, mirror=mirror, parts=frozenset(parts))
+    plan_now = partial(plan_setup, images=images, mirror=mirror, parts=frozenset(parts))
     state = host_state(home)
-    plan = plan_setup(state, wanted)
-    act = not dry_run and (yes or not as_json)
+    plan = left = plan_now(state, refresh=refresh)
+    act = not dry_run and (yes or not as_json) and bool(plan.steps)
     if not as_json and plan.steps:
         click.echo("Steps:")
         for number, step in enumerate(plan.steps, 1):
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
-    if act and plan.steps and not yes:
+    if act and not yes:
         if not sys.stdin.isatty():
             raise MisuseError(
                 "confirmation is needed, but standard input is not a terminal",
                 hint="add --yes, or --dry-run to only show the steps",
             )
         click.confirm("Continue?", default=True, abort=True)
-    is_blocked = any(problem.blocks_all for problem in plan.problems)
-    left = plan
-    if is_done := act and bool(plan.steps) and not is_blocked:
+    if act:
         _carry_out(plan, home, mirror, quiet=as_json)
-        left = plan_setup(host_state(home), replace(wanted, refresh=False))
+        left = plan_now(host_state(home))
     is_ready = not left.problems and not left.steps
     if as_json:
-        steps = [
-            {"title": step.title, "command": step.command, "done": is_done} for step in plan.steps
-        ]
+        steps = [{"title": step.title, "command": step.command, "done": act} for step in plan.steps]
         problems = [{"what": each.what, "hint": each.hint} for each in left.problems]
         about = {"ready": is_ready, "host": state.pretty_name, "home": os.fspath(home)}
         print_json({**about, "steps": steps, "problems": problems})
     else:
         for problem in left.problems:
-            click.echo(as_text(Failure("", problem.what, "setup", problem.hint)), err=True)
+            click.echo(as_text(of_error(problem)), err=True)
         if is_ready:
             click.echo(
                 "This host is ready.\n"
@@ -188,9 +185,7 @@ def host_state(home: Path) -> HostState:
         pretty_name=release.get("PRETTY_NAME", "an unknown Linux"),
         is_root=os.geteuid() == 0,
         debian_arch=arch,
-        tools={
-            need.command: version for need in needs(arch) if (version := _version(need)) is not None
-        },
+        tools=frozenset(need.command for need in needs(arch) if _is_there(need)),
         sources=tuple(host_sources()),
         kernel=kernel_version,
         images=images,
@@ -198,17 +193,12 @@ def host_state(home: Path) -> HostState:
     )
 
 
-def _version(need: Need) -> tuple[int, ...] | None:
-    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{_SEARCHED}")
+def _is_there(need: Need) -> bool:
+    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if path is None or not need.least_version:
-        return None if path is None else ()
-    try:
-        match = _VERSION.search(
-            run_tool([path, "--version"], timeout_s=20).decode("utf-8", "replace")
-        )
-    except HostError:
-        return None
-    return (int(match[1]), int(match[2])) if match else ()
+        return path is not None
+    match = _VERSION.search(ask_text(path, ("--version",)))
+    return match is not None and at_least(match[1], need.least_version)
 
 
 # --- what would be done; pure: the state of the host is handed in
@@ -222,24 +212,24 @@ class Need:
     package: str
     use: str
     backports: bool = False
-    least_version: tuple[int, ...] = ()
+    least_version: str = ""
     only_with: str = ""
 
     def __str__(self) -> str:
-        least = ".".join(map(str, self.least_version))
-        return f"{self.command}{f' ≥ {least}' if least else ''} ({self.use})"
+        least = f" ≥ {self.least_version}" if self.least_version else ""
+        return f"{self.command}{least} ({self.use})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """`tools`: found commands and versions; () = not asked."""
+    """`tools`: the needed commands that are there, and new enough."""
 
     distribution: str
     codename: str
     pretty_name: str
     is_root: bool
     debian_arch: str
-    tools: Mapping[str, tuple[int, ...]]
+    tools: frozenset[str]
     sources: Sequence[AptSource] = ()
     kernel: str = ""
     images: frozenset[str] = frozenset()
@@ -256,31 +246,12 @@ class Step:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SetupProblem:
-    """`blocks_all`: no step is done before it is solved."""
-
-    what: str
-    hint: str
-    blocks_all: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupPlan:
     """Ordered steps, and what prevents readiness after them."""
 
     steps: tuple[Step, ...] = ()
-    problems: tuple[SetupProblem, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """`parts`: of `PARTS`."""
-
-    images: tuple[str, ...] = ("default",)
-    refresh: bool = False
-    mirror: str = ""
-    parts: frozenset[str] = frozenset()
+    problems: tuple[HostError, ...] = ()
 
 
 def needs(debian_arch: str) -> tuple[Need, ...]:
@@ -289,7 +260,7 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
     qemu = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
     package = "qemu-system-arm" if is_arm else "qemu-system-x86"
     return (
-        Need(qemu, package, "microVM cells", backports=True, least_version=(8, 2)),
+        Need(qemu, package, "microVM cells", backports=True, least_version=QEMU_MIN),
         Need("runc", "runc", "container cells"),
         Need("runsc", "runsc", "gVisor cells", backports=True),
         Need("nft", "nftables", "ranges' packet rules"),
@@ -307,17 +278,23 @@ def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list
     return [
         need
         for need in needs(state.debian_arch)
-        if need.only_with in {"", *parts}
-        and ((version := state.tools.get(need.command)) is None or version < need.least_version)
+        if need.only_with in {"", *parts} and need.command not in state.tools
     ]
 
 
-def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
-    """The steps to a ready host, and remaining problems.
+def plan_setup(
+    state: HostState,
+    *,
+    images: Sequence[str] = ("default",),
+    refresh: bool = False,
+    mirror: str = "",
+    parts: frozenset[str] = frozenset(),
+) -> SetupPlan:
+    """The steps to a ready host, and remaining problems; `parts`: of `PARTS`.
 
-    Raises `HostError` when a step needs a Debian mirror and none is known.
+    Raises `HostError` when a step needs a Debian mirror and none is known, or there is no room.
     """
-    missing = missing_tools(state, wanted.parts)
+    missing = missing_tools(state, parts)
     named = f"missing: {', '.join(map(str, missing))}"
     if missing and (state.distribution != "debian" or state.codename not in _SUITES):
         what = (
@@ -325,28 +302,28 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
         )
         packages = " ".join(need.package for need in missing)
         hint = f"install them, by Debian's names: {packages}\nthen run `belljar setup` again"
-        return SetupPlan(problems=(SetupProblem(what, hint),))
-    installing, problems = _installing(state, missing) if missing else [], []
+        return SetupPlan(problems=(HostError(what, where="setup", hint=hint),))
+    installing, problems = _installing(state, missing) if missing else [], list[HostError]()
     if missing and not state.is_root:
         commands = (step.command for step in installing)
         hint = "\n".join(["as root, run `belljar setup`, or:", *commands])
-        problems, installing = [SetupProblem(named, hint)], []
+        problems, installing = [HostError(named, where="setup", hint=hint)], []
     making = list[Step]()
-    if wanted.refresh or not state.kernel:
+    if refresh or not state.kernel:
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
         making.append(Step("kernel", title, "belljar setup --no-image"))
     absent = {need.command for need in missing} if problems else set()
-    for name in wanted.images if not absent & {"mmdebstrap", "sqfstar"} else ():
-        if wanted.refresh or name not in state.images:
+    for name in images if not absent & {"mmdebstrap", "sqfstar"} else ():
+        if refresh or name not in state.images:
             build = f"belljar image build {name}"
             making.append(Step("image", f"Build the image {name}", build, name))
     if making:  # without a mirror, refuse before anything is begun
-        debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
+        debian_sources(state.sources, "bookworm", mirror=mirror)
         needed = sum(_IMAGES_DISK_BYTES for step in making if step.detail) + _TOOLS_DISK_BYTES
         if state.free_bytes < needed:
             both = f"{format_size(needed)} of disk is needed, and {format_size(state.free_bytes)}"
             what = f"about {both} is free where the store is"
-            problems.append(SetupProblem(what, HINT_SPACE, blocks_all=True))
+            raise HostError(what, where="setup", hint=HINT_SPACE)
     return SetupPlan(steps=(*installing, *making), problems=tuple(problems))
 
 

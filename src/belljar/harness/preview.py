@@ -29,7 +29,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.compose.data import ServiceBuild
-    from belljar.host import HostFacts
+    from belljar.host.model import HostFacts
     from belljar.image.store import MissingImage
     from belljar.plan import ImageFacts, Plan
     from belljar.policy import LoadedPolicy, Policy

@@ -35,8 +35,7 @@ from belljar.waiting import FIRST_CELL, reported_if_slow
 if TYPE_CHECKING:
     from belljar.cell import Cell, Range
     from belljar.compose.data import ServiceBuild
-    from belljar.image import Image
-    from belljar.image.store import MissingImage
+    from belljar.image.store import Image, MissingImage
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy, Policy
     from belljar.probe.judge import Router
@@ -180,8 +179,7 @@ class RealCells:
 
     def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
         """Raises `HostError` for a replaced image."""
-        from belljar.image import Store
-        from belljar.image.store import find_images
+        from belljar.image.store import Store, find_images
 
         for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():
             self._check(home, name, image.digest)
@@ -314,7 +312,7 @@ def command_of(build: ServiceBuild, *, network: bool = False) -> str:
 
 def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:
     """The images of these ranges that the store lacks."""
-    from belljar.image import Store
+    from belljar.image.store import Store
     from belljar.image.store import missing_images as missing_in
 
     known = list(policies)
@@ -334,7 +332,8 @@ def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[Missin
 
 def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference, ...]:
     """How these cells differ from their stored images' configuration."""
-    from belljar.image import Store, image_differences
+    from belljar.image.config import image_differences
+    from belljar.image.store import Store
 
     store, found = Store(home), list[Difference]()
     for name in policy.policy.images:

@@ -18,7 +18,8 @@ from typing import Final
 from belljar.host import cgroups
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
 from belljar.host.runtimes import ProveKvm, ProveRuntime, kvm_fact, proof_key, runtime_facts
-from belljar.host.tools import ids_fact, own_program, tool_facts, tools_for
+from belljar.host.tools import ids_fact, tool_facts, tools_for
+from belljar.package import program_path
 from belljar.store.home import belljar_home
 
 _MIB: Final = 1 << 20
@@ -216,7 +217,7 @@ def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool)
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
-        launcher, file = own_program("jail"), "/etc/apparmor.d/belljar-jail"
+        launcher, file = program_path("jail"), "/etc/apparmor.d/belljar-jail"
         profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
         hint = (
             f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from belljar.dataclass import dataclass, from_json, json_of
+from belljar.dataclass import dataclass, json_of
 
 
 class KvmState(StrEnum):
@@ -101,10 +100,7 @@ class ToolFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFact:
-    """The OCI runtime of a tier.
-
-    `kind`: whose command line it has. `no_port`: why it ran no container with a network port.
-    """
+    """The OCI runtime of a tier; `kind`: whose command line it has."""
 
     tier: str
     name: str
@@ -115,7 +111,6 @@ class RuntimeFact:
     state: RuntimeState = RuntimeState.UNUSABLE
     reason: str = ""
     hint: str = ""
-    no_port: str = ""
     proved_for: str = ""
 
 
@@ -200,11 +195,3 @@ class HostFacts:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return dict(json_of(self))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> HostFacts:
-        """Inverse of `to_json`. Raises `ValueError`."""
-        try:
-            return typing.cast("HostFacts", from_json(cls, data))
-        except (TypeError, KeyError, AttributeError) as exc:
-            raise ValueError(f"these are no host facts: {exc}") from exc

@@ -40,26 +40,17 @@ _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvmProof:
-    """Whether a guest booted under KVM, else why not."""
-
-    boots: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeTrial:
-    """Whether a container ran; `no_port`: why none with a port."""
+class HostTrial:
+    """Whether a guest booted, or a container ran, else why not."""
 
     works: bool
     reason: str = ""
     hint: str = ""
-    no_port: str = ""
 
 
-ProveKvm: TypeAlias = Callable[[], KvmProof]
+ProveKvm: TypeAlias = Callable[[], HostTrial]
 """Boots a guest, in seconds. Raises `BelljarError`: it can't try."""
-ProveRuntime: TypeAlias = Callable[[RuntimeFact], RuntimeTrial]
+ProveRuntime: TypeAlias = Callable[[RuntimeFact], HostTrial]
 """Runs a container, in seconds. Raises `BelljarError`: it can't try."""
 
 
@@ -95,8 +86,8 @@ def kvm_fact(
         proof = prove()
     except BelljarError as exc:
         return KvmFact(state=KvmState.UNPROVEN, reason=f"no guest could be tried: {exc.what}")
-    state = KvmState.PROVEN if proof.boots else KvmState.REFUTED
-    reason = "" if proof.boots else proof.reason
+    state = KvmState.PROVEN if proof.works else KvmState.REFUTED
+    reason = "" if proof.works else proof.reason
     _remember(cache_file, key, {"state": state.value, "reason": reason})
     return KvmFact(state=state, reason=reason, proved_for=key)
 
@@ -216,7 +207,7 @@ def _tried(
         if again or (is_refuted and (doubt or not is_recent)):
             entry = {}
     if entry:
-        words = {name: str(entry.get(name, "")) for name in ("reason", "hint", "no_port")}
+        words = {name: str(entry.get(name, "")) for name in ("reason", "hint")}
         return replace(fact, state=RuntimeState(entry["state"]), proved_for=key, **words)
     if prove is None:
         hint = "run `belljar doctor`, which runs one"
@@ -226,7 +217,7 @@ def _tried(
     except BelljarError as exc:
         return replace(fact, reason=f"no container could be tried: {exc.what}", hint=exc.hint)
     state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
-    words = {"reason": trial.reason, "hint": trial.hint, "no_port": trial.no_port}
+    words = {"reason": trial.reason, "hint": trial.hint}
     _remember(cache_file, key, {"state": state.value, **words, "at_s": int(time.time())})
     return replace(fact, state=state, proved_for=key, **words)
 

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.host.model import IdsFact, ToolFact
+from belljar.package import program_path
 from belljar.subids import NEEDED_IDS, first_subordinate_id, grant_hint, user_name
 
 QEMU_MIN: Final = "8.2"
@@ -125,13 +125,8 @@ def own_programs(*names: str) -> str:
     digest = hashlib.sha256()
     for name in names:
         with contextlib.suppress(OSError):
-            digest.update(hashlib.sha256(own_program(name).read_bytes()).digest())
+            digest.update(hashlib.sha256(program_path(name).read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def own_program(name: str) -> Path:
-    """Path of a package program; it may be missing."""
-    return Path(__file__).parents[1] / "_bin" / f"{name}-{platform.machine()}"
 
 
 def ask_text(path: str, version_argv: tuple[str, ...]) -> str:

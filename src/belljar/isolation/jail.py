@@ -427,7 +427,6 @@ class RuntimeFailedError(CellError):
 
     def __init__(self, ended: str, diagnosis: str, *, where: str) -> None:
         self.how = f"ended with {ended}, and printed{f': {diagnosis}' if diagnosis else ' nothing'}"
-        self.silent = not diagnosis
         super().__init__(
             f"step 21, runtime, failed: the OCI runtime {self.how}",
             where=where,

@@ -99,8 +99,9 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
         ) from exc
 
 
-def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
-    """What the loader loads, itself included; static: none."""
+def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
+    """(path in root, original) of a program and all that the loader loads, itself included."""
+    yield str(binary), binary
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)],
         capture_output=True,
@@ -110,19 +111,12 @@ def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
         env={"LC_ALL": "C"},
     )
     if any(word in result.stdout + result.stderr for word in _NOT_DYNAMIC):
-        return []
+        return
     if result.returncode or "not found" in result.stdout:
         raise HostError(f"the libraries of {what} can't be found", where=str(binary), hint=hint)
-    return [
-        Path(match[1]) for line in result.stdout.splitlines() if (match := re.match(_LIBRARY, line))
-    ]
-
-
-def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
-    """(path in root, original) of program and libraries."""
-    yield str(binary), binary
-    for library in libraries(binary, what=what, hint=hint):
-        yield str(library), library
+    for line in result.stdout.splitlines():
+        if match := re.match(_LIBRARY, line):
+            yield match[1], Path(match[1])
 
 
 def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:

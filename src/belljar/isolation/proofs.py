@@ -9,28 +9,24 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import time
 from contextlib import AsyncExitStack
 from functools import partial
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.host import RuntimeTrial
-from belljar.host.runtimes import KvmProof
-from belljar.image import Kernel
+from belljar.host.runtimes import HostTrial
+from belljar.image.kernel import Kernel
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
-from belljar.isolation.program_root import ProgramRoot, ensure_runtime_root, ensure_vmm_root
-from belljar.isolation.renewal import GivenPort, PortSettings, fresh_renewal
+from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
+from belljar.isolation.renewal import fresh_renewal
 from belljar.plan.jail import (
     JailBind,
     JailLimits,
@@ -46,54 +42,14 @@ from belljar.store.scratch import owned_name
 
 _LIFETIME_S: Final = 40.0
 _OPEN_FILES: Final = 1024
-_SOON_S: Final = 10.0
-"""Don't wait twice for a hanging runtime."""
 
 
-async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeTrial:
+async def prove_runtime(runtime: OciRuntime, *, home: Path) -> HostTrial:
     """Start a container, have its guest agent answer, end it.
 
-    In an empty network namespace; if that fails soon, without one. Raises `HostError`: couldn't be
-    tried.
+    Raises `HostError`: couldn't be tried.
     """
-    started = time.monotonic()
     root = await anyio.to_thread.run_sync(ensure_runtime_root, home, runtime)
-    error = await _try_runtime(runtime, root, home, _UNCONNECTED)
-    no_port = ""
-    if error is not None and time.monotonic() - started < _SOON_S:
-        no_port, error = error.what, await _try_runtime(runtime, root, home, None)
-    if error is not None:
-        return RuntimeTrial(works=False, reason=error.what, hint=error.hint)
-    return RuntimeTrial(works=True, no_port=no_port)
-
-
-_NOWHERE: Final = PortSettings(  # RFC 5737
-    address=IPv4Address("192.0.2.2"),
-    gateway=IPv4Address("192.0.2.1"),
-    mac="02:00:00:00:00:02",
-    gateway_mac="02:00:00:00:00:01",
-    resolver=IPv4Address("192.0.2.1"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unconnected:
-    """A port that leaves the namespace empty."""
-
-    settings: PortSettings = _NOWHERE
-    user_namespace: None = None
-    range_id: str = ""
-
-    async def attach(self, pid: int) -> None:
-        """Nothing."""
-
-
-_UNCONNECTED: Final = _Unconnected()
-
-
-async def _try_runtime(
-    runtime: OciRuntime, root: ProgramRoot, home: Path, port: GivenPort | None
-) -> CellError | None:
     cell_id = new_cell_id()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
     resources = Resources()
@@ -116,15 +72,14 @@ async def _try_runtime(
         tree=await anyio.to_thread.run_sync(_empty_tree, home),
         hostname="localhost",
         directory=home / "cells" / cell_id,
-        port=port,
     )
     try:
         async with AsyncExitStack() as owner:
             container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
             await container.client.ping()
     except CellError as exc:
-        return exc
-    return None
+        return HostTrial(works=False, reason=exc.what, hint=exc.hint)
+    return HostTrial(works=True)
 
 
 def _empty_tree(home: Path) -> ImageTree:
@@ -150,7 +105,7 @@ _RAM_MIB: Final = 256
 
 async def boots_under(
     accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
-) -> KvmProof:
+) -> HostTrial:
     """Boot kernel and agent under the accelerator; nothing of it is left.
 
     Raises `HostError`: QEMU, the kernel, the jail or the device is missing.
@@ -162,7 +117,7 @@ async def boots_under(
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-    return KvmProof(boots=not reason, reason=reason)
+    return HostTrial(works=not reason, reason=reason)
 
 
 async def _try_accelerator(

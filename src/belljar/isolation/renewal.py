@@ -11,7 +11,7 @@ import uuid
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final, Protocol
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
@@ -44,7 +44,7 @@ def fresh_renewal() -> Renewal:
 
 async def renew(client: GuestClient, new: Renewal, port: GivenPort | None) -> Renewed:
     """Have the guest agent take the new identity; `judge` what it did. Raises `CellError`."""
-    from belljar.channel.frames import renew_payload
+    from belljar.channel.frames import network_part, renew_payload
 
     payload = renew_payload(
         realtime_ns=time.time_ns(),
@@ -52,23 +52,9 @@ async def renew(client: GuestClient, new: Renewal, port: GivenPort | None) -> Re
         machine_id=new.machine_id,
         boot_id=new.boot_id,
         hostname=new.hostname,
-        network=b"" if port is None else network_of(port.settings),
+        network=b"" if port is None else network_part(**asdict(port.settings)),
     )
     return await client.renew(payload)
-
-
-def network_of(settings: PortSettings) -> bytes:
-    """RENEW's network part. Raises `ValueError`: impossible settings."""
-    from belljar.channel.frames import network_part
-
-    return network_part(
-        address=settings.address,
-        gateway=settings.gateway,
-        mac=settings.mac,
-        gateway_mac=settings.gateway_mac,
-        resolver=settings.resolver,
-        mtu=settings.mtu,
-    )
 
 
 def renewed_event(cell_id: str, renewed: Renewed, new: Renewal, **place: str) -> Event:

@@ -6,22 +6,18 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.host.tools import own_program
+from belljar.package import program_path
+from belljar.store.home import belljar_home
 
 if TYPE_CHECKING:
-    from belljar.host import (
-        HostFacts,
-        KvmProof,
-        ProveKvm,
-        ProveRuntime,
-        RuntimeFact,
-        RuntimeTrial,
-    )
-    from belljar.image import Kernel
+    from belljar.host.model import HostFacts, RuntimeFact
+    from belljar.host.runtimes import HostTrial
+    from belljar.image.kernel import Kernel
     from belljar.plan.oci import RuntimeKind
 
 _TIMEOUT_S: Final = 5.0
@@ -30,53 +26,47 @@ _TIMEOUT_S: Final = 5.0
 def find_facts(
     home: Path | None = None,
     *,
-    prove_kvm: ProveKvm | None = None,
-    prove_runtime: ProveRuntime | None = None,
+    kernel: Callable[[], Kernel] | None = None,
+    runtimes: bool = False,
     prove_again: bool = False,
     doubt: bool = False,
 ) -> HostFacts:
-    """`gather_facts` with groups and namespaces tried."""
-    from belljar.host import gather_facts
+    """`gather_facts` with groups and namespaces tried.
+
+    `kernel`: gives the guest kernel by which KVM is tried, if it is unknown; None: it is not tried.
+    `runtimes`: they are tried, where they are unknown.
+    """
+    from belljar.host.facts import gather_facts
     from belljar.isolation.cgroup import try_group
 
-    return gather_facts(
-        home,
-        try_group=try_group,
-        try_namespaces=try_namespaces,
-        prove_kvm=prove_kvm,
-        prove_runtime=prove_runtime,
-        prove_again=prove_again,
-        doubt=doubt,
-    )
+    home = home or belljar_home()
 
+    def prove_kvm(kernel: Callable[[], Kernel]) -> HostTrial:
+        from anyio import run
 
-def runtime_proof(home: Path) -> ProveRuntime:
-    """A blocking function for host facts that tries a runtime."""
+        from belljar.isolation.proofs import boots_under
 
-    def prove(fact: RuntimeFact) -> RuntimeTrial:
-        import anyio
+        return run(partial(boots_under, "kvm", kernel(), home=home))
+
+    def prove_runtime(fact: RuntimeFact) -> HostTrial:
+        from anyio import run
 
         from belljar.isolation.proofs import prove_runtime
         from belljar.plan.oci import OciRuntime
 
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
         runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
-        return anyio.run(partial(prove_runtime, runtime, home=home))
+        return run(partial(prove_runtime, runtime, home=home))
 
-    return prove
-
-
-def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
-    """A blocking function for host facts that boots under KVM."""
-
-    def prove() -> KvmProof:
-        import anyio
-
-        from belljar.isolation.proofs import boots_under
-
-        return anyio.run(partial(boots_under, "kvm", kernel, home=home))
-
-    return prove
+    return gather_facts(
+        home,
+        try_group=try_group,
+        try_namespaces=try_namespaces,
+        prove_kvm=None if kernel is None else partial(prove_kvm, kernel),
+        prove_runtime=prove_runtime if runtimes else None,
+        prove_again=prove_again,
+        doubt=doubt,
+    )
 
 
 def try_namespaces() -> str:
@@ -86,7 +76,7 @@ def try_namespaces() -> str:
     """
     try:
         done = subprocess.run(
-            [str(own_program("jail")), "--try-namespaces"],
+            [str(program_path("jail")), "--try-namespaces"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT_S,

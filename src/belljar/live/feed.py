@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from belljar.errors import LedgerError
 from belljar.events import Kind
-from belljar.isolation import list_cells
 from belljar.isolation.hold import read_hold
+from belljar.isolation.reap import list_cells
 from belljar.ledger import Line
 from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import Tail, run_ids

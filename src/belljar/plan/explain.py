@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError
-from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
+from belljar.host.model import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
 from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
 from belljar.plan.model import REAL, ImageFacts, OciPlan, Plan
 from belljar.plan.obstacles import Obstacle, ObstacleCode, cores_warning
@@ -78,10 +78,6 @@ OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
     ObstacleCode.RUNTIME_FAILED: (
         "{name} {version} failed to run a test container: {reason}",
         "`belljar doctor` tests it again",
-    ),
-    ObstacleCode.RUNTIME_WITHOUT_PORT: (
-        "{name} {version} failed to run a test container with a network port: {reason}",
-        "use another runtime or tier, or `network: none`; `belljar doctor` tests it again",
     ),
     ObstacleCode.TOOL_NOT_CHECKED: ("this host was not checked for {tool}", _INSTALL),
     ObstacleCode.TOOL_MISSING: ("{tool} is missing", _INSTALL),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from belljar.host import HostFacts
+from belljar.host.model import HostFacts
 from belljar.plan.model import REAL, Bound, bound
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan, PortPlan, plan_network
 from belljar.policy import LoadedPolicy

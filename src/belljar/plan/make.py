@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.host import HostFacts, KvmState, RuntimeFact
+from belljar.host.model import HostFacts, KvmState, RuntimeFact
 from belljar.plan import explain, explain_cell
 from belljar.plan.jail import (
     JailLimits,

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
-from belljar.host import (
+from belljar.host.model import (
     CgroupVersion,
     CoreFact,
     CoreState,
@@ -49,7 +49,6 @@ class ObstacleCode(StrEnum):
     RUNTIME_NOT_CHECKED = "runtime_not_checked"
     RUNTIME_UNUSABLE = "runtime_unusable"
     RUNTIME_FAILED = "runtime_failed"
-    RUNTIME_WITHOUT_PORT = "runtime_without_port"
     TOOL_NOT_CHECKED = "tool_not_checked"
     TOOL_MISSING = "tool_missing"
     TOOL_VERSION_UNKNOWN = "tool_version_unknown"
@@ -95,9 +94,9 @@ class Obstacle:
 # ---- tiers
 
 
-def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> tuple[Obstacle, ...]:
+def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
     """Why no cell, or none on a range's network, can run in the tier here."""
-    return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
+    return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts))
 
 
 def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
@@ -106,7 +105,7 @@ def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
     yield from _tools_and_userns("microvm", facts)
 
 
-def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
+def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     if facts.arch not in ARCHITECTURES:
         known = tuple(ARCHITECTURES)
         yield Obstacle(ObstacleCode.NO_CALL_PROFILE, {"arch": facts.arch, "known": known})
@@ -117,8 +116,6 @@ def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
         named = {"name": runtime.name, "version": runtime.version, "reason": runtime.reason}
         if runtime.state is RuntimeState.UNUSABLE:
             yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, named, hint=runtime.hint)
-        elif has_port and runtime.no_port:
-            yield Obstacle(ObstacleCode.RUNTIME_WITHOUT_PORT, named | {"reason": runtime.no_port})
         elif runtime.state is RuntimeState.REFUTED:
             yield Obstacle(ObstacleCode.RUNTIME_FAILED, named, hint=runtime.hint)
     yield from _tools_and_userns("oci", facts)

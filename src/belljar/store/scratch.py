@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -43,17 +43,30 @@ def scratch_dir(home: Path) -> Iterator[Path]:
 def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
     """A private directory, removed afterwards; sweeps `parent` first."""
     sweep(parent, prefix=prefix)
-    try:
-        made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    except OSError as error:
-        raise store_unwritable(parent, error) from error
-    with claimed(made):
-        # The name that a sweep finds comes after the lock
-        path = made.rename(made.with_name(owned_name(prefix, made.name.removeprefix(prefix))))
+    with ExitStack() as held:
+        path = _claimed_draft(parent, prefix, held)
+        held.callback(remove_tree, path)
+        yield path
+
+
+def _claimed_draft(parent: Path, prefix: str, held: ExitStack) -> Path:
+    """Make and lock a directory with the name of an owned one, so that a sweep finds it whatever
+    happens to this process. Another PID namespace's sweep may take it before the lock: once more.
+    """
+    while True:
+        path = parent / owned_name(prefix, secrets.token_hex(4))
         try:
-            yield path
-        finally:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise store_unwritable(parent, error) from error
+        try:
+            held.enter_context(claimed(path))
+        except FileNotFoundError:
+            continue
+        except BaseException:
             remove_tree(path)
+            raise
+        return path
 
 
 def owned_name(prefix: str = "", what: str = "") -> str:

@@ -27,8 +27,9 @@ from belljar.bundle.install import (
     write_manifest,
 )
 from belljar.errors import HostError, PolicyError
-from belljar.image import ImageConfig, Store
+from belljar.image.config import ImageConfig
 from belljar.image.kernel import REQUIRED_MODULES, Kernel
+from belljar.image.store import Store
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.model.weights import add_weights, find_weights, verify_weights
 

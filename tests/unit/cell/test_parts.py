@@ -10,8 +10,8 @@ from tests.fakes.hosts import capable_host, some_image, some_kernel
 
 from belljar.cell.parts import MachineParts, gather_parts
 from belljar.errors import HostError
-from belljar.host import HostFacts
-from belljar.image import Image, Store
+from belljar.host.model import HostFacts
+from belljar.image.store import Image, Store
 from belljar.policy import parse_policy, resolve_policy
 
 
@@ -62,8 +62,8 @@ def test_the_plan_is_made_of_what_was_found(
         asked.append(ref)
         return some_image()
 
-    def facts(home: Path, *, prove_kvm: object, prove_runtime: object) -> HostFacts:
-        asked.append((home, callable(prove_kvm), callable(prove_runtime)))
+    def facts(home: Path, *, kernel: object, runtimes: bool) -> HostFacts:
+        asked.append((home, callable(kernel), runtimes))
         return capable_host()
 
     monkeypatch.setattr(Store, "find", find)

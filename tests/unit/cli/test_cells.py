@@ -14,8 +14,7 @@ import pytest
 
 from belljar.cli.cells import table
 from belljar.cli.main import run
-from belljar.isolation import CellListing
-from belljar.isolation.reap import Reaped
+from belljar.isolation.reap import CellListing, Reaped
 from belljar.process import ProcessId
 from belljar.store.journal import CellAbout, Journal, JournalEntry, own_entry
 

@@ -11,7 +11,7 @@ import pytest
 
 from belljar.cli.doctor import Check, host_checks, tiers_as_json, verdict
 from belljar.cli.main import run
-from belljar.host import (
+from belljar.host.model import (
     CgroupFact,
     CgroupVersion,
     HostFacts,
@@ -60,7 +60,7 @@ def test_without_a_kernel_nothing_can_be_proven_and_that_is_no_crash(
     shown = json.loads(capsys.readouterr().out)
     assert shown["ready"] is False
     assert shown["facts"]["kvm"]["state"] in {"unproven", "absent"}
-    assert HostFacts.from_json(shown["facts"]).kernel_release == facts.kernel_release
+    assert shown["facts"]["kernel_release"] == facts.kernel_release
     assert {check["state"] for check in shown["checks"]} <= {"ok", "note", "no"}
 
 

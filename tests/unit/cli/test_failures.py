@@ -141,7 +141,7 @@ def test_each_kind_of_error_has_its_code(
     def fail() -> None:
         raise ExceptionGroup("outer", [OSError("other"), error])
 
-    monkeypatch.setattr("belljar.isolation.list_cells", fail)
+    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
     assert run(["ps", "--json"]) == kind.exit_code
     assert json.loads(capsys.readouterr().out) == {
         "error": {"code": CODES[kind], "message": "it\x1b broke", "where": "a", "hint": "do this"}
@@ -156,7 +156,7 @@ def test_an_interrupt_is_an_object_too(
     def fail() -> None:
         raise KeyboardInterrupt from CellError("the jail ended", where="cell c-0")
 
-    monkeypatch.setattr("belljar.isolation.list_cells", fail)
+    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
     assert run(["ps", "--json"]) == 130
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["where"]) == ("interrupted", "cell c-0")
@@ -170,7 +170,7 @@ def test_a_defect_is_an_object_and_keeps_its_traceback(
     def fail() -> None:
         raise ZeroDivisionError("mine")
 
-    monkeypatch.setattr("belljar.isolation.list_cells", fail)
+    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
     with pytest.raises(ZeroDivisionError):
         run(["ps", "--json"])
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "internal_error"

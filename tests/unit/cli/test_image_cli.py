@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from belljar.cli.main import run
-from belljar.image import ImageConfig, Store
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
 
 
 @pytest.fixture

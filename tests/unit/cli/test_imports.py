@@ -62,7 +62,7 @@ def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> Non
     """All that makes, records and ends a container's cell, from the policy's name on."""
     code = (
         "from belljar.cell import open_cell, start_run; from belljar.cli.exec import typed_policy;"
-        "from belljar.isolation.oci import open_container; from belljar.ledger import create_run;"
+        "from belljar.isolation.oci.open import open_container; from belljar.ledger import create_run;"
         "typed_policy('low', 'container')"
     )
     late = {

@@ -47,6 +47,6 @@ def test_an_error_elsewhere_is_not_blamed_on_the_store(
     def fail() -> None:
         raise PermissionError(13, "Permission denied", "/somewhere/else")
 
-    monkeypatch.setattr("belljar.isolation.list_cells", fail)
+    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
     with pytest.raises(PermissionError):
         run(["ps"])

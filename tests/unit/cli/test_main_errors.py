@@ -41,7 +41,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
         def fail() -> None:
             raise error
 
-        monkeypatch.setattr("belljar.isolation.list_cells", fail)
+        monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
         return run(["ps"])
 
     return run_it

@@ -21,8 +21,10 @@ from belljar.harness.preview import (
     kind_of,
     outlooks,
 )
-from belljar.host import HostFacts, settings
-from belljar.image import ImageConfig, Store
+from belljar.host import settings
+from belljar.host.model import HostFacts
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
 
 OPTIONS: OperatorOptions = {
     "run_policy": "",

@@ -22,8 +22,8 @@ from belljar.harness.preview import (
 )
 from belljar.harness.source import RealCells, differences_of_images, missing_images
 from belljar.host.settings import Settings
-from belljar.image import ImageConfig, Store
-from belljar.image.store import SetuidPrograms
+from belljar.image.config import ImageConfig
+from belljar.image.store import SetuidPrograms, Store
 from belljar.policy import LoadedPolicy, load_policy
 
 OPERATOR = Operator(settings=Settings(), run_policy="low")

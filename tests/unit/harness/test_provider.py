@@ -32,7 +32,8 @@ from belljar.harness.evidence import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.harness.source import build_missing
-from belljar.image import ImageConfig, Store
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
 from belljar.policy.network import Network
 from belljar.policy.stand_ins import ServiceProgram
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host import CgroupVersion
 from belljar.host.cgroups import cgroup_fact as read_cgroup_fact
 from belljar.host.cgroups import own_memory_limit_bytes, parse_hierarchies
+from belljar.host.model import CgroupVersion
 from belljar.isolation.cgroup import sweep_trials, try_group
 
 cgroup_fact = partial(read_cgroup_fact, try_group=try_group)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError
-from belljar.host import KvmProof, KvmState
-from belljar.host.runtimes import kvm_fact, proof_key
+from belljar.host.model import KvmState
+from belljar.host.runtimes import HostTrial, kvm_fact, proof_key
 
 KEY = proof_key(kernel_release="6.1", vmm_version="10.0", cpu_model="A")
 
@@ -24,10 +24,10 @@ def device(tmp_path: Path) -> Path:
 class Prover:
     """Says what it is told to, and counts how often it was asked."""
 
-    def __init__(self, *answers: KvmProof | HostError) -> None:
+    def __init__(self, *answers: HostTrial | HostError) -> None:
         self.answers = list(answers)
 
-    def __call__(self) -> KvmProof:
+    def __call__(self) -> HostTrial:
         """The next answer."""
         answer = self.answers.pop(0)
         if isinstance(answer, HostError):
@@ -51,12 +51,12 @@ def test_no_device_is_absent_and_nothing_is_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("proof", "state"),
     [
-        (KvmProof(boots=True), KvmState.PROVEN),
-        (KvmProof(boots=False, reason="silent"), KvmState.REFUTED),
+        (HostTrial(works=True), KvmState.PROVEN),
+        (HostTrial(works=False, reason="silent"), KvmState.REFUTED),
     ],
 )
 def test_a_proof_is_made_once_for_what_it_holds_for(
-    device: Path, tmp_path: Path, proof: KvmProof, state: KvmState
+    device: Path, tmp_path: Path, proof: HostTrial, state: KvmState
 ) -> None:
     """Remembered per kernel, VMM and processor; another of them needs another proof."""
     cache, prove = tmp_path / "facts" / "kvm.json", Prover(proof, proof, proof)
@@ -77,7 +77,7 @@ def test_what_could_not_be_tried_is_not_remembered(device: Path, tmp_path: Path)
     """No kernel yet: unproven, with the reason, and tried again the next time."""
     cache, prove = (
         tmp_path / "facts" / "kvm.json",
-        Prover(HostError("no guest kernel"), KvmProof(boots=True)),
+        Prover(HostError("no guest kernel"), HostTrial(works=True)),
     )
     first = kvm_fact(cache, KEY, prove, device=device)
     assert (first.state, "no guest kernel" in first.reason) == (KvmState.UNPROVEN, True)

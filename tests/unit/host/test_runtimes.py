@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError
-from belljar.host import CgroupVersion, RuntimeFact, RuntimeState, RuntimeTrial, runtimes
-from belljar.host.runtimes import RUNTIME_VARIABLE, ProveRuntime, parse_version, runtime_facts
+from belljar.host import runtimes
+from belljar.host.model import CgroupVersion, RuntimeFact, RuntimeState
+from belljar.host.runtimes import (
+    RUNTIME_VARIABLE,
+    HostTrial,
+    ProveRuntime,
+    parse_version,
+    runtime_facts,
+)
 from belljar.host.tools import own_programs
 
 
@@ -34,8 +41,8 @@ def facts(
 ) -> RuntimeFact:
     """What is known of the container tier's runtime."""
 
-    def of_the_container_tier(runtime: RuntimeFact) -> RuntimeTrial:
-        return prove(runtime) if prove and runtime.tier == "container" else RuntimeTrial(works=True)
+    def of_the_container_tier(runtime: RuntimeFact) -> HostTrial:
+        return prove(runtime) if prove and runtime.tier == "container" else HostTrial(works=True)
 
     found = runtime_facts(
         home / "facts" / "runtimes.json",
@@ -92,7 +99,7 @@ def test_a_runtime_that_will_not_do_is_never_tried(
     assert fact.hint
 
 
-def _never(runtime: RuntimeFact) -> RuntimeTrial:
+def _never(runtime: RuntimeFact) -> HostTrial:
     raise AssertionError(f"{runtime.name} was tried")
 
 
@@ -118,16 +125,13 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
     runtime."""
     file, tried = program(tmp_path, "runc", "runc version 1.1.5"), []
 
-    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+    def prove(runtime: RuntimeFact) -> HostTrial:
         tried.append(runtime.version)
-        return RuntimeTrial(
-            works=len(tried) != 2, reason="silent", hint="use another", no_port="no such flag"
-        )
+        return HostTrial(works=len(tried) != 2, reason="silent", hint="use another")
 
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert facts(tmp_path, file).state is RuntimeState.PROVEN
-    assert facts(tmp_path, file).no_port == "no such flag"
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert (tried, (tmp_path / "asked").read_text().count("asked")) == (["1.1.5"], 1)
     again = facts(tmp_path, file, prove=prove, again=True)
@@ -152,9 +156,9 @@ def test_a_failure_is_believed_for_a_short_while_only(
     file, tried, now_s = program(tmp_path, "runc", "runc version 1.1.5"), [], 1000.0
     monkeypatch.setattr(time, "time", lambda: now_s)
 
-    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+    def prove(runtime: RuntimeFact) -> HostTrial:
         tried.append(runtime.name)
-        return RuntimeTrial(works=len(tried) > 2)
+        return HostTrial(works=len(tried) > 2)
 
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.REFUTED
     now_s += runtimes.REFUTED_FOR_S - 1
@@ -180,9 +184,7 @@ def test_another_build_of_ours_is_another_proof(
     """The launcher and the guest agent are half of what is tried."""
     file, build = program(tmp_path, "runc", "runc version 1.1.5"), "one"
     monkeypatch.setattr(runtimes, "own_programs", lambda *names: f"{names} {build}")
-    assert (
-        facts(tmp_path, file, prove=lambda _: RuntimeTrial(works=True)).state is RuntimeState.PROVEN
-    )
+    assert facts(tmp_path, file, prove=lambda _: HostTrial(works=True)).state is RuntimeState.PROVEN
     build = "two"
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert own_programs("agent", "jail") not in {
@@ -207,7 +209,7 @@ def test_what_can_not_be_run_is_told_from_what_is_missing(
 def test_what_could_not_be_tried_is_not_refuted(tmp_path: Path) -> None:
     """Nor remembered: the next time it may."""
 
-    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+    def prove(runtime: RuntimeFact) -> HostTrial:
         raise HostError(f"no room for {runtime.name}", hint="free some")
 
     fact = facts(tmp_path, program(tmp_path, "runc", "runc version 1.1.5"), prove=prove)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError
-from belljar.image import ImageConfig, Store
-from belljar.image.store import find_images, missing_images
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store, find_images, missing_images
 
 
 def test_each_missing_image_has_its_command(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from belljar.compose.data import ServiceBuild
 from belljar.errors import HostError
-from belljar.image import ImageConfig, Store
+from belljar.image.config import ImageConfig
 from belljar.image.oci import ImportLimits, WantedImage, obtain
+from belljar.image.store import Store
 
 ID = "sha256:" + "1" * 64
 

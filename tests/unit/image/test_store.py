@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.image import HealthCheck, Image, ImageConfig, Store, verify
+from belljar.image.config import HealthCheck, ImageConfig
+from belljar.image.store import Image, Store, verify
 
 
 def put(

@@ -32,20 +32,10 @@ def test_an_end_without_a_limit_says_what_is_known(status: int) -> None:
 
 
 def test_a_silent_runtime_is_named() -> None:
-    """Which runtime, which version, how it ended, and that it said nothing; crun's known reason
-    with it."""
+    """Which runtime, which version, how it ended, and that it said nothing."""
     how = "ended with status 1, and printed nothing"
-    told = explain_runtime(how, name="crun", version="1.8.1", where="cell c", silent=True)
-    assert "crun 1.8.1" in told.what
-    assert "status 1" in told.what
-    assert "crun before 1.9" in told.what
-    for name, version, silent in (
-        ("runc", "1.1.5", True),
-        ("/opt/crun", "1.9.2", True),
-        ("crun", "1.8.1", False),
-    ):
-        other = explain_runtime(how, name=name, version=version, where="cell c", silent=silent)
-        assert "control groups" not in other.what
+    told = explain_runtime(how, name="crun", version="1.8.1", where="cell c")
+    assert f"crun 1.8.1 {how}" in told.what
     assert "BELLJAR_OCI_RUNTIME" in told.hint
     assert (
         "BELLJAR" not in explain_runtime(how, name="runsc", version="20240729", where="cell c").hint

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError
-from belljar.host import IdsFact
+from belljar.host.model import IdsFact
 from belljar.isolation import identity
 from belljar.isolation.identity import (
     RANGE_SLOTS,

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
-
 import pytest
 
 from belljar.channel import Renewed, RenewedBit
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
-from belljar.isolation.renewal import (
-    PortSettings,
-    fresh_renewal,
-    judge,
-    network_of,
-    renewed_event,
-)
+from belljar.isolation.renewal import fresh_renewal, judge, renewed_event
 
 ALL = (
     RenewedBit.RNG
@@ -54,21 +46,6 @@ def test_a_network_that_did_not_come_up_fails_closed() -> None:
     )
     with pytest.raises(CellError, match="network"):
         judge(Renewed(done=ALL, detail=""), where="cell c-0", needed=NEEDED_ON_A_NETWORK)
-
-
-def test_what_a_guest_is_told_of_its_port() -> None:
-    """Every setting, each in its place."""
-    settings = PortSettings(
-        address=IPv4Address("10.0.0.2"),
-        gateway=IPv4Address("10.0.0.1"),
-        mac="02:00:00:00:00:02",
-        gateway_mac="02:00:00:00:00:01",
-        resolver=IPv4Address("10.0.0.53"),
-        mtu=1400,
-    )
-    assert network_of(settings) == bytes.fromhex(
-        "0a000002 0a000001 020000000002 020000000001 0a000035 7805"
-    )
 
 
 def test_nothing_repeats() -> None:

@@ -66,11 +66,6 @@ def test_an_unclean_end_says_what_and_where(
     assert caught.value.where == "cell c-0"
 
 
-def test_nothing_is_found_of_nothing() -> None:
-    """A cell that left nothing."""
-    assert look(entry()).survivors == ()
-
-
 NOT_SEEN = OSError(1, "Operation not permitted")
 
 

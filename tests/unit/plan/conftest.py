@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user
 
-from belljar.host import HostFacts
+from belljar.host.model import HostFacts
 from belljar.plan import ImageFacts
 
 GOLDEN = Path(__file__).parent / "golden"

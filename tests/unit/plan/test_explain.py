@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.hosts import capable_host
 
 from belljar.compose.values import SETTLE_S
-from belljar.host import HostFacts
+from belljar.host.model import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
 from belljar.plan.explain import ObstacleError, decoy_warnings
 from belljar.plan.make import isolation_of

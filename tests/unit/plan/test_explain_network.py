@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from belljar.host import HostFacts
+from belljar.host.model import HostFacts
 from belljar.plan.explain_network import bounds, reach, warnings
 from belljar.plan.model import REAL
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.host import CgroupVersion, HostFacts, RuntimeState
+from belljar.host.model import CgroupVersion, HostFacts, RuntimeState
 from belljar.plan.make import isolation_of, oci_limits, oci_overhead_mib, vm_shape
 from belljar.policy import Resources, Tier
 

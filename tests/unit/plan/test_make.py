@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.host import (
+from belljar.host.model import (
     CgroupFact,
     CgroupVersion,
     HostFacts,

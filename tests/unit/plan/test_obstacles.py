@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from belljar.host import CoreFact, CoreState, HostFacts, IdsFact, KvmFact, KvmState, UsernsFact
 from belljar.host.facts import APPARMOR_SWITCH
+from belljar.host.model import (
+    CoreFact,
+    CoreState,
+    HostFacts,
+    IdsFact,
+    KvmFact,
+    KvmState,
+    UsernsFact,
+)
 from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VARIABLE
 from belljar.host.tools import QEMU_MIN
 from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
@@ -77,18 +85,6 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(
     shown = release if release == "strange" else release.rpartition(".")[0]
     assert obstacle.values == {"tier": tier.value, "release": shown, "needed": "6.6"}
     assert tier_obstacles(Tier.MICROVM, old) == ()
-
-
-@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
-def test_a_runtime_that_can_have_no_port(tier: Tier, facts: HostFacts) -> None:
-    """It stands in the way of a cell on a network, and of no other."""
-    unable = replace(
-        facts, runtimes=tuple(replace(item, no_port="it said: no") for item in facts.runtimes)
-    )
-    assert tier_obstacles(tier, unable) == tier_obstacles(tier, facts, has_port=True) == ()
-    (obstacle,) = tier_obstacles(tier, unable, has_port=True)
-    assert obstacle.code is ObstacleCode.RUNTIME_WITHOUT_PORT
-    assert obstacle.values["reason"] == "it said: no"
 
 
 def test_what_the_page_on_tiers_says_is_needed() -> None:

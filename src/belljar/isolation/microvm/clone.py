@@ -19,7 +19,8 @@ import anyio.to_thread
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
 from belljar.events import Event, Kind, Recorder
-from belljar.image import Image, Kernel
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
 from belljar.isolation.microvm.template import (
     Rejection,
     Template,

@@ -15,8 +15,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.image import Kernel
-from belljar.image.kernel import NIC_MODULES, build_initramfs
+from belljar.image.kernel import NIC_MODULES, Kernel, build_initramfs
 from belljar.isolation.program_root import PACKAGE_HINT
 from belljar.package import PROGRAMS_DIR, program_path
 from belljar.units import format_size

@@ -27,7 +27,8 @@ from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE
 
 if TYPE_CHECKING:
-    from belljar.image import Image, Kernel
+    from belljar.image.kernel import Kernel
+    from belljar.image.store import Image
     from belljar.isolation.microvm.vmm import Vmm
     from belljar.plan.model import MicrovmPlan
 

@@ -29,7 +29,8 @@ import anyio.to_thread
 from belljar.channel.frames import config_payload
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
-from belljar.image import Image, Kernel
+from belljar.image.kernel import Kernel
+from belljar.image.store import Image
 from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
 from belljar.isolation.microvm.guest_files import (
     GuestParts,

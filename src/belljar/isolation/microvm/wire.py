@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import replace
 from belljar.errors import CellError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
@@ -47,12 +46,9 @@ _ADDRESS_SPACE_BYTES: Final = 16 * _MIB
 _MORE_LIFETIME_S: Final = 60.0
 """Lets the VMM's lifetime end first."""
 _STEP_DEADLINE_S: Final = 20.0
-_ASK_DEADLINE_S: Final = 0.5
 _NAMESPACE_MADE: Final = b"n"
 _LINK_IS_THERE: Final = b"g"
 _RELAYS: Final = b"r"
-_ASK: Final = b"c"
-_COUNTERS: Final = struct.Struct("<10Q")
 _NET_SETTINGS: Final = "/proc/sys/net"
 _ENDS: Final = {
     0: "its owner had gone",
@@ -62,33 +58,9 @@ _ENDS: Final = {
 """By the exit status (`native/wire/wire.h`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WayCounters:
-    """Dropped: `runts` (< 14 bytes), `oversized` (> MTU), `refused` (kernel)."""
-
-    frames: int
-    bytes: int
-    runts: int
-    oversized: int
-    refused: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireCounters:
-    """`sent`, `received` by the guest; trusted no more than it."""
-
-    sent: WayCounters
-    received: WayCounters
-
-
-def wire_path() -> Path:
-    """The program's path. Raises `HostError` when the package lacks it."""
-    return package_program("wire", mode=os.X_OK)
-
-
 def ensure_wire_root(home: Path) -> ProgramRoot:
     """Root of the wire's program. Blocking. Raises `HostError`."""
-    program = wire_path()
+    program = package_program("wire", mode=os.X_OK)
     recipe = RootRecipe(
         directory="wires",
         program=program,
@@ -99,18 +71,6 @@ def ensure_wire_root(home: Path) -> ProgramRoot:
         inside=_INNER,
     )
     return ensure_root(home, recipe)
-
-
-def parse_counters(answer: bytes) -> WireCounters | None:
-    """None: no valid answer."""
-    if len(answer) != _COUNTERS.size:
-        return None
-    numbers = _COUNTERS.unpack(answer)
-    sent, received = (
-        WayCounters(frames=way[0], bytes=way[1], runts=way[2], oversized=way[3], refused=way[4])
-        for way in (numbers[:5], numbers[5:])
-    )
-    return WireCounters(sent=sent, received=received)
 
 
 class Wire(Sandbox):
@@ -157,18 +117,6 @@ class Wire(Sandbox):
         default = self.diagnosis() or f"status {end.status}"
         return f"its wire ended: {_ENDS.get(end.status or 0, default)}"
 
-    async def counters(self) -> WireCounters | None:
-        """None: gone, or silent for 0.5 s."""
-        answer = b""
-        try:
-            self._control.send(_ASK)
-            with anyio.move_on_after(_ASK_DEADLINE_S):
-                while len(answer) < _COUNTERS.size:
-                    answer += await self._received(_COUNTERS.size - len(answer))
-        except (OSError, EOFError):
-            return None
-        return parse_counters(answer)
-
     def _release(self) -> None:
         self._theirs.close()
         self._control.close()
@@ -205,7 +153,7 @@ class Wire(Sandbox):
     async def _expect(self, word: bytes, failure: str) -> None:
         with anyio.move_on_after(_STEP_DEADLINE_S):
             try:
-                if await self._received(1) == word:
+                if await self._received() == word:
                     return
             except (OSError, EOFError):
                 pass
@@ -214,11 +162,11 @@ class Wire(Sandbox):
             f"the wire {failure}{': ' + diagnosis if diagnosis else ''}", where=self._where()
         )
 
-    async def _received(self, most_bytes: int) -> bytes:
+    async def _received(self) -> bytes:
         while True:
             await anyio.wait_readable(self._control)
             try:
-                got = self._control.recv(most_bytes)
+                got = self._control.recv(1)
             except BlockingIOError:
                 continue
             if not got:

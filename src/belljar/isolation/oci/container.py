@@ -20,7 +20,6 @@ import anyio.to_thread
 from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Recorder
-from belljar.host.tools import at_least
 from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
@@ -62,10 +61,6 @@ _ENVIRONMENT: Final = (
 _FINAL_STATUS_TIMEOUT_S: Final = 1.0
 _MAX_ATTEMPTS: Final = 5
 _AGENTS_PROCESSES: Final = 2
-_SILENT_CRUN: Final = (
-    "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: "
-    "use runc, or a newer crun"
-)
 
 # runc copies itself into memory and seals the copy. Under load, other users of its pages may keep
 # the kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2
@@ -343,9 +338,7 @@ class Container(Sandbox):
             try:
                 await self.wait_running()
             except RuntimeFailedError as failure:
-                return explain_runtime(
-                    failure.how, name=runtime, version=version, where=where, silent=failure.silent
-                )
+                return explain_runtime(failure.how, name=runtime, version=version, where=where)
             except BelljarError as failure:
                 return failure
         words = self.diagnosis()
@@ -420,23 +413,15 @@ def is_busy_sealing(diagnosis: str) -> bool:
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
 
 
-def explain_runtime(
-    how: str, *, name: str, version: str, where: str, silent: bool = False
-) -> CellError:
+def explain_runtime(how: str, *, name: str, version: str, where: str) -> CellError:
     """A failed runtime's error; `how`: what it did. Pure."""
-    program = Path(name).name
-    silent_crun = silent and program.startswith("crun") and not at_least(version, "1.9")
     another = (
         "install another runsc"
-        if program.startswith("runsc")
+        if Path(name).name.startswith("runsc")
         else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
     )
     hint = f"{another}, or use another tier; `belljar doctor` tries it again"
-    return CellError(
-        f"the OCI runtime {name} {version} {how}{_SILENT_CRUN if silent_crun else ''}",
-        where=where,
-        hint=hint,
-    )
+    return CellError(f"the OCI runtime {name} {version} {how}", where=where, hint=hint)
 
 
 def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.events import Event, JsonValue, Kind, Recorder
-from belljar.image import Image
+from belljar.image.store import Image
 from belljar.isolation.oci.container import Container, ContainerSpec, start_container
 from belljar.isolation.oci.trees import held_tree
 from belljar.isolation.program_root import ensure_runtime_root

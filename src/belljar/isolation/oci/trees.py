@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.image import Image, verify
+from belljar.image.store import Image, verify
 from belljar.isolation.identity import HeldIdentity, tree_identity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import ensure_unpacker_root
