@@ -27,15 +27,19 @@ from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
 from belljar.isolation.renewal import fresh_renewal
-from belljar.plan.jail import (
-    JailBind,
-    JailLimits,
+from belljar.plan.jail import JailBind, JailLimits
+from belljar.plan.oci import OciRuntime, oci_shape
+from belljar.plan.qemu import (
+    DISK_PATH,
+    INITRD_PATH,
+    KERNEL_PATH,
+    Accel,
+    Role,
+    VmShape,
     vmm_address_space_bytes,
     vmm_memory_max_bytes,
     vmm_processes,
 )
-from belljar.plan.oci import OciRuntime, oci_shape
-from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape
 from belljar.policy import Resources, Tier
 from belljar.store.journal import new_cell_id
 from belljar.store.scratch import owned_name

@@ -14,9 +14,17 @@ from belljar.lazy import lazy_names
 if TYPE_CHECKING:
     from belljar.plan.explain import render_plan
     from belljar.plan.make import GUEST_OVERHEAD_MIB, make_plan
-    from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
-    from belljar.plan.obstacles import (
+    from belljar.plan.model import (
+        BlastRadius,
+        Bound,
+        ImageFacts,
+        Layer,
+        MicrovmPlan,
         Obstacle,
+        OciPlan,
+        Plan,
+    )
+    from belljar.plan.obstacles import (
         hardware_obstacle,
         network_obstacles,
         tier_obstacles,
@@ -44,11 +52,11 @@ __getattr__ = lazy_names(
     {
         "make_plan": "belljar.plan.make",
         **dict.fromkeys(
-            ("BlastRadius", "Bound", "ImageFacts", "Layer", "MicrovmPlan", "OciPlan", "Plan"),
-            "belljar.plan.model",
+            ("BlastRadius", "Bound", "ImageFacts", "Layer", "Obstacle"), "belljar.plan.model"
         ),
+        **dict.fromkeys(("MicrovmPlan", "OciPlan", "Plan"), "belljar.plan.model"),
         **dict.fromkeys(
-            ("Obstacle", "hardware_obstacle", "network_obstacles", "tier_obstacles"),
+            ("hardware_obstacle", "network_obstacles", "tier_obstacles"),
             "belljar.plan.obstacles",
         ),
         "render_plan": "belljar.plan.explain",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError
 from belljar.host.model import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
-from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
-from belljar.plan.model import REAL, ImageFacts, OciPlan, Plan
-from belljar.plan.obstacles import Obstacle, ObstacleCode, cores_warning
-from belljar.plan.qemu import VmShape
+from belljar.plan.jail import JailLimits
+from belljar.plan.model import REAL, ImageFacts, Obstacle, ObstacleCode, OciPlan, Plan
+from belljar.plan.obstacles import cores_warning
+from belljar.plan.qemu import VmShape, vmm_memory_max_bytes
 from belljar.policy import Tier
 from belljar.units import format_size, printable
 

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from belljar.dataclass import dataclass
-from belljar.plan.qemu import VmShape
 
 UID_RANGE_START: Final = 0x7000_0000
 """Host uids of root's cells. (systemd's containers end at 0x6FFF_FFFF.)"""
 SLOTS_PER_HOME: Final = 1 << 12
 INNER_ID: Final = 1000
-_MIB: Final = 1 << 20
 # Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a
 # piped `core_pattern` names (fs/coredump.c)
 _NO_CORE: Final = 1
@@ -185,23 +183,6 @@ def cell_ids(
         newuidmap=newuidmap,
         newgidmap=newgidmap,
     )
-
-
-def vmm_memory_max_bytes(shape: VmShape) -> int:
-    """The RAM, and what the VMM itself needs."""
-    overhead_mib = 192 if shape.accel == "tcg" else 96
-    return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
-
-
-def vmm_address_space_bytes(shape: VmShape) -> int:
-    """As above for RLIMIT_AS, which counts reservations too."""
-    # Libraries; for each thread an arena of 64 MiB and a stack of 8 MiB
-    return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
-
-
-def vmm_processes(shape: VmShape) -> int:
-    """Threads; up to 64 of them wait for the disk."""
-    return shape.vcpus + 80
 
 
 def jail_argv(

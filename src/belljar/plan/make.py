@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from belljar.dataclass import dataclass, replace
 from belljar.host.model import HostFacts, KvmState, RuntimeFact
 from belljar.plan import explain, explain_cell
-from belljar.plan.jail import (
-    JailLimits,
-    vmm_address_space_bytes,
-    vmm_memory_max_bytes,
-    vmm_processes,
-)
-from belljar.plan.model import Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
+from belljar.plan.jail import JailLimits
+from belljar.plan.model import Bound, ImageFacts, Layer, MicrovmPlan, Obstacle, OciPlan, Plan
 from belljar.plan.obstacles import (
-    Obstacle,
     gpu_obstacles,
     hardware_obstacle,
     network_obstacles,
@@ -29,7 +23,13 @@ from belljar.plan.obstacles import (
     user_obstacles,
 )
 from belljar.plan.oci import OciRuntime, OciShape, oci_shape, writable_inodes
-from belljar.plan.qemu import GuestLimits, VmShape
+from belljar.plan.qemu import (
+    GuestLimits,
+    VmShape,
+    vmm_address_space_bytes,
+    vmm_memory_max_bytes,
+    vmm_processes,
+)
 from belljar.policy import Resources, Tier, demanded_tier, needs_hardware
 from belljar.policy.limits import GRANTABLE, NOTHING_GRANTED, Granted
 from belljar.units import printable

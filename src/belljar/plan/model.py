@@ -5,11 +5,11 @@ is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass, field, field_names, json_of
 from belljar.plan.jail import JailLimits
-from belljar.plan.obstacles import Obstacle
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Resources, Risk, Tier
@@ -24,6 +24,7 @@ REAL: Final = "REAL network: "
 """How a sentence about something real begins."""
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 """`shared`: as good as the host's kernel."""
+ObstacleValue: TypeAlias = str | int | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,57 @@ class BlastRadius:
     write: tuple[str, ...]
     reach: tuple[str, ...]
     consume: tuple[str, ...]
+
+
+class ObstacleCode(StrEnum):
+    """One reason; `explain.OBSTACLES` has its sentence and hint."""
+
+    ARCHITECTURE = "architecture"
+    NO_CALL_PROFILE = "no_call_profile"
+    RUNTIME_NOT_CHECKED = "runtime_not_checked"
+    RUNTIME_UNUSABLE = "runtime_unusable"
+    RUNTIME_FAILED = "runtime_failed"
+    RUNTIME_WITHOUT_PORT = "runtime_without_port"
+    TOOL_NOT_CHECKED = "tool_not_checked"
+    TOOL_MISSING = "tool_missing"
+    TOOL_VERSION_UNKNOWN = "tool_version_unknown"
+    TOOL_TOO_OLD = "tool_too_old"
+    NO_USER_NAMESPACES = "no_user_namespaces"
+    NO_IDS = "no_ids"
+    CGROUPS_NOT_MOUNTED = "cgroups_not_mounted"
+    CGROUPS_NOT_IN_KERNEL = "cgroups_not_in_kernel"
+    CGROUPS_NOT_DELEGATED = "cgroups_not_delegated"
+    CGROUPS_NOT_OWNED = "cgroups_not_owned"
+    KERNEL_TOO_OLD = "kernel_too_old"
+    RIGHTS_NEED_OTHER_TIER = "rights_need_other_tier"
+    RIGHTS_OF_NO_TIER = "rights_of_no_tier"
+    USER_BEYOND_IDS = "user_beyond_ids"
+    GPU_NEEDS_CONTAINER = "gpu_needs_container"
+    KVM_UNPROVEN = "kvm_unproven"
+    KVM_REFUTED = "kvm_refuted"
+    KVM_ABSENT = "kvm_absent"
+    TOO_FEW_PROCESSORS = "too_few_processors"
+    TOO_LITTLE_MEMORY = "too_little_memory"
+    MODULES_MISSING = "modules_missing"
+    NO_NETWORK_NAMESPACES = "no_network_namespaces"
+    NETWORK_NAMESPACES_OFF = "network_namespaces_off"
+    TOO_FEW_OPEN_FILES = "too_few_open_files"
+    CRASH_STARTS_PROGRAM = "crash_starts_program"
+    CRASH_LIMITED_IN_CELL = "crash_limited_in_cell"
+    CRASH_TO_SERVER = "crash_to_server"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason why it can't be done here.
+
+    `hint`: the host's facts' own. Values whose name ends in `_bytes` are sizes.
+    """
+
+    code: ObstacleCode
+    values: Mapping[str, ObstacleValue] = field(default_factory=dict)
+    where: str = "host"
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,9 @@ Used to refuse a plan, and by `belljar doctor` to say so beforehand; `explain` h
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Final
 
-from belljar.dataclass import dataclass, field
 from belljar.host.model import (
     CgroupVersion,
     CoreFact,
@@ -22,6 +20,7 @@ from belljar.host.model import (
     ToolFact,
     UsernsFact,
 )
+from belljar.plan.model import Obstacle, ObstacleCode, ObstacleValue
 from belljar.plan.oci import ID_COUNT
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
@@ -38,57 +37,6 @@ MODULE_OF: Final = {"asyncssh": "ssh", "dulwich": "git", "jinja2": "http", "pack
 """The kind of stand-in that needs a module."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _MAX_PATTERN_CHARS: Final = 80
-Value: TypeAlias = str | int | tuple[str, ...]
-
-
-class ObstacleCode(StrEnum):
-    """One reason; `explain.OBSTACLES` has its sentence and hint."""
-
-    ARCHITECTURE = "architecture"
-    NO_CALL_PROFILE = "no_call_profile"
-    RUNTIME_NOT_CHECKED = "runtime_not_checked"
-    RUNTIME_UNUSABLE = "runtime_unusable"
-    RUNTIME_FAILED = "runtime_failed"
-    TOOL_NOT_CHECKED = "tool_not_checked"
-    TOOL_MISSING = "tool_missing"
-    TOOL_VERSION_UNKNOWN = "tool_version_unknown"
-    TOOL_TOO_OLD = "tool_too_old"
-    NO_USER_NAMESPACES = "no_user_namespaces"
-    NO_IDS = "no_ids"
-    CGROUPS_NOT_MOUNTED = "cgroups_not_mounted"
-    CGROUPS_NOT_IN_KERNEL = "cgroups_not_in_kernel"
-    CGROUPS_NOT_DELEGATED = "cgroups_not_delegated"
-    CGROUPS_NOT_OWNED = "cgroups_not_owned"
-    KERNEL_TOO_OLD = "kernel_too_old"
-    RIGHTS_NEED_OTHER_TIER = "rights_need_other_tier"
-    RIGHTS_OF_NO_TIER = "rights_of_no_tier"
-    USER_BEYOND_IDS = "user_beyond_ids"
-    GPU_NEEDS_CONTAINER = "gpu_needs_container"
-    KVM_UNPROVEN = "kvm_unproven"
-    KVM_REFUTED = "kvm_refuted"
-    KVM_ABSENT = "kvm_absent"
-    TOO_FEW_PROCESSORS = "too_few_processors"
-    TOO_LITTLE_MEMORY = "too_little_memory"
-    MODULES_MISSING = "modules_missing"
-    NO_NETWORK_NAMESPACES = "no_network_namespaces"
-    NETWORK_NAMESPACES_OFF = "network_namespaces_off"
-    TOO_FEW_OPEN_FILES = "too_few_open_files"
-    CRASH_STARTS_PROGRAM = "crash_starts_program"
-    CRASH_LIMITED_IN_CELL = "crash_limited_in_cell"
-    CRASH_TO_SERVER = "crash_to_server"
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """One reason why it can't be done here.
-
-    `hint`: the host's facts' own. Values whose name ends in `_bytes` are sizes.
-    """
-
-    code: ObstacleCode
-    values: Mapping[str, Value] = field(default_factory=dict)
-    where: str = "host"
-    hint: str = ""
 
 
 # ---- tiers
@@ -220,7 +168,7 @@ def size_obstacles(
 ) -> Iterator[Obstacle]:
     """Why a cell and jail of this size don't fit this host."""
     if resources.cpus > facts.cpus:
-        values: dict[str, Value] = {"asked": resources.cpus, "cpus": facts.cpus}
+        values: dict[str, ObstacleValue] = {"asked": resources.cpus, "cpus": facts.cpus}
         yield Obstacle(ObstacleCode.TOO_FEW_PROCESSORS, values, "resources.cpus")
     host_bytes = facts.memory_total_mib << 20
     if memory_max_bytes > host_bytes:

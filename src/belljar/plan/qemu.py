@@ -48,6 +48,7 @@ _OFFLOADS: Final = (
 )
 _NO_OFFLOADS: Final = ",".join(f"{feature}=off" for feature in _OFFLOADS.split())
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+_MIB: Final = 1 << 20
 _KVM_FDSET: Final = 1
 _CONSOLE_FDSET: Final = 2
 
@@ -101,6 +102,23 @@ class VmFds:
     kvm: int | None = None
     state: int | None = None
     net: int | None = None
+
+
+def vmm_memory_max_bytes(shape: VmShape) -> int:
+    """The RAM, and what the VMM itself needs."""
+    overhead_mib = 192 if shape.accel == "tcg" else 96
+    return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
+
+
+def vmm_address_space_bytes(shape: VmShape) -> int:
+    """As above for RLIMIT_AS, which counts reservations too."""
+    # Libraries; for each thread an arena of 64 MiB and a stack of 8 MiB
+    return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
+
+
+def vmm_processes(shape: VmShape) -> int:
+    """Threads; up to 64 of them wait for the disk."""
+    return shape.vcpus + 80
 
 
 def qemu_argv(

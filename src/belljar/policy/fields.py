@@ -6,16 +6,21 @@ A refusal is a `ValueError` whose text goes to the author.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from belljar.dataclass import dataclass, field
-from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
 from belljar.units import (
     did_you_mean,
     format_duration,
@@ -53,6 +58,55 @@ def expected(what: str, value: object, *, shows_text: bool = False) -> ValueErro
 
 WRITTEN: Final = {"written": True}
 """Context of a `model_dump` whose values are written as a person writes them, to be read again."""
+
+
+# ---- models and lists
+
+
+class Strict(BaseModel):
+    """Strict, frozen, no unknown fields."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
+
+
+class AtError(ValueError):
+    """A refusal, with a path below the checked field."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def list_of(
+    what: str,
+    max_count: int,
+    *,
+    min_count: int = 1,
+    schema: Any = list[Any],  # noqa: ANN401 - a type
+) -> BeforeValidator:
+    """A list of so many things, read into a tuple."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, (list, tuple)):
+            raise expected(f"a list of {what}", value)
+        if not min_count <= len(value) <= max_count:
+            raise ValueError(f"{len(value)} {what}; from {min_count} to {max_count} are allowed")
+        return tuple(value)
+
+    return BeforeValidator(read, json_schema_input_type=schema)
+
+
+def mapping_of(what: str, *, empty: object = None) -> Callable[[object], object]:
+    """Reads a mapping; None is `empty`."""
+
+    def read(value: object) -> object:
+        if value is not None and not isinstance(value, Mapping):
+            raise expected(f"a mapping {what}", value)
+        return empty if value is None else value
+
+    return read
 
 
 # ---- kinds of value
@@ -174,7 +228,8 @@ def _measure(
     return amount
 
 
-def _text(value: object, what: str) -> str:
+def read_text(value: object, what: str) -> str:
+    """Return text without NUL bytes. Raises `ValueError`, which names `what`."""
     if not isinstance(value, str):
         raise ValueError(f"{expected(what, value)}; if it is meant as text, put it in quotes")
     if "\0" in value:
@@ -193,7 +248,7 @@ def checked(
     """Text that `accepts` finds true; `error` follows one that it doesn't."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
-        text = _text(value, what)
+        text = read_text(value, what)
         if not accepts(text):
             raise ValueError(f"{quoted(text)} {error}")
         return convert(text)
@@ -208,16 +263,8 @@ def matching(
     return checked(what, error, pattern.fullmatch, f"^{pattern.pattern}$", convert=convert)
 
 
-def _read_image(value: object) -> str:
-    """As written; it is normalised where it is looked up."""
-    image = _text(value, "an image")
-    if not IMAGE_ID.fullmatch(image):
-        parse_reference(image)
-    return image
-
-
 def _read_user(value: object) -> str:
-    user = str(value) if type(value) is int else _text(value, "a user")
+    user = str(value) if type(value) is int else read_text(value, "a user")
     ids = (int(part) for part in user.split(":") if part.isascii() and part.isdigit())
     if not _USER.fullmatch(user) or any(number > MAX_ID for number in ids):
         raise ValueError(
@@ -229,7 +276,7 @@ def _read_user(value: object) -> str:
 
 def _bounded(what: str, most: str, is_too_long: Callable[[str], bool]) -> FieldKind:
     def read(value: object) -> str:
-        text = _text(value, what)
+        text = read_text(value, what)
         if is_too_long(text):
             raise ValueError(f"{what} can have at most {most}")
         return text
@@ -241,7 +288,7 @@ def _bounded(what: str, most: str, is_too_long: Callable[[str], bool]) -> FieldK
 
 
 def _path(value: object, what: str) -> tuple[str, PurePosixPath]:
-    text = _text(value, what)
+    text = read_text(value, what)
     if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
         raise ValueError(f"{what} must have 1 to {MAX_PATH_BYTES} bytes")
     if ".." in text.split("/"):
@@ -285,7 +332,6 @@ NAME: Final = matching(
     "is not a valid name: use at most 64 letters, digits, `.`, `_` and `-`, and begin with a "
     "letter or digit",
 )
-IMAGE: Final = text_kind(_read_image, f"^({IMAGE_ID.pattern}|{PATTERN})$")
 USER: Final = text_kind(_read_user, f"^({_USER.pattern})$", types=["string", "integer"])
 WORKDIR: Final = _paths(
     "a working directory",

@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from belljar.policy import fields as kinds
+from belljar.policy.fields import Strict, list_of
 from belljar.policy.guarding import ALL_PORTS
-from belljar.policy.sections import Strict, list_of
 from belljar.units import did_you_mean, listed, quoted
 
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
+from belljar.policy.fields import AtError
 from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
 from belljar.policy.loaded import (
     DEFAULT_PRESET,
@@ -32,14 +33,7 @@ from belljar.policy.loaded import (
 )
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, OwnCell, Record, Upstream
-from belljar.policy.sections import (
-    AtError,
-    FileCopy,
-    HostRules,
-    HostToolsText,
-    ResourcesText,
-    Rights,
-)
+from belljar.policy.sections import FileCopy, HostRules, HostToolsText, ResourcesText, Rights
 from belljar.policy.serving import Gpu, ModelBlock, Weights
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
 from belljar.policy.stand_ins import MODELS, CellStandIn, Health

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
 from belljar.policy import fields as kinds
+from belljar.policy.fields import AtError, Strict
 from belljar.policy.guarding import GuardRules
 from belljar.policy.limits import (
     HostTools,
@@ -23,18 +24,17 @@ from belljar.policy.limits import (
     least_tier,
     lowered,
 )
-from belljar.policy.network import Network, read_network
+from belljar.policy.network import Network, check_services, read_network
 from belljar.policy.sections import (
-    AtError,
+    IMAGE,
     FilesField,
     HostRules,
     HostToolsField,
     ResourcesField,
     Rights,
-    Strict,
 )
 from belljar.policy.serving import ModelBlock
-from belljar.policy.signals import DecoysField, GuardField, StopsField, check_services
+from belljar.policy.signals import DecoysField, GuardField, StopsField
 from belljar.policy.stand_ins import TargetStandIn
 
 VERSION: Final = 1
@@ -65,7 +65,7 @@ class Policy(Strict):
     tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
         default=None, description="Only to raise the tier above what the risk demands."
     )
-    image: Annotated[str, kinds.IMAGE] = Field(
+    image: Annotated[str, IMAGE] = Field(
         default="default", description="The root filesystem: an image's name or its sha256 digest."
     )
     resources: ResourcesField = Field(

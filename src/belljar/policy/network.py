@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
-from belljar.policy.guarding import OWN_CELL
+from belljar.policy.fields import AtError, Strict, list_of
+from belljar.policy.guarding import OWN_CELL, DecoyKind, DecoySpec
 from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, TargetPorts
-from belljar.policy.sections import AtError, Strict, list_of
 from belljar.policy.stand_ins import (
     MODELS,
     NETWORKS,
@@ -253,3 +253,40 @@ def read_network(value: object) -> object:
         return value
     what = "`none` or a mapping with `stand_ins` and `default`"
     raise kinds.expected(what, value, shows_text=True)
+
+
+def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
+    """Raise `AtError` for a service without a network, or with another's id or name."""
+    names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
+    metadata = [
+        name
+        for name, item in (network.stand_ins.items() if network is not None else ())
+        if isinstance(item, MetadataStandIn)
+    ]
+    for index, decoy in enumerate(decoys):
+        if not decoy.is_service:
+            continue
+        if network is None or not network.has_cells:
+            raise AtError(
+                f"{quoted(decoy.id)} is a service, which needs a network; write `network: "
+                f"{{default: deny}}`",
+                index,
+                "kind",
+            )
+        if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
+            raise AtError(
+                f"{quoted(decoy.id)} is already the name of a cell or stand-in", index, "id"
+            )
+        if decoy.kind is DecoyKind.METADATA:
+            if metadata:
+                why = f"only one metadata service is allowed, and {quoted(metadata[0])} is one"
+                raise AtError(why, index, "kind")
+            metadata.append(decoy.id)
+            continue
+        if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
+            why = f"{quoted(decoy.host)} is already a name in this network"
+            raise AtError(why, index, "place")
+        names.add(decoy.host)
+        if len(names) > MAX_NAMES:
+            why = f"{len(names)} names in all; at most {MAX_NAMES} are allowed"
+            raise AtError(why, index, "place")

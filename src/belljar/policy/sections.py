@@ -5,16 +5,13 @@ As a person writes them (sizes and durations with units); read into the types of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -25,6 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from belljar.policy import fields as kinds
+from belljar.policy.fields import Strict, list_of
 from belljar.policy.limits import (
     CAPABILITIES,
     REFUSE,
@@ -33,6 +31,7 @@ from belljar.policy.limits import (
     HostTools,
     Resources,
 )
+from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
 from belljar.units import quoted
 
 MAX_FILES: Final = 256
@@ -41,50 +40,18 @@ MAX_TOOL_CHARS: Final = 256
 _DEFAULT: Final = Resources()
 
 
-class Strict(BaseModel):
-    """Strict, frozen, no unknown fields."""
-
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
-    )
+# ---- images
 
 
-class AtError(ValueError):
-    """A refusal, with a path below the checked field."""
-
-    def __init__(self, message: str, *path: str | int) -> None:
-        super().__init__(message)
-        self.path = path
-
-
-def list_of(
-    what: str,
-    max_count: int,
-    *,
-    min_count: int = 1,
-    schema: Any = list[Any],  # noqa: ANN401 - a type
-) -> BeforeValidator:
-    """A list of so many things, read into a tuple."""
-
-    def read(value: object) -> object:
-        if not isinstance(value, (list, tuple)):
-            raise kinds.expected(f"a list of {what}", value)
-        if not min_count <= len(value) <= max_count:
-            raise ValueError(f"{len(value)} {what}; from {min_count} to {max_count} are allowed")
-        return tuple(value)
-
-    return BeforeValidator(read, json_schema_input_type=schema)
+def _read_image(value: object) -> str:
+    """As written; it is normalised where it is looked up."""
+    image = kinds.read_text(value, "an image")
+    if not IMAGE_ID.fullmatch(image):
+        parse_reference(image)
+    return image
 
 
-def mapping_of(what: str, *, empty: object = None) -> Callable[[object], object]:
-    """Reads a mapping; None is `empty`."""
-
-    def read(value: object) -> object:
-        if value is not None and not isinstance(value, Mapping):
-            raise kinds.expected(f"a mapping {what}", value)
-        return empty if value is None else value
-
-    return read
+IMAGE: Final = kinds.text_kind(_read_image, f"^({IMAGE_ID.pattern}|{PATTERN})$")
 
 
 # ---- resources

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from belljar.policy import fields as kinds
-from belljar.policy.sections import Strict, list_of
+from belljar.policy.fields import Strict, list_of
 from belljar.units import listed
 
 PRESETS: Final = ("llama_cpp", "vllm")

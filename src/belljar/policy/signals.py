@@ -11,12 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
+from belljar.policy.fields import AtError, Strict, list_of, mapping_of
 from belljar.policy.guarding import (
     ACTIONS,
     DEFAULT_ACTIONS,
     GUARD_CLASSES,
     LOGIN_SERVICES,
-    OWN_CELL,
     SERVICE_PORTS,
     SERVICE_ROWS,
     STANDARD_DECOYS,
@@ -29,9 +29,6 @@ from belljar.policy.guarding import (
     Stop,
     Trigger,
 )
-from belljar.policy.network import Network
-from belljar.policy.sections import AtError, Strict, list_of, mapping_of
-from belljar.policy.stand_ins import MetadataStandIn
 from belljar.units import listed, quoted
 
 MAX_DECOYS: Final = 64
@@ -190,43 +187,6 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
                 "service",
             )
     return tuple(decoy.spec() for decoy in decoys)
-
-
-def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
-    """Raise `AtError` for a service without a network, or with another's id or name."""
-    names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
-    metadata = [
-        name
-        for name, item in (network.stand_ins.items() if network is not None else ())
-        if isinstance(item, MetadataStandIn)
-    ]
-    for index, decoy in enumerate(decoys):
-        if not decoy.is_service:
-            continue
-        if network is None or not network.has_cells:
-            raise AtError(
-                f"{quoted(decoy.id)} is a service, which needs a network; write `network: "
-                f"{{default: deny}}`",
-                index,
-                "kind",
-            )
-        if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
-            raise AtError(
-                f"{quoted(decoy.id)} is already the name of a cell or stand-in", index, "id"
-            )
-        if decoy.kind is DecoyKind.METADATA:
-            if metadata:
-                why = f"only one metadata service is allowed, and {quoted(metadata[0])} is one"
-                raise AtError(why, index, "kind")
-            metadata.append(decoy.id)
-            continue
-        if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
-            why = f"{quoted(decoy.host)} is already a name in this network"
-            raise AtError(why, index, "place")
-        names.add(decoy.host)
-        if len(names) > hosts.MAX_NAMES:
-            why = f"{len(names)} names in all; at most {hosts.MAX_NAMES} are allowed"
-            raise AtError(why, index, "place")
 
 
 def _written_decoy(spec: DecoySpec) -> dict[str, Any]:

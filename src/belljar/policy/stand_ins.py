@@ -15,17 +15,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
+from belljar.policy.fields import AtError, Strict, list_of, mapping_of
 from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports, TargetPorts
 from belljar.policy.limits import Resources, Tier
-from belljar.policy.sections import (
-    AtError,
-    FilesField,
-    ResourcesField,
-    Rights,
-    Strict,
-    list_of,
-    mapping_of,
-)
+from belljar.policy.sections import IMAGE, FilesField, ResourcesField, Rights
 from belljar.units import listed
 
 MAX_WORDS: Final = 1024
@@ -318,7 +311,7 @@ class TargetStandIn(StandIn):
 
     names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
-    image: Annotated[str, kinds.IMAGE] = Field(
+    image: Annotated[str, IMAGE] = Field(
         default="default", description="The cell's root filesystem."
     )
     env: Env = Field(

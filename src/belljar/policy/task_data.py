@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from belljar.policy.fields import Strict
 from belljar.policy.files import Tree, list_tree
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.sections import Strict
 from belljar.units import format_size
 
 MAX_ENTRIES: Final = 2_000

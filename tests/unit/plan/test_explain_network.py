@@ -42,19 +42,6 @@ def test_every_stand_in_is_told_by_name_and_port() -> None:
     assert not any("ANY" in sentence or sentence.startswith(REAL) for sentence in said)
 
 
-def test_what_is_wider_is_said_aloud() -> None:
-    """A catch-all and a sink."""
-    said = reach(NetworkPlan(default="simulate", sink=True))
-    assert [sentence.split(",")[0] for sentence in said if sentence.startswith("ANY")] == [
-        "ANY other name",
-        (
-            "ANY other TCP port of any address: a sink that records the first bytes and closes"
-            " (`sink: true`)"
-        ),
-    ]
-    assert not any("NXDOMAIN" in sentence for sentence in said)
-
-
 def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
     """Host, ports, methods, budget and reason, escaped; a note says that it leaves this host;
     nothing else claims that none does."""
@@ -81,12 +68,6 @@ def test_target_cells_that_may_not_fit_are_noted(facts: HostFacts) -> None:
     small = replace(facts, memory_available_mib=1000)
     assert "may take 2 GiB of memory" in next(warnings(network, small))
     assert "unknown names are simulated" in next(warnings(NetworkPlan(default="simulate"), facts))
-
-
-def test_a_target_that_is_open_at_every_port_is_told_as_that() -> None:
-    """`ports: [all]`, as every service of a compose file is."""
-    said = reach(NetworkPlan(stand_ins=(replace(CELL, ports=(), all_ports=True),)))
-    assert [line for line in said if line.endswith("db on every TCP port")]
 
 
 def test_what_cells_can_make_grow_is_bounded() -> None:

@@ -19,10 +19,8 @@ from belljar.plan.jail import (
     cell_ids,
     jail_argv,
     nested_cell_ids,
-    vmm_address_space_bytes,
-    vmm_memory_max_bytes,
 )
-from belljar.plan.qemu import VmShape
+from belljar.plan.qemu import VmShape, vmm_address_space_bytes, vmm_memory_max_bytes
 
 SPEC = JailSpec(
     cell_id="c-0123456789ab",

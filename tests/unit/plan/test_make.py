@@ -32,9 +32,9 @@ from belljar.plan import (
     render_plan,
 )
 from belljar.plan.explain import ObstacleError
-from belljar.plan.jail import vmm_memory_max_bytes
 from belljar.plan.make import granted
-from belljar.plan.obstacles import ObstacleCode
+from belljar.plan.model import ObstacleCode
+from belljar.plan.qemu import vmm_memory_max_bytes
 from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, least_tier, load_preset
 from belljar.policy.sections import Rights
 

@@ -22,7 +22,8 @@ from belljar.host.tools import QEMU_MIN
 from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
 from belljar.plan.explain import KVM_HINTS, OBSTACLES, obstacle_text
 from belljar.plan.make import isolation_of
-from belljar.plan.obstacles import MIN_KERNEL, Obstacle, ObstacleCode, Value, cores_warning
+from belljar.plan.model import Obstacle, ObstacleCode, ObstacleValue
+from belljar.plan.obstacles import MIN_KERNEL, cores_warning
 from belljar.policy import Resources, Tier
 
 
@@ -191,7 +192,7 @@ def test_each_code_has_its_sentence_and_hint() -> None:
     lists = {"missing": ("cpu", "pids"), "able": ("gvisor", "microvm"), "refused": ("CAP_X", "y")}
     names = "arch known tier name version reason tool path needed uid release asked cpus most pattern user"
     sizes = dict.fromkeys(("cell", "memory", "disk", "overhead", "host"), 1 << 30)
-    values: dict[str, Value] = {
+    values: dict[str, ObstacleValue] = {
         **{name: f"<{name}>" for name in names.split()},
         **{f"{name}_bytes": size for name, size in sizes.items()},
         **lists,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from belljar.policy import fields as kinds
 from belljar.policy.limits import Risk
+from belljar.policy.sections import IMAGE
 from belljar.units import parse_duration, parse_size, printable
 
 ANYTHING = st.recursive(
@@ -21,7 +22,7 @@ ANYTHING = st.recursive(
 )
 EVERY_KIND = [
     kinds.NAME,
-    kinds.IMAGE,
+    IMAGE,
     kinds.USER,
     kinds.WORKDIR,
     kinds.TARGET,
@@ -59,8 +60,8 @@ def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.FieldKind, val
 @pytest.mark.parametrize(
     ("kind", "value", "read"),
     [
-        (kinds.IMAGE, "debian-dev", "debian-dev"),
-        (kinds.IMAGE, "sha256:" + "0a" * 32, "sha256:" + "0a" * 32),
+        (IMAGE, "debian-dev", "debian-dev"),
+        (IMAGE, "sha256:" + "0a" * 32, "sha256:" + "0a" * 32),
         (kinds.USER, 1000, "1000"),
         (kinds.USER, "1000:1000", "1000:1000"),
         (kinds.USER, "_apt", "_apt"),
@@ -84,10 +85,10 @@ def test_what_is_meant_is_read(kind: kinds.FieldKind, value: object, read: objec
 @pytest.mark.parametrize(
     ("kind", "value", "told"),
     [
-        (kinds.IMAGE, "sha256:12", "64 hexadecimal"),
-        (kinds.IMAGE, "-rm", "not a valid image name"),
-        (kinds.IMAGE, "Debian", "lower case"),
-        (kinds.IMAGE, "a b", "not a valid image name"),
+        (IMAGE, "sha256:12", "64 hexadecimal"),
+        (IMAGE, "-rm", "not a valid image name"),
+        (IMAGE, "Debian", "lower case"),
+        (IMAGE, "a b", "not a valid image name"),
         (kinds.USER, -1, "not a valid user"),
         (kinds.USER, 4294967295, "4294867293"),
         (kinds.USER, "0:4294967295", "4294867293"),

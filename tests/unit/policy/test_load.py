@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -462,15 +461,6 @@ def test_what_is_no_preset_or_is_raised_here_is_read() -> None:
     assert known_preset("./low") is None
     assert known_preset("low", Risk.MEDIUM) is None
     assert known_preset(None) == known_preset("high", Risk.HIGH)
-
-
-def test_a_known_presets_tier_is_not_lowered() -> None:
-    """By the same rule as a policy that was read."""
-    known = known_preset("medium")
-    assert known is not None
-    with pytest.raises(PolicyError):
-        with_tier(known, Tier.CONTAINER)
-    assert with_tier(replace(known), None) == known
 
 
 LEAST = {"belljar": 1, "risk": "low"}
