@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.connection import CellStream
     from belljar.cell.exec import OutputSoFar, RunningCommand
     from belljar.cell.files import FileInfo
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from belljar.cell.open import open_cell, open_range
     from belljar.cell.parts import Parts, prepare, start_run
     from belljar.cell.pool import Pool, open_pool
-    from belljar.cell.range import Range, Snapshot
+    from belljar.cell.range import Range
     from belljar.channel import CommandError, ExecOutput, PtySize, Stream
 
 __all__ = [
@@ -51,14 +51,14 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "Cell": "belljar.cell.cell",
+        **dict.fromkeys(("Cell", "Snapshot"), "belljar.cell.cell"),
         "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "open_range"), "belljar.cell.open"),
         "FileInfo": "belljar.cell.files",
         "Metrics": "belljar.cell.health",
         "Transfer": "belljar.cell.local_tree",
         "HealthFinding": "belljar.cell.health",
-        **dict.fromkeys(("Range", "Snapshot"), "belljar.cell.range"),
+        "Range": "belljar.cell.range",
         **dict.fromkeys(("Parts", "prepare", "start_run"), "belljar.cell.parts"),
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
         **dict.fromkeys(("OutputSoFar", "RunningCommand"), "belljar.cell.exec"),

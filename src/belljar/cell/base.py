@@ -26,7 +26,6 @@ from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
 
 if TYPE_CHECKING:
-    from belljar.cell.range import CellOrigin
     from belljar.signals.decoys import Minted
 
 
@@ -56,7 +55,7 @@ class CellBase:
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0
-        self.origin: CellOrigin | None = None  # None: it is in a range with a network
+        self.origin: Any = None  # a `cell.range.CellOrigin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
         self.decoys: tuple[Minted, ...] = ()
         self._dead: BelljarError | None = None

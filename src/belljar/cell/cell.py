@@ -7,8 +7,10 @@ death; nothing is retried behind the caller's back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import anyio
 
@@ -21,7 +23,68 @@ from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 
 if TYPE_CHECKING:
-    from belljar.cell.range import Snapshot
+    from belljar.signals.decoys import Minted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
+
+    Attributes:
+        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
+        digest: of all of it, in hex.
+        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
+        cell: the id of the cell that was saved.
+        size_bytes: on this host's disk.
+        kept_decoys: ids of its decoys, whose values of then a fork may still hold besides its own:
+            in memory, or in copies.
+    """
+
+    id: str
+    name: str
+    state: Literal["machine", "files"]
+    digest: str
+    key: str
+    cell: str
+    size_bytes: int
+    kept_decoys: tuple[str, ...]
+    saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
+    origin: Any = field(repr=False)  # a `cell.range.CellOrigin`, whose module knows this one
+    hooks: tuple[str, ...] = field(repr=False)
+    ancestors: tuple[str, ...] = field(repr=False)
+    lineage: set[str] = field(repr=False)
+    placed_decoys: tuple[Minted, ...] = field(repr=False)
+
+    @overload
+    def fork(self) -> AbstractAsyncContextManager[Cell]: ...
+
+    @overload
+    def fork(self, count: int) -> AbstractAsyncContextManager[tuple[Cell, ...]]: ...
+
+    def fork(
+        self, count: int | None = None
+    ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
+        """Open a cell, or `count` of them, that goes on from here with what was kept, and with an
+        identity, randomness, clock and decoys of its own.
+
+        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
+        clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
+        `CellError` when the snapshot was changed or deleted, or a hook failed, `HostError` when it
+        was taken with another VMM, processor, kernel or image.
+        """
+        if count is None:
+            return self._one()
+        return self._several(count)
+
+    @asynccontextmanager
+    async def _one(self) -> AsyncIterator[Cell]:
+        async with self.origin.fork(self) as opened:
+            yield opened.cell
+
+    @asynccontextmanager
+    async def _several(self, count: int) -> AsyncIterator[tuple[Cell, ...]]:
+        async with AsyncExitStack() as stack:
+            yield tuple([await stack.enter_async_context(self._one()) for _ in range(count)])
 
 
 class Cell(ExecOperations, ConnectOperations, FileOperations):
@@ -100,7 +163,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
             )
         from belljar.cell.snapshot import take_snapshot
 
-        return await take_snapshot(self, self.origin, name)
+        return await take_snapshot(self, Snapshot, name)
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.

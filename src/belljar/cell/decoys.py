@@ -30,8 +30,7 @@ from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_servi
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.range import Snapshot
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
     from belljar.policy.guarding import DecoySpec

@@ -1,26 +1,23 @@
-"""What holds cells: a range of one sample, and a snapshot with what its forks are made from."""
+"""A range: the cells of one sample, their network, and their gateway's model requests."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.parts import Parts
-    from belljar.cell.snapshot import SavedFiles
     from belljar.cell.stop_rules import StopRulesRecorder
     from belljar.isolation.hold import KillOrder
-    from belljar.isolation.microvm.saved import SavedMachine
     from belljar.ledger import RunDirectory
     from belljar.network.owner.range import NetworkRange as Network
     from belljar.probe.judge import Router
-    from belljar.signals.decoys import Minted
 
 _COARSE: Final = 5
 """CLOCK_REALTIME_COARSE, which Python doesn't name: the kernel takes files' times from it."""
@@ -90,67 +87,6 @@ class CellOrigin:
     since: FileClock
     machine: Callable[..., AbstractAsyncContextManager[Range]]
     fork: Callable[[Snapshot], AbstractAsyncContextManager[Range]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
-
-    Attributes:
-        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
-        digest: of all of it, in hex.
-        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
-        cell: the id of the cell that was saved.
-        size_bytes: on this host's disk.
-        kept_decoys: ids of its decoys, whose values of then a fork may still hold besides its own:
-            in memory, or in copies.
-    """
-
-    id: str
-    name: str
-    state: Literal["machine", "files"]
-    digest: str
-    key: str
-    cell: str
-    size_bytes: int
-    kept_decoys: tuple[str, ...]
-    saved: SavedMachine | SavedFiles = field(repr=False)
-    origin: CellOrigin = field(repr=False)
-    hooks: tuple[str, ...] = field(repr=False)
-    ancestors: tuple[str, ...] = field(repr=False)
-    lineage: set[str] = field(repr=False)
-    placed_decoys: tuple[Minted, ...] = field(repr=False)
-
-    @overload
-    def fork(self) -> AbstractAsyncContextManager[Cell]: ...
-
-    @overload
-    def fork(self, count: int) -> AbstractAsyncContextManager[tuple[Cell, ...]]: ...
-
-    def fork(
-        self, count: int | None = None
-    ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
-        """Open a cell, or `count` of them, that goes on from here with what was kept, and with an
-        identity, randomness, clock and decoys of its own.
-
-        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
-        clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
-        `CellError` when the snapshot was changed or deleted, or a hook failed, `HostError` when it
-        was taken with another VMM, processor, kernel or image.
-        """
-        if count is None:
-            return self._one()
-        return self._several(count)
-
-    @asynccontextmanager
-    async def _one(self) -> AsyncIterator[Cell]:
-        async with self.origin.fork(self) as opened:
-            yield opened.cell
-
-    @asynccontextmanager
-    async def _several(self, count: int) -> AsyncIterator[tuple[Cell, ...]]:
-        async with AsyncExitStack() as stack:
-            yield tuple([await stack.enter_async_context(self._one()) for _ in range(count)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

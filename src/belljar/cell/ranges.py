@@ -16,7 +16,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
@@ -26,8 +26,7 @@ from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError
-from belljar.events import Recorder
-from belljar.isolation.renewal import GivenPort, PortSettings
+from belljar.isolation.renewal import PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.owner.making import RangeSpec
@@ -56,21 +55,8 @@ OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 started."""
 
 
-class MakeCell(Protocol):
-    """`ready_cell` of one sample."""
-
-    def __call__(
-        self,
-        loaded: LoadedPolicy,
-        parts: Parts,
-        *,
-        recorder: Recorder,
-        port: GivenPort | None,
-        place: dict[str, str],
-        part_of: str,
-    ) -> AbstractAsyncContextManager[Cell]:
-        """A cell at its port of the range's network, if it has one."""
-        ...
+MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager["Cell"]]
+"""`ready_cell` of one sample: a cell at its port of the range's network, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

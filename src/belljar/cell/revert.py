@@ -27,8 +27,8 @@ from belljar.isolation.hold import KilledError, raise_if_killed
 from belljar.policy import Risk
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.range import Range, Snapshot
+    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.range import Range
     from belljar.isolation.hold import KillOrder
 
 MAX_RETIRING: Final = 2

@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from belljar.cell.decoys import find_changed
 from belljar.cell.parts import MachineParts
-from belljar.cell.range import FileClock, Snapshot
+from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
@@ -36,7 +36,7 @@ from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.range import CellOrigin
     from belljar.channel.outcomes import ExecOutput
 
@@ -90,8 +90,9 @@ async def run_hooks(snapshot: Snapshot, cell: Cell) -> None:
             )
 
 
-async def take_snapshot(cell: Cell, origin: CellOrigin, name: str | None) -> Snapshot:
-    """See `Cell.snapshot`."""
+async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> Snapshot:
+    """See `Cell.snapshot`. `make`: the class, whose module imports this one."""
+    origin: CellOrigin = cell.origin
     await _check(cell, origin)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
@@ -101,7 +102,7 @@ async def take_snapshot(cell: Cell, origin: CellOrigin, name: str | None) -> Sna
         directory = undo.enter_context(_kept(origin, id_))
         saved = await _save(cell, origin, directory)
         is_machine = isinstance(saved, SavedMachine)
-        snapshot = Snapshot(
+        snapshot = make(
             id=id_,
             name=name,
             state="machine" if is_machine else "files",

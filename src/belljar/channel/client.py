@@ -45,8 +45,9 @@ from belljar.channel.operations import (
     feed_file,
     judge,
 )
-from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError
-from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
+from belljar.channel.outcomes import ExecOutput, FileTooLargeError
+from belljar.channel.pump import SEND_DEADLINE_S, Pump, SocketPipe
+from belljar.channel.requests import ExecRequest
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
 from belljar.units import format_duration, printable
@@ -95,7 +96,7 @@ class GuestClient:
 
     def __init__(
         self,
-        stream: BytePipe,
+        stream: SocketPipe,
         *,
         max_ops: int = DEFAULT_MAX_OPS,
         timeout: Timeout = DEFAULT_TIMEOUT,

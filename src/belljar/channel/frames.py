@@ -16,7 +16,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from belljar.channel.outcomes import ExecRequest
+    from belljar.channel.requests import ExecRequest
 
 PROTOCOL_VERSION: Final = 1
 MAX_PAYLOAD_BYTES: Final = 65_536

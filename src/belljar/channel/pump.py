@@ -40,7 +40,7 @@ class Pump:
     """One stream, its wire and its mailboxes."""
 
     def __init__(
-        self, stream: BytePipe, connection: Mailbox, *, send_deadline_s: float = SEND_DEADLINE_S
+        self, stream: SocketPipe, connection: Mailbox, *, send_deadline_s: float = SEND_DEADLINE_S
     ) -> None:
         self.wire = HostConnection()
         self.failure: CellError | None = None
@@ -191,22 +191,6 @@ class Pump:
                 hint=_DEAD_HINT,
             )
         )
-
-
-class BytePipe(Protocol):
-    """What a client needs of its stream; anyio's `SocketStream` has it too."""
-
-    async def receive(self, max_bytes: int = ..., /) -> bytes:
-        """Some bytes, at least one. Raises `anyio.EndOfStream` at the end."""
-        ...
-
-    async def send(self, item: bytes, /) -> None:
-        """Send all of it."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close. Waiting tasks get an error."""
-        ...
 
 
 class SocketPipe:

@@ -27,12 +27,12 @@ import anyio
 
 from belljar.cell import open as cell_open
 from belljar.cell.cell import Cell as AsyncCell
+from belljar.cell.cell import Snapshot as AsyncSnapshot
 from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
-from belljar.cell.range import Snapshot as AsyncSnapshot
 from belljar.channel import ExecOutput, Stream
 from belljar.events import Actor
 from belljar.host.settings import PolicyLike

@@ -4,6 +4,7 @@ The cell is a fake guest's."""
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import socket
@@ -19,7 +20,8 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import CELL, opening
 
 from belljar.cell import Cell
-from belljar.cli.exec import COMMAND_KEY, exec_command, read_descriptor
+from belljar.channel import Stream
+from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on, read_descriptor
 from belljar.cli.main import run
 from belljar.ledger import Status, verify
 
@@ -88,12 +90,15 @@ def test_everything_after_the_dashes_is_the_guests() -> None:
         (["--env", "NOVALUE", "--", "ls"], "write NAME=VALUE"),
         (["--env", "=x", "--", "ls"], "write NAME=VALUE"),
         (["--timeout", "soon", "--", "ls"], "not a duration"),
+        (["--timeout", "5", "--", "ls"], "is not a duration"),
+        (["--timeout", "", "--", "ls"], "an empty duration"),
+        (["--timeout", "0s", "--", "ls"], "a command needs time"),
     ],
 )
 def test_what_can_not_be_meant(
     words: list[str], why: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Usage errors are told before anything is made."""
+    """Usage errors are told before anything is made. A timeout of zero is no way to have none."""
     assert run(["exec", *words]) == 2
     assert why in capsys.readouterr().err
     assert list(store.iterdir()) == []
@@ -212,3 +217,47 @@ def test_which_tiers_were_passed_over_is_told(
     out, err = capfd.readouterr()
     assert json.loads(out)["skipped_tiers"] == [sentence]
     assert err == ""
+
+
+class Out(io.TextIOWrapper):
+    """A standard stream in memory, that is a terminal or not."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._bytes = io.BytesIO()
+        super().__init__(self._bytes, encoding="utf-8", newline="")
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        """As told."""
+        return self._terminal
+
+    def written(self) -> bytes:
+        """All that arrived."""
+        self.flush()
+        return self._bytes.getvalue()
+
+
+HOSTILE = "é\n\x1b]0;mine\x07\tred\x1b[31m\r\u202ehidden\x9b1m".encode() + b"\xff\n"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_on_a_terminal_output_can_not_act(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Escapes, controls, bidi and broken bytes are shown, not sent, however they are cut into
+    pieces; newlines, tabs and letters stay."""
+    out = Out(terminal=True)
+    monkeypatch.setattr("sys.stdout", out)
+    pass_on = passing_on()
+    for at in range(0, len(HOSTILE), size):
+        pass_on(Stream.STDOUT, HOSTILE[at : at + size])
+    shown = out.written().decode()
+    assert shown.startswith("é\n\\x1b]0;mine\\x07\tred\\x1b[31m\\r")
+    assert shown.endswith("\\xff\n")
+    assert [c for c in shown if not c.isprintable() and c not in "\n\t"] == []
+
+
+def test_elsewhere_output_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or a pipe gets every byte as it was."""
+    out = Out(terminal=False)
+    monkeypatch.setattr("sys.stderr", out)
+    passing_on()(Stream.STDERR, HOSTILE)
+    assert out.written() == HOSTILE
