@@ -17,7 +17,7 @@ from belljar.ledger import read_events
 from belljar.ledger.files import is_being_written
 
 TASKS = """
-import asyncio
+import os
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, mean, scorer, stderr
@@ -25,9 +25,10 @@ from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
 @solver
-def work(seconds, everyone):
+def work(seconds, slow_node):
     async def solve(state, generate):
-        wait = seconds if everyone or state.sample_id == "s3" else 0
+        is_slow = os.environ.get("BELLJAR_FLEET_NODE") == slow_node if slow_node else state.sample_id == "s3"
+        wait = seconds if is_slow else 0
         said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
         state.store.set("said", said.stdout.split())
         return state
@@ -41,9 +42,9 @@ def points():
     return score
 
 @task
-def numbers(count: int = 4, seconds: float = 0, everyone: bool = False):
+def numbers(count: int = 4, seconds: float = 0, slow_node: str = ""):
     samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
-    return Task(dataset=samples, solver=work(seconds, everyone), scorer=points())
+    return Task(dataset=samples, solver=work(seconds, slow_node), scorer=points())
 """
 
 
