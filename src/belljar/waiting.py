@@ -1,10 +1,10 @@
-"""A line on the terminal for what takes longer than a person would wait without one."""
+"""Lines on standard error: for what takes longer than a person would wait without one, and more."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 SLOW_S: Final = 2.0
@@ -28,3 +28,9 @@ def reported_if_slow(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def print_status(text: str) -> None:
+    """Print to standard error. Raises nothing."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ from belljar.compose.data import ServiceBuild
 from belljar.differences import Difference
 from belljar.errors import CellError, HostError
 from belljar.events import Event, Kind, MemoryRecorder
+from belljar.harness.source import RealCells
 from belljar.ledger import create_run
 from belljar.plan.make import granted
 from belljar.policy import LoadedPolicy, Risk, Tier
@@ -266,12 +267,13 @@ class FakeCell:
             raise CellError("the cell died: /secret/host/path", where=f"cell {self.id}")
 
 
-class FakeCells:
-    """A `CellSource` of fake cells. `prepared` and `opened` remember the policies; `prepare_error`
+class FakeCells(RealCells):
+    """A source of fake cells. `prepared` and `opened` remember the policies; `prepare_error`
     is raised by `prepare`. With a `router`, each cell has a network device that leads to it, and
     each range a target cell."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.runs: list[FakeRun] = []
         self.prepared: list[LoadedPolicy] = []
         self.opened: list[FakeCell] = []

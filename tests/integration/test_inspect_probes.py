@@ -21,7 +21,8 @@ from tests.integration.conftest import Belljar
 from belljar.cell.parts import ContainerParts, Parts, gather_parts
 from belljar.channel import ExecOutput
 from belljar.events import Kind, MemoryRecorder
-from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness.evaluate import run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.ledger import read_events, verify
 from belljar.policy import LoadedPolicy
 from belljar.probe.model import Side, Verdict

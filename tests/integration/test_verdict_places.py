@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
 
-from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness.evaluate import run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.report.reasons import ReasonCode as Code
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]

@@ -151,7 +151,8 @@ def run(
     if policy:
         check_policy(policy, tier or "")
     with reported_if_slow(LOADING):
-        from belljar.harness.evaluate import RunRequest, run_evaluation
+        from belljar.harness.evaluate import run_evaluation
+        from belljar.harness.options import RunRequest
     request = RunRequest(
         inspect_args=inspect_args,
         policy=policy,

@@ -21,9 +21,10 @@ from belljar.fleet.judge import KIND, Try, summary
 from belljar.fleet.node import clear, settings_of
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.record import run_to_resume
-from belljar.harness.evaluate import RunOutcome, RunRequest
+from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger
 from belljar.harness.host_processes import watched_host
+from belljar.harness.options import RunRequest
 from belljar.harness.selected import select_task
 from belljar.harness.source import RealCells, standard_output_to_error
 from belljar.package import __version__
@@ -65,7 +66,8 @@ def run_fleet(
         watched_host(beside="ray") as host,  # it loads the task, and computes its metrics
         standard_output_to_error(),  # engines print what they notice
     ):
-        task, home = select_task(request), request.home or belljar_home()
+        loaded = load_only(request.inspect_args, request.operator_options)
+        task, home = select_task(request, loaded), request.home or belljar_home()
         archive = pack_task(task.root) if task.root is not None else bytes(1024)
         argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
         sha256 = hashlib.sha256(archive).hexdigest()

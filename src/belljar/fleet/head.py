@@ -38,10 +38,8 @@ from belljar.fleet.units import (
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import put_on_record
 from belljar.harness.host_processes import HostActivity, proxies_here
-from belljar.harness.merged_log import LogPart, merge_logs
 from belljar.harness.selected import SelectedTask
-from belljar.harness.source import print_status
-from belljar.harness.verdicts import bind_verdicts
+from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
 from belljar.ledger import RunDirectory, read_events
 from belljar.ledger.kinds import check_shape, shape_of
 from belljar.ledger.rundir import INSPECT_LOGS
@@ -50,6 +48,7 @@ from belljar.report.left import LeftGatherer
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.units import printable
+from belljar.waiting import print_status
 
 POLL_S: Final = 0.5
 NODE_TIMEOUT_S: Final = 12.0
@@ -451,7 +450,9 @@ class Head:
             return []
         folder = self._run.inspect_log_dir
         try:
-            differing = merge_logs(self._parts(), self._task, folder)
+            differing = merge_logs(
+                self._parts(), self._task.samples, folder, epochs=self._task.epochs
+            )
             dropped = bind_verdicts(folder, findings, require_contained=require_contained)
         except Exception as error:  # noqa: BLE001 - Inspect's log format, a task's own metrics
             detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"

@@ -22,15 +22,15 @@ from belljar.errors import PolicyError
 from belljar.harness.compat import TaskRefused, judge
 from belljar.harness.config import (
     BelljarConfig,
+    SampleSandbox,
     as_config,
     beside_policy,
-    check_below,
     judged,
     named_document,
     of_compose,
     settled,
 )
-from belljar.harness.preview import SampleSandbox
+from belljar.policy.files import check_below
 from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.units import printable
 

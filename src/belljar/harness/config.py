@@ -47,6 +47,7 @@ from belljar.harness.operator import (
 )
 from belljar.policy import LoadedPolicy, resolve_policy, with_tier
 from belljar.policy.fields import WRITTEN
+from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import PRESETS
@@ -160,6 +161,17 @@ class SamplePolicy:
     differences: tuple[Difference, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSandbox:
+    """One sample's sandbox, or the error refusing it."""
+
+    task: str
+    sample: str
+    metadata: Mapping[str, object]
+    config: BelljarConfig
+    error: PolicyError | None = None
+
+
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
     """From what Inspect passes. Raises `PolicyError`."""
     if config is None:
@@ -211,21 +223,6 @@ def judged(config: BelljarConfig, judgement: Honoured) -> BelljarConfig:
     differences = (*config.differences, *judgement.differences)
     changes = {"compose": None, **judgement.changes, "differences": differences}
     return config.model_copy(update=changes)
-
-
-def check_below(path: Path, directory: Path) -> None:
-    """Raises `PolicyError` for a link out of the task's directory."""
-    home = os.path.realpath(directory)
-    written = os.path.normpath(path)
-    is_named_below = any(
-        Path(written).is_relative_to(each) for each in (directory.absolute(), home)
-    )
-    if is_named_below and not Path(os.path.realpath(path.parent)).is_relative_to(home):
-        raise PolicyError(
-            "a link on the way to it leads out of the task's directory",
-            where=printable(str(path)),
-            hint="put the file itself there, or name it where it is",
-        )
 
 
 def beside_policy(directory: Path) -> BelljarConfig:

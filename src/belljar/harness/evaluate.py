@@ -10,22 +10,25 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.export.traces import TraceExport
 from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
-from belljar.harness.models import check_model, check_models
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
     InspectOptions,
+    RunRequest,
     Selection,
+    check_model,
+    check_models,
     explicit_arguments,
     read_options,
     read_selection,
@@ -35,10 +38,7 @@ from belljar.harness.options import (
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
 from belljar.harness.source import (
-    CellSource,
-    RealCells,
     hold_required_gap,
-    print_status,
     standard_output_to_error,
 )
 from belljar.harness.warm import expected_samples, warm_cells
@@ -50,6 +50,7 @@ from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
 from belljar.store.home import belljar_home
 from belljar.units import printable
+from belljar.waiting import print_status
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -63,30 +64,6 @@ TOOLS: Final = "tools.json"
 # Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
 # record of a process that died.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """What to run.
-
-    `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
-    `require_contained`: metrics count contained samples only. `warm`: cells kept ready per plan.
-    `quiet`: standard output stays free for the caller. `otlp`: a collector of traces.
-    `traceback`: Inspect shows an error's.
-    """
-
-    inspect_args: Sequence[str]
-    policy: str = ""
-    override: bool = False
-    allow_upstreams: bool = False
-    tier: str = ""
-    require_contained: bool = False
-    warm: int = 0
-    quiet: bool = False
-    otlp: str = ""
-    traceback: bool = False
-    home: Path | None = None
-    source: CellSource = field(default_factory=RealCells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +94,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         models = check_models(options.models, request.home)
         session = Session(
             operator_options={
+                **request.operator_options,
                 "run_policy": _absolute(request.policy),
-                "override": request.override,
-                "tier": request.tier,
-                "allow_upstreams": request.allow_upstreams,
             },
             home=request.home,
             source=request.source,

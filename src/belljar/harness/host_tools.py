@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from belljar.errors import PolicyError
 from belljar.harness import config as configs
-from belljar.harness.boundary import sample_environment
+from belljar.harness.model_boundary import sample_environment
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.policy import HostTools
 from belljar.report.reasons import ReasonCode

@@ -15,9 +15,9 @@ from belljar.errors import BelljarError, CellError
 from belljar.harness.attach import login_command, release_cells, remove_dead_sockets
 from belljar.harness.dotenv import restore_start
 from belljar.harness.session import Session, current_session
-from belljar.harness.source import print_status
 from belljar.probe.witness import sweep_watches
 from belljar.units import printable
+from belljar.waiting import print_status
 
 _CHECK_INTERVAL_S: Final = 2.0
 

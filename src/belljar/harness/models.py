@@ -1,29 +1,22 @@
-"""The models of an evaluation: whether a task has the one it needs; and model cells, opened once
-for each file and closed with the last task."""
+"""The model cells of an evaluation: opened once for each file, and closed with the last task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 
 from belljar.errors import BelljarError, CellError, PolicyError
-from belljar.harness.source import print_status
-from belljar.model.serve import ModelCell, load_model, open_model
+from belljar.model.serve import ModelCell, open_model
 from belljar.policy import Tier, demanded_tier, with_tier
 from belljar.units import printable
+from belljar.waiting import print_status
 
 if TYPE_CHECKING:
-    from inspect_ai import Task
-
-    from belljar.harness.options import InspectOptions
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
-
-_PREFIX: Final = "belljar/"
 
 
 class ModelCells:
@@ -85,41 +78,3 @@ class ModelCells:
 
 def _report_end(error: CellError) -> None:
     print_status(f"belljar: the model answers no more: {printable(f'{error.where}: {error.what}')}")
-
-
-def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
-    """The policies of those that run in a cell. Raises `PolicyError`, `HostError`: one is wrong."""
-    files = [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
-    return [load_model(Path(file), home=home) for file in files]
-
-
-# Inspect's own solvers that call the evaluated model, unless they are given one
-_CALL_MODEL: Final = frozenset(
-    {"generate", "multiple_choice", "self_critique", "basic_agent", "react"}
-)
-
-
-def check_model(options: InspectOptions, tasks: Iterable[Task]) -> None:
-    """Refuse a task whose solver calls a model when none is named: Inspect would do so in a cell.
-
-    What a solver of the task's own calls is not foreseen.
-    """
-    from inspect_ai._util.registry import is_registry_object, registry_info, registry_params
-    from inspect_ai.solver import Solver
-
-    if options.model or options.context.params.get("solver"):
-        return
-    for task in tasks:
-        waiting: list[Solver] = [] if task.model else [task.solver]
-        while waiting:
-            solver = waiting.pop()
-            name = registry_info(solver).name if is_registry_object(solver) else ""
-            if name.removeprefix("inspect_ai/") in _CALL_MODEL:
-                if not registry_params(solver).get("model"):
-                    raise PolicyError(
-                        f"its solver `{name.removeprefix('inspect_ai/')}` needs a model",
-                        where=f"task {printable(task.name)}",
-                        hint="add --model PROVIDER/NAME, such as mockllm/model",
-                    )
-            elif isinstance(solver, Sequence):  # a chain
-                waiting += solver

@@ -9,25 +9,30 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness.dotenv import DotEnv, read_dotenv
-from belljar.harness.source import print_status
+from belljar.harness.operator import OperatorOptions
+from belljar.harness.source import RealCells
+from belljar.model.serve import load_model
 from belljar.units import printable
+from belljar.waiting import print_status
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from inspect_ai import Task
+
+    from belljar.policy import LoadedPolicy
 
 
 _PREFIX: Final = "INSPECT_EVAL"
 OWN_PREFIX: Final = "BELLJAR_"
 PROVIDER: Final = "belljar"
+_IN_A_CELL: Final = f"{PROVIDER}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,40 @@ def check(settings: Iterable[Setting], context: click.Context | None = None) -> 
             where=printable(setting.source),
             hint=f"remove it there: {taken.hint}",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What to run.
+
+    `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
+    `require_contained`: metrics count contained samples only. `warm`: cells kept ready per plan.
+    `quiet`: standard output stays free for the caller. `otlp`: a collector of traces.
+    `traceback`: Inspect shows an error's.
+    """
+
+    inspect_args: Sequence[str]
+    policy: str = ""
+    override: bool = False
+    allow_upstreams: bool = False
+    tier: str = ""
+    require_contained: bool = False
+    warm: int = 0
+    quiet: bool = False
+    otlp: str = ""
+    traceback: bool = False
+    home: Path | None = None
+    source: RealCells = field(default_factory=RealCells)
+
+    @property
+    def operator_options(self) -> OperatorOptions:
+        """The operator's own part of it."""
+        return {
+            "run_policy": self.policy,
+            "override": self.override,
+            "tier": self.tier,
+            "allow_upstreams": self.allow_upstreams,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,3 +400,41 @@ def read_selection(options: InspectOptions) -> Selection:
         ids=[ids] if isinstance(ids, (str, int)) else ids,
         shuffle=True if shuffle == -1 else shuffle or None,
     )
+
+
+def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
+    """The policies of those that run in a cell. Raises `PolicyError`, `HostError`: one is wrong."""
+    files = [name.removeprefix(_IN_A_CELL) for name in names if name.startswith(_IN_A_CELL)]
+    return [load_model(Path(file), home=home) for file in files]
+
+
+# Inspect's own solvers that call the evaluated model, unless they are given one
+_CALL_MODEL: Final = frozenset(
+    {"generate", "multiple_choice", "self_critique", "basic_agent", "react"}
+)
+
+
+def check_model(options: InspectOptions, tasks: Iterable[Task]) -> None:
+    """Refuse a task whose solver calls a model when none is named: Inspect would do so in a cell.
+
+    What a solver of the task's own calls is not foreseen.
+    """
+    from inspect_ai._util.registry import is_registry_object, registry_info, registry_params
+    from inspect_ai.solver import Solver
+
+    if options.model or options.context.params.get("solver"):
+        return
+    for task in tasks:
+        waiting: list[Solver] = [] if task.model else [task.solver]
+        while waiting:
+            solver = waiting.pop()
+            name = registry_info(solver).name if is_registry_object(solver) else ""
+            if name.removeprefix("inspect_ai/") in _CALL_MODEL:
+                if not registry_params(solver).get("model"):
+                    raise PolicyError(
+                        f"its solver `{name.removeprefix('inspect_ai/')}` needs a model",
+                        where=f"task {printable(task.name)}",
+                        hint="add --model PROVIDER/NAME, such as mockllm/model",
+                    )
+            elif isinstance(solver, Sequence):  # a chain
+                waiting += solver

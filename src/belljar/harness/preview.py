@@ -18,7 +18,14 @@ from belljar.differences import Difference, DifferenceKind, samples_named, sente
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
-from belljar.harness.config import BelljarConfig, beside_policy, named_document, of_compose, settled
+from belljar.harness.config import (
+    BelljarConfig,
+    SampleSandbox,
+    beside_policy,
+    named_document,
+    of_compose,
+    settled,
+)
 from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.policy.files import read_regular
 from belljar.policy.guarding import OWN_CELL
@@ -33,17 +40,6 @@ if TYPE_CHECKING:
     from belljar.image.store import MissingImage
     from belljar.plan import ImageFacts, Plan
     from belljar.policy import LoadedPolicy, Policy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSandbox:
-    """One sample's sandbox, or the error refusing it."""
-
-    task: str
-    sample: str
-    metadata: Mapping[str, object]
-    config: configs.BelljarConfig
-    error: PolicyError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
         """Check policy and host, and make the template."""
-        import belljar.harness.boundary  # noqa: F401 - its hook looks at what models are sent
+        import belljar.harness.model_boundary  # noqa: F401 - its hook looks at what models are sent
 
         session = current_session()
         lifecycle.enter(session)

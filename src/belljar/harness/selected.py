@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
-from belljar.harness.evaluate import RunRequest, load_only
-from belljar.harness.options import InspectOptions, Selection, read_selection
+from belljar.harness.options import InspectOptions, RunRequest, Selection, read_selection
 from belljar.policy import Tier, demanded_tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai import Task
+
+    from belljar.harness.preview import Preview
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
@@ -65,20 +66,14 @@ def pattern_of(sample: str) -> str:
     return _GLOB.sub(r"[\1]", sample)
 
 
-def select_task(request: RunRequest) -> SelectedTask:
-    """Load the one task that is to run, and select its samples.
+def select_task(
+    request: RunRequest, loaded: tuple[InspectOptions, list[Task], list[Preview]]
+) -> SelectedTask:
+    """Select the samples of the one task that `load_only` loaded for the request.
 
-    Raises as `run_evaluation`; `PolicyError` for what can't be run in parts.
+    Raises a sample's own error; `PolicyError` for what can't be run in parts.
     """
-    options, tasks, previews = load_only(
-        request.inspect_args,
-        {
-            "run_policy": request.policy,
-            "override": request.override,
-            "tier": request.tier,
-            "allow_upstreams": request.allow_upstreams,
-        },
-    )
+    options, tasks, previews = loaded
     for each in previews:
         if each.error is not None and not isinstance(each.error, HostError):
             raise each.error  # what a node lacks, each node says itself

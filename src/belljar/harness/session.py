@@ -45,9 +45,10 @@ from belljar.harness.sample_record import (
     is_preparing,
     note_probes,
 )
-from belljar.harness.source import CellSource, RealCells, print_status
+from belljar.harness.source import RealCells
 from belljar.probe.run import breach_of
 from belljar.units import printable
+from belljar.waiting import print_status
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -98,7 +99,7 @@ class Session:
     run: RunDirectory | None = None
     operator_options: OperatorOptions = field(default_factory=OperatorOptions)
     home: Path | None = None
-    source: CellSource = field(default_factory=RealCells)
+    source: RealCells = field(default_factory=RealCells)
     own: ExitStack | None = None
     users: int = 0
     live: list[SampleCell] = field(default_factory=list)

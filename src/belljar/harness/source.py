@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
 from contextlib import (
-    AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
@@ -17,20 +16,20 @@ from contextlib import (
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
 from belljar.events import Actor
-from belljar.harness.config import check_below
 from belljar.image.store import MADE_HERE
 from belljar.plan.make import granted
+from belljar.policy.files import check_below
 from belljar.policy.limits import demanded_tier
 from belljar.policy.stand_ins import CellStandIn
 from belljar.store.home import belljar_home
 from belljar.store.locks import locked
 from belljar.units import printable
-from belljar.waiting import FIRST_CELL, reported_if_slow
+from belljar.waiting import FIRST_CELL, print_status, reported_if_slow
 
 if TYPE_CHECKING:
     from belljar.cell import Cell, Range
@@ -46,12 +45,6 @@ MAX_STARTS: Final = "BELLJAR_MAX_STARTS"
 SLOT_POLL_S: Final = 0.1
 
 
-def print_status(text: str) -> None:
-    """Print to standard error. Raises nothing."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
 def standard_output_to_error() -> Iterator[None]:
     """Keep standard output for `--json` only."""
@@ -65,41 +58,6 @@ def standard_output_to_error() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
-
-
-class CellSource(Protocol):
-    """Makes run directories, images and cells."""
-
-    def start_run(
-        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
-    ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory; `what` names it in lists."""
-
-    def build_images(
-        self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None
-    ) -> None:
-        """Build the missing `builds` among `images`."""
-
-    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
-        """Raises `HostError` naming every missing image."""
-
-    def image_differences(
-        self, policy: LoadedPolicy, *, home: Path | None
-    ) -> tuple[Difference, ...]:
-        """How cells differ from their images' configuration."""
-
-    async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
-        """Plan and make the template."""
-
-    def open_range(
-        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
-    ) -> AbstractAsyncContextManager[Range]:
-        """Fresh cells; `ahead`: for no sample yet."""
-
-    async def probe(
-        self, cell: Cell, router: Router | None, *, run: RunDirectory, phase: str
-    ) -> ProbeReport:
-        """The quick probes in a running cell, recorded."""
 
 
 class RealCells:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.errors import PolicyError
 from belljar.units import printable
 
 MAX_DEPTH: Final = 32
@@ -101,6 +102,21 @@ def _opened(at: int, name: str) -> int:
     if number == errno.EXDEV:
         raise OutsideError
     raise OSError(number, os.strerror(number), name)
+
+
+def check_below(path: Path, directory: Path) -> None:
+    """Raises `PolicyError` for a link out of the task's directory."""
+    home = os.path.realpath(directory)
+    written = os.path.normpath(path)
+    is_named_below = any(
+        Path(written).is_relative_to(each) for each in (directory.absolute(), home)
+    )
+    if is_named_below and not Path(os.path.realpath(path.parent)).is_relative_to(home):
+        raise PolicyError(
+            "a link on the way to it leads out of the task's directory",
+            where=printable(str(path)),
+            hint="put the file itself there, or name it where it is",
+        )
 
 
 # ---- trees

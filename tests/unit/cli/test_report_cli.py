@@ -16,7 +16,8 @@ from tests.unit.cli.test_verdict_cli import TASK
 from belljar.cli.main import run as belljar
 from belljar.cli.report import report_of_run
 from belljar.events import Event, Kind
-from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness.evaluate import run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.ledger import create_run, verify
 from belljar.ledger.chain import canonical
 from belljar.ledger.verification import Status

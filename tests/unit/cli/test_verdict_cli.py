@@ -18,7 +18,8 @@ from tests.fakes.cell import RecordedCells
 from belljar.cli.main import run as belljar
 from belljar.errors import HostError
 from belljar.harness import _registry  # noqa: F401 - the sandbox by its name
-from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness.evaluate import run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.harness.session import Session, session_scope
 from belljar.ledger import create_run
 

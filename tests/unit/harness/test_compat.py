@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
@@ -104,23 +101,6 @@ def test_several_services_are_a_range() -> None:
         judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}})
 
 
-@given(
-    st.dictionaries(
-        st.text(max_size=12),
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.text(max_size=12)
-        | st.lists(st.text(max_size=5)),
-        max_size=6,
-    )
-)
-def test_any_service_is_judged(fields: dict[str, Any]) -> None:
-    """No compose file makes the judge fail but by a refusal."""
-    with suppress(TaskRefused):
-        assert judge_compose(service(**fields)).changes
-
-
 FLAGGED = service(
     image="ctf",
     environment={"FLAG": "${SAMPLE_METADATA_FLAG}", "PORT": "${PORT:-80}"},
@@ -214,14 +194,8 @@ def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
     )
 
 
-def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> None:
-    """Inspect would find them, so they are what the author meant."""
-    (tmp_path / "compose.yaml").write_text("services:\n  default:\n    image: ctf:2\n")
-    task = adapted(tmp_path, "docker")
-    assert task.sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
-    )
-    (tmp_path / "compose.yaml").unlink()
+def test_a_dockerfile_beside_a_docker_task_counts(tmp_path: Path) -> None:
+    """Inspect would find it, so it is what the author meant."""
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     for sandbox in ("docker", ("docker", "Dockerfile")):
         task = adapted(tmp_path, sandbox)

@@ -235,17 +235,6 @@ def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> No
         assert set(made.data.cells) == cells
 
 
-def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) -> None:
-    """There is nothing beyond them; how much is recorded stays the policy's."""
-    (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    services = web()
-    network = load(
-        BelljarConfig(policy=str(tmp_path / "net.yaml"), network=services)
-    ).policy.network
-    assert network is not None
-    assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
-
-
 @pytest.mark.promise("1.7")
 @pytest.mark.parametrize("override", [True, False])
 @pytest.mark.parametrize("run_policy", ["", "low"])
@@ -268,11 +257,15 @@ def test_files_of_a_task_stay_under_any_walls(
 
 
 @pytest.mark.promise("1.5")
-def test_that_services_took_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
-    """Of whatever policy has one."""
+def test_services_take_the_place_of_a_network_and_that_is_reported(tmp_path: Path) -> None:
+    """Of whatever policy has one: there is nothing beyond them; how much is recorded stays the
+    policy's."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy = str(tmp_path / "net.yaml")
     services = web()
+    network = load(BelljarConfig(policy=policy, network=services)).policy.network
+    assert network is not None
+    assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
     gone = [(DifferenceKind.DROPPED, "network")]
     assert differing(BelljarConfig(policy=policy, network=services)) == gone
     assert differing(BelljarConfig(network=services), policy) == gone
@@ -366,17 +359,14 @@ def test_a_change_keeps_everything_else() -> None:
 
 
 def test_metadata_expands_in_env_only(policy_file: Path) -> None:
-    """A sample's metadata reaches the values of `env` by Inspect's names."""
-    loaded = for_sample(load(str(policy_file)), {"flag": "picoCTF{x}", "other key": 3})
+    """A sample's metadata reaches the values of `env` by Inspect's names. A policy that asks for
+    what a sample does not have is refused: an empty flag would be a silent change."""
+    policy = load(str(policy_file))
+    loaded = for_sample(policy, {"flag": "picoCTF{x}", "other key": 3})
     assert loaded.policy.env["FLAG"] == "picoCTF{x}"
     assert loaded.policy.env["PLAIN"] == "$HOME"
-
-
-def test_a_missing_key_is_an_error_that_names_it(policy_file: Path) -> None:
-    """A policy that asks for what a sample does not have is refused: an empty flag would be a
-    silent change."""
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
-        for_sample(load(str(policy_file)), {})
+        for_sample(policy, {})
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
-from belljar.harness.evaluate import NOTED_IN, RunOutcome, RunRequest, check_tasks, run_evaluation
+from belljar.harness.evaluate import NOTED_IN, RunOutcome, check_tasks, run_evaluation
 from belljar.harness.evidence import stored_evidence
+from belljar.harness.options import RunRequest
 from belljar.ledger import local_fingerprint, verify
 from belljar.policy import policy_of
 from belljar.probe.model import AttemptOutcome, Verdict
@@ -424,7 +425,7 @@ def test_a_models_policy_may_require_an_air_gap(
 ) -> None:
     """Of a model for a role, too: without one, the run is refused before a cell is made."""
     policy = policy_of({"belljar": 1, "risk": "low", "host": {"air_gap": "required"}})
-    for module in ("models", "model_api"):
+    for module in ("options", "model_api"):
         monkeypatch.setattr(f"belljar.harness.{module}.load_model", lambda *_, **__: policy)
     way = AirGapFinding(name="a way", state=State.PRESENT, how="looked", evidence="")
     monkeypatch.setattr("belljar.cell.air_gap.check_air_gap", lambda: (way,))

@@ -18,8 +18,9 @@ from inspect_ai.util import LimitExceededError
 from tests.fakes.cell import RecordedCells
 
 from belljar.errors import ContainmentBreach, HostError, PolicyError
-from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.evaluate import RunOutcome, run_evaluation
 from belljar.harness.host_tools import LookAtTools, tool_checks
+from belljar.harness.options import RunRequest
 from belljar.harness.session import Session
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode

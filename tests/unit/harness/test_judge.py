@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.fakes.cell import RecordedCells
 
-from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.evaluate import RunOutcome, run_evaluation
 from belljar.harness.evidence import FINDINGS, stored_evidence
+from belljar.harness.options import RunRequest
 from belljar.ledger import local_fingerprint
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import as_json

@@ -8,10 +8,9 @@ import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.fakes.cell import RecordedCells
 
-from belljar.harness.evaluate import RunRequest, run_evaluation
-from belljar.harness.merged_log import LogPart, merge_logs
-from belljar.harness.selected import SelectedTask
-from belljar.policy import Tier
+from belljar.harness.evaluate import run_evaluation
+from belljar.harness.options import RunRequest
+from belljar.harness.verdicts import LogPart, merge_logs
 
 TASK = """
 from inspect_ai import Epochs, Task, task
@@ -44,15 +43,7 @@ def points():
 def numbers():
     return Task(dataset=[Sample(input="x") for _ in range(5)], solver=work(), scorer=points(), epochs=Epochs(2, ["mean", "max"]))
 """
-SELECTED = SelectedTask(
-    name="numbers",
-    root=None,
-    words=(),
-    check_words=(),
-    samples=("1", "2", "3", "4", "5"),
-    epochs=2,
-    tier=Tier.CONTAINER,
-)
+NAMES = ("1", "2", "3", "4", "5")
 
 
 def run(tmp_path: Path, *arguments: str) -> Path:
@@ -91,7 +82,7 @@ def merged(tmp_path: Path, *parts: LogPart) -> tuple[EvalLog, str]:
     """The merged log, and how the parts differ."""
     folder = tmp_path / "merged"
     folder.mkdir()
-    return (merge_logs(parts, SELECTED, folder), log_in(folder))[::-1]
+    return (merge_logs(parts, NAMES, folder, epochs=2), log_in(folder))[::-1]
 
 
 def test_the_merged_log_is_that_of_one_run(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.harness import models
-from belljar.harness.models import ModelCells, check_models
+from belljar.harness.models import ModelCells
+from belljar.harness.options import check_models
 from belljar.policy import LoadedPolicy, Tier, policy_of
 
 

@@ -13,7 +13,8 @@ from tests.fakes.cell import RecordedCells
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig, load, sample_policy
-from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness.evaluate import run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.host import settings
 from belljar.policy import LoadedPolicy
 from belljar.policy.stand_ins import TargetStandIn

@@ -16,8 +16,15 @@ from tests.fakes.cell import RecordedCells
 from belljar.errors import HostError, PolicyError
 from belljar.harness import dotenv
 from belljar.harness.arguments import check_early
-from belljar.harness.evaluate import RunRequest, check_tasks, run_evaluation
-from belljar.harness.options import TAKEN, Setting, check, explicit_arguments, read_options
+from belljar.harness.evaluate import check_tasks, run_evaluation
+from belljar.harness.options import (
+    TAKEN,
+    RunRequest,
+    Setting,
+    check,
+    explicit_arguments,
+    read_options,
+)
 
 TASK = """
 from pathlib import Path

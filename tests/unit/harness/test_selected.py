@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.harness.evaluate import RunRequest
-from belljar.harness.options import Selection
+from belljar.harness.evaluate import load_only
+from belljar.harness.options import RunRequest, Selection
 from belljar.harness.selected import SelectedTask, pattern_of, select_task
 from belljar.policy import Tier
 
@@ -39,7 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def select(*words: str, **more: object) -> SelectedTask:
     """The task with these options."""
     arguments = ["task.py@names", "--model", "mockllm/model", *words]
-    return select_task(RunRequest(inspect_args=arguments, **more))  # type: ignore[arg-type]
+    request = RunRequest(inspect_args=arguments, **more)  # type: ignore[arg-type]
+    return select_task(request, load_only(arguments, request.operator_options))
 
 
 def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:

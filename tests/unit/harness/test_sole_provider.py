@@ -22,7 +22,8 @@ from tests.fakes.cell import RecordedCells
 
 from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.harness.boundary import LookAtSandboxes, sole_provider
-from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.report.reasons import ReasonCode

@@ -12,7 +12,7 @@ from inspect_ai.model._call_tools import parse_tool_call
 from inspect_ai.tool import ToolInfo, ToolParams
 from inspect_ai.util import JSONSchema
 
-from belljar.harness import boundary, model_api  # noqa: F401 - either puts the bounds in place
+from belljar.harness import model_api, model_boundary  # noqa: F401 - either puts the bounds in place
 
 PARAMETERS = ToolParams(properties={"text": JSONSchema(type="string")})
 TOOL = ToolInfo(name="say", description="Says it.", parameters=PARAMETERS)

@@ -19,7 +19,8 @@ from tests.fakes.cell import RecordedCells
 from belljar.errors import PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.export.otlp import follow
-from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.ledger import create_run, verify
 
 TASK = """

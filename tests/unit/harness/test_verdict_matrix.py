@@ -21,7 +21,8 @@ from belljar.cell.health import HealthFinding
 from belljar.errors import HostError
 from belljar.events import Event, Kind
 from belljar.harness import evaluate
-from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness.evaluate import run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.ledger import RunDirectory
 from belljar.report.reasons import ReasonCode as Code
 

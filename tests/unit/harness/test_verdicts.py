@@ -13,7 +13,8 @@ from tests.fakes.probing import read_canary
 
 from belljar.cli.findings import dropped
 from belljar.errors import ContainmentBreach
-from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.options import RunRequest
 from belljar.harness.session import current_session
 from belljar.ledger import verify
 from belljar.probe.model import Verdict

@@ -1,0 +1,217 @@
+"""The model boundary: what is sent to a model's provider is scanned first, and put on record.
+
+Importing it puts it in place: as a hook, and in Inspect's two calls that have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import urlsplit
+
+import anyio.to_thread
+from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
+from inspect_ai.model import (
+    ChatMessageUser,
+    ContentReasoning,
+    ContentText,
+    ContentToolUse,
+    Model,
+    ModelAPI,
+    get_model,
+)
+from inspect_ai.util import LimitExceededError
+from pydantic import BaseModel
+from typing_extensions import override
+
+import belljar.harness.tool_arguments  # noqa: F401
+from belljar.cell.guarded import GuardedRecorder
+from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.harness.session import SampleCell, current_session
+from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from inspect_ai.model import ChatMessage, GenerateConfig
+    from inspect_ai.tool import ToolInfo
+
+
+STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
+_called: ContextVar[str] = ContextVar("belljar_called_model", default="")
+_READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
+
+
+@hooks(name="belljar_model_boundary", description="Looks at what is sent to a model's provider.")
+class LookAtMessages(Hooks):
+    """Scans the messages of each call of a model."""
+
+    @override
+    def enabled(self) -> bool:
+        """Only in a run that is on record."""
+        return current_session().run is not None
+
+    @override
+    async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
+        # Stop words, a seed, a schema: a guest may have chosen them, and none can be cut
+        choice = getattr(data.tool_choice, "name", "")
+        rest = {**data.config.model_dump(exclude_none=True), "tool_choice": choice}
+        await _look_at(data.model_name, data.input, data.tools, rest)
+
+
+async def _look_at(
+    model: str, messages: list[ChatMessage], tools: list[ToolInfo], rest: Mapping[str, Any]
+) -> None:
+    """Scan what a model is about to be sent, and put what may leave in its place; record it.
+
+    Raises `LimitExceededError` when the sample ends: by the policy, or as this failed.
+    """
+    session, environment = current_session(), sample_environment()
+    if session.run is None:  # a task's module, which is being loaded, or no cell anywhere
+        return
+    try:
+        model = printable(model, max_chars=200)
+        cell = None if environment is None else environment.cell
+        guard = None if cell is None else cell.guard
+        _called.set(model)
+        if cell is not None and guard is not None:
+            for index, message in enumerate(messages):
+                sent = await _scanned(message, guard, cell.id)
+                messages[index] = cast("ChatMessage", sent)
+            for index, tool in enumerate(tools):
+                sent = await _scanned(tool, guard, cell.id, "model.tools")
+                tools[index] = cast("ToolInfo", sent)
+            if await _scanned(rest, guard, cell.id, "model.config") != rest:
+                raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
+        lists = (each.content for each in messages if not isinstance(each.content, str))
+        is_text = all(isinstance(each, _READABLE) for contents in lists for each in contents)
+        parts = [each.model_dump(exclude_none=True) for each in (*messages, *tools)]
+        # About as its provider sends it
+        text = json.dumps([*parts, rest], ensure_ascii=False, default=str)
+        about: dict[str, JsonValue] = {
+            "model": model,
+            "address": _address_of(model),
+            "bytes": len(text.encode("utf-8", "surrogatepass")),
+            "guarded": guard is not None and is_text,
+        }
+        cell_id = None if cell is None else cell.id
+        session.record(
+            Event(kind=Kind.MODEL_CALLED, data=about, cell_id=cell_id, actor=Actor.HARNESS)
+        )
+    except LimitExceededError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
+        await current_session().end_sample(error, where="model boundary")
+
+
+_compact, _count_tokens = Model.compact, Model.count_tokens
+_LOCAL_COUNTS: Final = ("count_tokens", "count_text_tokens", "count_media_tokens")
+
+
+async def _compact_looked_at(
+    self: Model,
+    input: list[ChatMessage],  # noqa: A002 - as Inspect's
+    tools: list[ToolInfo],
+    instructions: str | None = None,
+) -> Any:  # noqa: ANN401 - as Inspect's
+    messages, tools = list(input), list(tools)
+    await _look_at(str(self), messages, tools, {"instructions": instructions})
+    return await _compact(self, messages, tools, instructions)
+
+
+async def _count_looked_at(
+    self: Model,
+    input: str | list[ChatMessage],  # noqa: A002 - as Inspect's
+    config: GenerateConfig | None = None,
+) -> int:
+    counting = type(self.api)
+    if all(getattr(counting, name) is getattr(ModelAPI, name) for name in _LOCAL_COUNTS):
+        return await _count_tokens(self, input, config)
+    is_text = isinstance(input, str)
+    messages: list[ChatMessage]
+    messages = [ChatMessageUser(content=input)] if isinstance(input, str) else [*input]
+    await _look_at(str(self), messages, [], {})
+    return await _count_tokens(self, messages[0].text if is_text else messages, config)
+
+
+# They too send messages to a provider, and Inspect has no hook for them
+Model.compact = _compact_looked_at  # type: ignore[method-assign]
+Model.count_tokens = _count_looked_at  # type: ignore[method-assign]
+
+
+def _address_of(model: str) -> str:
+    """HOST:PORT of the evaluated model's provider; "": its default, or another model's."""
+    with suppress(Exception):  # no model is being evaluated, or its address is none
+        active = get_model()
+        if str(active) == model:
+            url = urlsplit(active.api.base_url or "")
+            return printable(url.netloc.rpartition("@")[2], max_chars=200)  # never a password
+    return ""
+
+
+async def _scanned(
+    value: object, guard: GuardedRecorder, cell_id: str, operation: str = ""
+) -> object:
+    """Return the value with each text and number in it as it may leave: itself if all may.
+
+    A number that is protected becomes a text. `operation`: "" for a message, whose fields name it.
+    """
+    if isinstance(value, (str, int, float)):
+        text = str(value)
+        if len(text.encode("utf-8", "surrogatepass")) < MIN_SCANNED_BYTES:
+            return value
+        passed = await _scanned_text(text, guard, cell_id, operation)
+        return value if passed == text else passed
+    if isinstance(value, (list, tuple)):
+        items = [await _scanned(each, guard, cell_id, operation) for each in value]
+        return value if items == list(value) else items
+    if isinstance(value, Mapping):
+        pairs = [await _scanned(pair, guard, cell_id, operation) for pair in value.items()]
+        return value if pairs == list(value.items()) else dict(cast("Any", pairs))
+    if isinstance(value, BaseModel):
+        # No provider is sent a message's metadata.
+        own = {name: each for name, each in value if operation or name != "metadata"}
+    elif is_dataclass(value) and not isinstance(value, type):
+        own = {each.name: getattr(value, each.name) for each in fields(value)}
+    else:
+        return value
+    changed: dict[str, Any] = {}
+    for name, each in own.items():
+        sent = await _scanned(each, guard, cell_id, operation or f"model.{name}")
+        if sent is not each:
+            changed[name] = sent
+    if not changed:
+        return value
+    return (
+        value.model_copy(update=changed)
+        if isinstance(value, BaseModel)
+        else replace(value, **changed)
+    )
+
+
+async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operation: str) -> str:
+    part = model_part(text.encode("utf-8", "surrogatepass"), operation)
+    part = replace(part, to=_called.get())
+    key = hashlib.sha256(f"{part.to}\0".encode() + part.data).digest()
+    if key not in guard.passed:
+        let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
+        if let_out.stopped:
+            raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
+        guard.passed[key] = None if let_out.data == part.data else let_out.data
+    passed = guard.passed[key]
+    return text if passed is None else passed.decode("utf-8", "replace")
+
+
+def sample_environment() -> SampleCell | None:
+    """The current sample's cell, if it has one."""
+    from inspect_ai.util._sandbox.context import sandbox_environments_context_var
+
+    for environment in (sandbox_environments_context_var.get(None) or {}).values():
+        ours = getattr(environment, "_sandbox", environment)
+        if isinstance(ours, SampleCell):
+            return ours
+    return None
