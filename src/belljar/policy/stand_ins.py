@@ -84,11 +84,9 @@ RESTART: Final = kinds.matching(
 
 
 class Cloud(Enum):
-    """Whose metadata service a stand-in plays."""
+    """Whose metadata service a stand-in plays: one, which plans and records name."""
 
     AWS = "aws"
-    GCP = "gcp"
-    AZURE = "azure"
 
 
 class Tokens(Enum):
@@ -231,7 +229,7 @@ class SmtpStandIn(StandIn):
 
 
 class MetadataStandIn(StandIn):
-    """A cloud's metadata service, at 169.254.169.254 besides its names."""
+    """AWS's metadata service, at 169.254.169.254 besides its names."""
 
     protocols: ClassVar[tuple[str, ...]] = ("http",)
     usual_ports: ClassVar[tuple[int, ...]] = (80,)
@@ -249,12 +247,12 @@ class MetadataStandIn(StandIn):
         "optional.",
     )
     region: Annotated[str, kinds.NAME] | None = Field(
-        default=None, description="The region it says it is in. Default one of the cloud's."
+        default=None, description="The region it says it is in. Default `eu-west-1`."
     )
     data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
         default=None,
         max_length=MAX_WORDS,
-        description="What is answered at a path, over what the cloud's would.",
+        description="What is answered at a path, over what AWS's would.",
     )
 
 

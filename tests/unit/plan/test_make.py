@@ -99,7 +99,7 @@ RANGE: dict[str, Any] = {
                 "routes": "shop/routes.yaml",
             },
             "db": {"kind": "cell", "names": ["db"], "ports": [5432], "command": ["run", "it"]},
-            "cloud": {"kind": "metadata", "cloud": "gcp", "names": ["metadata.google.internal"]},
+            "cloud": {"kind": "metadata", "cloud": "aws", "names": ["metadata.google.internal"]},
         }
     },
 }

@@ -36,7 +36,7 @@ FULL: dict[str, Any] = {
         "packages": {"kind": "pypi", "names": ["packages.example"], "packages": "wheels"},
         "api": {"kind": "har", "names": ["api.example"], "recording": "api/v1/all.har"},
         "mail": {"kind": "smtp", "names": ["mail.example"]},
-        "cloud": {"kind": "metadata", "cloud": "gcp", "names": ["metadata.google.internal"]},
+        "cloud": {"kind": "metadata", "cloud": "aws", "names": ["metadata.google.internal"]},
         "database": {
             "kind": "cell",
             "names": ["db"],
@@ -96,7 +96,7 @@ def test_a_stand_ins_files_are_below_its_directory() -> None:
     assert found["app"][0] == BASE / "app"
     assert "files" not in found["app"][1]
     assert found["mail"] == (None, {})
-    assert found["cloud"] == (None, {"cloud": "gcp"})
+    assert found["cloud"] == (None, {"cloud": "aws"})
     assert found["database"][1]["resources"]["memory_bytes"] == 128 << 20
 
 

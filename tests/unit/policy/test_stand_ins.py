@@ -80,6 +80,7 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("cell", {"health": {"http": "/", "port": 80, "interval": 5}}, "such as `30m`"),
         ("cell", {"ports": ["80/smtp"]}, "not `smtp`"),
         ("metadata", {"cloud": "awz"}, "did you mean `aws`?"),
+        ("metadata", {"cloud": "gcp"}, "`gcp` is not one of `aws`"),
         ("metadata", {"tokens": True}, "required"),
         ("metadata", {"dat": {}}, "dat"),
         ("metadata", {"data": {"/a": 5}}, "quotes"),

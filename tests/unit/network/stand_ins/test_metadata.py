@@ -7,6 +7,7 @@ import hmac
 import json
 import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -151,22 +152,9 @@ def test_mistakes_are_reported(settings: dict[str, Any], word: str) -> None:
 
 @given(
     st.text(max_size=60),
-    st.sampled_from(["aws", "gcp", "azure"]),
-    st.dictionaries(
-        st.sampled_from(["metadata", "metadata-flavor", TOKEN, "x-forwarded-for"]),
-        st.sampled_from(["true", "Google", "x"]),
-    ),
+    st.dictionaries(st.sampled_from([TOKEN, "x-forwarded-for"]), st.sampled_from(["true", "x"])),
 )
-def test_any_path_is_answered(path: str, name: str, headers: dict[str, str]) -> None:
-    """No path or header makes a cloud fail."""
-    from urllib.parse import quote
-
-    roots = {
-        "aws": "/latest/meta-data/",
-        "gcp": "/computeMetadata/v1/",
-        "azure": "/metadata/instance/",
-    }
-    reply = cloud({"cloud": name}).ask(
-        "GET", roots[name] + quote(path, safe="/?&=", errors="replace"), headers=headers
-    )
-    assert reply.status in (200, 301, 400, 401, 403, 404, 405)
+def test_any_path_is_answered(path: str, headers: dict[str, str]) -> None:
+    """No path or header makes the service fail."""
+    path = "/latest/meta-data/" + quote(path, safe="/?&=", errors="replace")
+    assert cloud().ask("GET", path, headers=headers).status in (200, 400, 401, 403, 404, 405)
