@@ -1,6 +1,4 @@
-"""A Debian package repository.
-
-Of a directory of `.deb` files, or of an existing repository tree (`dists/`, `pool/`) as it is.
+"""A Debian package repository, made of a directory of `.deb` files.
 
 Whatever suite and component apt asks for, the packages are in its `main`, signed by a key of the
 range's own (`/key.asc`). Uploads by PUT or POST are put on record and never served. Not: source
@@ -34,7 +32,6 @@ from belljar.network.stand_ins.openpgp import OpenPgpKey
 from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
-    check_directory,
     check_packages,
     page_answer,
     tar_member,
@@ -122,26 +119,22 @@ def parse_control(content: bytes) -> Control:
 
 
 def make(context: StandInContext) -> App:
-    """Of the tree in `context.files`, or of its `.deb` files."""
+    """Return the ASGI app, of the `.deb` files in `context.files`."""
     return streaming_app(_Debian(context).handle)
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Faults of a directory of packages or a tree."""
-    if not (directory / "dists").is_dir():
+    """Return what is wrong with a directory of packages."""
+    if (directory / "dists").is_dir():
+        what = "a tree with `dists/` is not served: write the directory of its `.deb` files"
+        return (Fault(what, file=str(directory / "dists")),)
 
-        def identify(file: StoredFile) -> tuple[str, str, str]:
-            control = read_control(file.path)
-            return control.package, control.version, control.architecture
+    def identify(file: StoredFile) -> tuple[str, str, str]:
+        control = read_control(file.path)
+        return control.package, control.version, control.architecture
 
-        unique = "package, version and architecture"
-        return check_packages(directory, _PACKAGES, identify, unique)
-    wrong, files = check_directory(directory, _PACKAGES)
-    suites = (file for file in files if file.name.startswith("dists/"))
-    if any(file.base in {"Release", "InRelease"} for file in suites):
-        return wrong
-    missing = "no suite in it has a Release or InRelease file"
-    return (*wrong, Fault(missing, file=str(directory / "dists")))
+    unique = "package, version and architecture"
+    return check_packages(directory, _PACKAGES, identify, unique)
 
 
 class _Debian(Registry):
@@ -167,21 +160,17 @@ class _Debian(Registry):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
         match = _BELOW.fullmatch(request.path)
         below = match[1] if match else ""
-        if (self.context.files / "dists").is_dir():
-            file = self.by_name.get(request.path.lstrip("/")) or self.by_name.get(below)
-            etag = ""
-        else:
-            async with self.changing:
-                if not self._indexes:
-                    await self._read_packages()
-            file = self._pool.get(below)
-            etag = (await self.digests(file))["sha256"] if file else ""
-            content = self._page(request.path, below)
-            if content is not None:
-                headers = (("content-type", _type_of(request.path)),)
-                return page_answer(request, content, headers, self._made_s)
+        async with self.changing:
+            if not self._indexes:
+                await self._read_packages()
+        content = self._page(request.path, below)
+        if content is not None:
+            headers = (("content-type", _type_of(request.path)),)
+            return page_answer(request, content, headers, self._made_s)
+        file = self._pool.get(below)
         if file is None:
             return text_answer("404 Not Found", 404)
+        etag = (await self.digests(file))["sha256"]
         return file_answer(file, request, media=_type_of(file.base), etag=etag)
 
     def _page(self, path: str, below: str) -> bytes | None:
