@@ -19,7 +19,6 @@ ALNUM: Final = string.ascii_letters + string.digits
 BASE32: Final = string.ascii_uppercase + "234567"
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 DOMAIN: Final = "corp.internal"
-ED25519_BYTES: Final = 32  # Of a raw key, public or private.
 _T = TypeVar("_T")
 
 
