@@ -6,7 +6,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,9 +14,15 @@ from belljar.cli.console import complete_runs, key_option, log_option, notice, r
 from belljar.units import printable
 from belljar.waiting import reported_if_slow
 
+if TYPE_CHECKING:
+    from belljar.ledger.schema import BodyRef
+
 REPORTS: Final = "reports"
 _POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
 _MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
+_MAX_UNITS_BYTES: Final = (
+    10 << 20
+)  # of the bodies of a fleet's units, as a page has no room for more
 MAX_PLANS: Final = 50
 
 
@@ -85,17 +91,18 @@ def make_page(
     path: Path, *, logs: list[str], key: str | None, run: str | None
 ) -> tuple[bytes, bool]:
     """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
-    from belljar.fleet.record import findings_of
+    from belljar.errors import LedgerError
+    from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import is_being_written
     from belljar.ledger.listing import read_body
-    from belljar.report.collect import collect
+    from belljar.report.collect import MAX_BODY_BYTES, collect
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState
 
-    timelines = Timelines()
+    timelines, units = Timelines(), dict[str, bytes]()
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
         is_running = is_being_written(path)
         evidence = stored_evidence(
@@ -104,9 +111,27 @@ def make_page(
         (host, versions), plans = _read_facts(path)
     if evidence.verification is None:
         raise ValueError("stored evidence is always verified")
+
+    def keep(unit: Path) -> None:
+        plans.update(_read_facts(unit)[1])
+        for body in timelines.bodies_of_ledger():
+            if body.stored and sum(map(len, units.values())) < _MAX_UNITS_BYTES:
+                with suppress(OSError, LedgerError):
+                    units[body.stored] = read_body(unit, body, max_bytes=MAX_BODY_BYTES)
+
+    def read(body: BodyRef, max_bytes: int) -> bytes:
+        try:
+            return read_body(path, body, max_bytes=max_bytes)
+        except (OSError, LedgerError):
+            if body.stored not in units:
+                raise
+            return units[body.stored][:max_bytes]
+
+    with reading(path, "RUN"):
+        findings, _ = findings_of(path, evidence, Shown(timelines, keep))
     source = RunSource(
         verification=evidence.verification,
-        read=lambda body, max_bytes: read_body(path, body, max_bytes=max_bytes),
+        read=read,
         timelines=timelines,
         plans=plans,
         host=host,
@@ -114,8 +139,6 @@ def make_page(
         alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
         is_running=is_running,
     )
-    with reading(path, "RUN"):
-        findings, _ = findings_of(path, evidence)
     return render(collect(findings, source)), not source.alarm
 
 

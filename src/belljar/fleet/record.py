@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import replace
+from belljar.dataclass import dataclass, replace
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Kind
 from belljar.fleet.archive import check_log, unpack
@@ -24,6 +24,7 @@ from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
+from belljar.report.timeline import Timelines
 from belljar.report.verdict import (
     EVALUATION,
     Evidence,
@@ -44,6 +45,15 @@ _OF_UNIT: Final = frozenset(
 def archive_of(run: Path, unit: Unit) -> Path:
     """Return where a unit's run directory is kept in the fleet's."""
     return run / UNITS / f"{unit.name}.tar"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a page takes of each unit, while it is unpacked: its events, then whatever `keep` reads
+    of its verified run directory."""
+
+    timelines: Timelines
+    keep: Callable[[Path], None]
 
 
 @contextmanager
@@ -68,7 +78,7 @@ def unpacked(run: Path, tried: Try, *, only: str = "") -> Iterator[Path]:
         yield directory
 
 
-def examine(run: Path, tried: Try) -> Try:
+def examine(run: Path, tried: Try, shown: Shown | None = None) -> Try:
     """Verify and judge a unit's archive; return the attempt with its findings and ledger's root.
 
     `tried.root` "": not known yet. A record may be unfinished, as its process died. Raises
@@ -88,13 +98,20 @@ def examine(run: Path, tried: Try) -> Try:
             if log.is_file():
                 check_log(log)
         # In a directory of its own: neighbours' records are not its evidence.
-        evidence = stored_evidence(directory, expected_key=key, expected_run=run_id)
+        timelines = None if shown is None else shown.timelines
+        if timelines is not None:
+            timelines.begin_ledger()
+        evidence = stored_evidence(
+            directory, expected_key=key, expected_run=run_id, timelines=timelines
+        )
         if evidence.run.kind != EVALUATION:
             raise LedgerError("it is no record of an evaluation", where=tried.where)
+        if shown is not None:
+            shown.keep(directory)
         return replace(tried, findings=judge(evidence), root=result.root)
 
 
-def record_of(run: Path) -> tuple[dict[str, Any], list[Try]]:
+def record_of(run: Path, shown: Shown | None = None) -> tuple[dict[str, Any], list[Try]]:
     """Return a fleet's plan and its attempts by its ledger, each archive verified and judged again.
 
     One that does not verify is an attempt that `is_bad`. Raises `LedgerError` without a plan.
@@ -114,7 +131,7 @@ def record_of(run: Path) -> tuple[dict[str, Any], list[Try]]:
         raise LedgerError("its plan is not on record", where=str(run))
     for name, verdict in recorded.items():
         try:
-            tries[name] = examine(run, tries[name])
+            tries[name] = examine(run, tries[name], shown)
             found = tries[name].findings
             if verdict == Verdict.BREACHED and found and found.verdict is not Verdict.BREACHED:
                 raise LedgerError("it was breached when it came, and is not now")
@@ -182,7 +199,9 @@ def is_whole(archive: Path) -> bool:
         return False
 
 
-def findings_of(run: Path, evidence: Evidence) -> tuple[RunFindings, list[str]]:
+def findings_of(
+    run: Path, evidence: Evidence, shown: Shown | None = None
+) -> tuple[RunFindings, list[str]]:
     """Return the findings of any run by its stored evidence, and lines about a fleet.
 
     Raises `OSError`.
@@ -202,7 +221,7 @@ def findings_of(run: Path, evidence: Evidence) -> tuple[RunFindings, list[str]]:
     )
     if evidence.ledger is not LedgerState.BAD or is_signed:
         try:
-            plan, tries = record_of(run)
+            plan, tries = record_of(run, shown)
             samples, epochs = tuple(plan["samples"]), int(plan["epochs"])
             asked = replace(asked, task=str(plan["task"]), samples=samples, epochs=epochs)
         except LedgerError as error:

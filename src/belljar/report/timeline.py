@@ -115,9 +115,23 @@ class Timelines:
     _kept: dict[tuple[str, Group], Kept[TimelineEntry]] = field(default_factory=dict)
     _pending: dict[tuple[str, str, int], TimelineEntry] = field(default_factory=dict)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
+    _base: int = 0
+
+    def begin_ledger(self) -> None:
+        """The next events are another ledger's, as of a fleet's unit: their numbers come behind."""
+        self._base = self.events
+
+    def bodies_of_ledger(self) -> Iterator[BodyRef]:
+        """The bodies of the entries that are kept of the latest ledger."""
+        for kept in self._kept.values():
+            for entry in (*kept.first, *kept.last):
+                if entry.seq >= self._base:
+                    yield from (body for body, _ in entry.bodies)
 
     def take(self, line: Line) -> None:
         """One event more. An event whose optional fields have another shape is shown as such."""
+        if self._base:
+            line = replace(line, seq=line.seq + self._base)
         self.events += 1
         self.first_time, self.last_time = self.first_time or line.time, line.time
         self._probes.take(line)
@@ -165,13 +179,14 @@ class Timelines:
         data = line.data
         match line.kind:
             case Kind.RUN_STARTED:
-                self.started = data
+                self.started = self.started or data  # a fleet's own, not a unit's
             case Kind.CELL_PLANNED:
                 self.policies.setdefault(str(data.get("range") or ""), str(data["policy_sha256"]))
             case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
                 self.proofs[_place(line)] = [shown(each) for each in data.get("checked", [])[:100]]
             case Kind.AIR_GAP_CHECKED:
-                self.air_gap[str(data["phase"])] = bool(data["air_gapped"])
+                phase = str(data["phase"])  # of a fleet, only if each unit had none
+                self.air_gap[phase] = self.air_gap.get(phase, True) and bool(data["air_gapped"])
             case Kind.GUARD_HIT:
                 key = tuple(shown(data[each]) for each in ("class", "channel", "place", "action"))
                 is_known = key in self.hits or len(self.hits) < MAX_HITS
