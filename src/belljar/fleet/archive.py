@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 import tarfile
-import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, cast
 
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError, PolicyError
@@ -28,10 +29,15 @@ MAX_TASK_FILES: Final = 20_000
 # Inspect reads a member of a log into memory whole, and a whole log when logs are merged.
 MAX_MEMBER_BYTES: Final = 256 << 20
 MAX_LOG_BYTES: Final = 2 << 30
+MAX_LOG_INDEX_BYTES: Final = 16 << 20
 # Never sent: secrets stay on the head, and the rest is made anew.
 NOT_SENT: Final = frozenset(
     {".env", ".git", ".venv", "venv", "__pycache__", "node_modules", "logs", ".mypy_cache"}
 )
+# Of a zip file: its end, a member in its index, and the lengths in a member's own header.
+_END: Final = struct.Struct("<4s4H2IH")
+_ENTRY: Final = struct.Struct("<4s6H3I5H2I")
+_OWN: Final = struct.Struct("<26x2H")
 
 
 def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]:
@@ -118,17 +124,76 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
 def check_log(path: Path) -> None:
     """Raise `LedgerError` for a log that Inspect would expand to more than is accepted.
 
-    A guest's output may compress well. The sizes are those that Inspect wrote on the node: one that
-    lies about them has Ray's means to harm the head, which are greater.
+    It finds members as Inspect does, reads them piece by piece, and trusts no size in the file.
     """
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as log:
-                sizes = [member.file_size for member in log.infolist()]
-        else:
-            sizes = [path.stat().st_size]
-    except zipfile.BadZipFile as error:
+        with path.open("rb") as file:
+            if path.suffix == ".eval" or file.read(4) == b"PK\x03\x04":
+                _check_members(file)
+            elif file.seek(0, os.SEEK_END) > MAX_MEMBER_BYTES:
+                raise ValueError("it is too large")
+    except (ValueError, struct.error, zlib.error) as error:
         raise LedgerError(f"Inspect's log is refused: {error}", where=path.name) from error
-    if max(sizes, default=0) > MAX_MEMBER_BYTES or sum(sizes) > MAX_LOG_BYTES:
-        what = "Inspect's log is refused: it expands to more than is accepted"
-        raise LedgerError(what, where=path.name)
+
+
+def _check_members(file: IO[bytes]) -> None:
+    end = file.seek(0, os.SEEK_END) - _END.size
+    file.seek(max(0, end))
+    magic, *numbers, size, offset, comment = _END.unpack(file.read())
+    # With these two readers could find two indexes: in a comment, or by a record of 64 bits.
+    if magic != b"PK\x05\x06" or comment or 0xFFFF in numbers or 0xFFFFFFFF in (size, offset):
+        raise ValueError("its end is not that of a plain zip file")
+    if size > MAX_LOG_INDEX_BYTES or offset + size > end:
+        raise ValueError("its index is too large")
+    file.seek(offset)
+    index, at, total = file.read(size), 0, 0
+    while at < len(index):
+        magic, *fields = _ENTRY.unpack_from(index, at)
+        method, packed, plain, place = fields[3], fields[7], fields[8], fields[15]
+        if magic != b"PK\x01\x02" or 0xFFFFFFFF in (packed, plain, place):
+            raise ValueError("its index is not that of a plain zip file")
+        at += _ENTRY.size + sum(fields[9:12])
+        file.seek(place)
+        file.seek(sum(_OWN.unpack(file.read(_OWN.size))), os.SEEK_CUR)
+        seen = 0
+        for piece in _expanded(_Member(file, packed), method):
+            seen, total = seen + len(piece), total + len(piece)
+            if seen > MAX_MEMBER_BYTES or total > MAX_LOG_BYTES:
+                raise ValueError("it expands to more than is accepted")
+
+
+@dataclass(slots=True)
+class _Member:
+    """The packed bytes of a member."""
+
+    file: IO[bytes]
+    left: int
+
+    def read(self, size: int = PIECE_BYTES) -> bytes:
+        """Read at most `size` bytes, b"" at the member's end."""
+        piece = self.file.read(min(self.left, size))
+        self.left -= len(piece)
+        return piece
+
+
+def _expanded(member: _Member, method: int) -> Iterator[bytes]:
+    """Yield a member's contents by pieces, however much they expand. Raises `ValueError`."""
+    if method == 93:
+        from zstandard import ZstdDecompressor, ZstdError
+
+        source = cast("IO[bytes]", member)
+        try:
+            reader = ZstdDecompressor().stream_reader(source, read_across_frames=True)
+            while piece := reader.read(PIECE_BYTES):
+                yield piece
+        except ZstdError as error:
+            raise ValueError(str(error)) from error
+    elif method == 8:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        while not inflater.eof and (piece := inflater.unconsumed_tail or member.read()):
+            yield inflater.decompress(piece, PIECE_BYTES)
+    elif method == 0:
+        while piece := member.read():
+            yield piece
+    else:
+        raise ValueError("it is packed by another method than Inspect's")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from belljar.errors import LedgerError, PolicyError
 from belljar.fleet import archive
@@ -94,20 +97,55 @@ def test_a_task_is_sent_without_secrets_and_within_bounds(
         pack_task(tmp_path)
 
 
-@pytest.mark.parametrize("bound", ["MAX_MEMBER_BYTES", "MAX_LOG_BYTES"])
-@pytest.mark.parametrize("name", ["a.eval", "a.json"])
-def test_a_log_that_expands_too_far_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, bound: str
+def zipped(path: Path, content: bytes, method: int) -> None:
+    """A zip file whose index says that its one member has a byte."""
+    packed = content
+    if method == 8:
+        packed = zlib.compress(content)[2:-4]
+    elif method == 93:
+        packed = zstandard.compress(content)
+    shape = (method, 0, 0, zlib.crc32(content), len(packed), 1)
+    own = struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, *shape, 1, 0) + b"m" + packed
+    index = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, *shape, 1, 0, 0, 0, 0, 0, 0) + b"m"
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(index), len(own), 0)
+    path.write_bytes(own + index + end)
+
+
+@pytest.mark.parametrize("method", [0, 8, 93])
+def test_a_log_that_expands_too_far_is_refused_whatever_its_index_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int
 ) -> None:
-    """Each member and all together have a bound; a JSON log is read whole as it is."""
-    path = tmp_path / name
-    if name == "a.eval":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as log:
-            log.writestr("header.json", bytes(1 << 20))
-    else:
-        path.write_bytes(bytes(1 << 20))
+    """Its members are counted while they are read, each and together, and never held whole."""
+    path = tmp_path / "a.eval"
+    monkeypatch.setattr(archive, "PIECE_BYTES", 1 << 16)
+    zipped(path, bytes(1 << 20), method)
     check_log(path)
-    monkeypatch.setattr(archive, bound, (1 << 20) - 1)
+    for bound in ("MAX_MEMBER_BYTES", "MAX_LOG_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(archive, bound, (1 << 20) - 1)
+            with pytest.raises(LedgerError):
+                check_log(path)
+
+
+@pytest.mark.parametrize("how", ["comment", "large index", "wide", "packed", "not a zip", "json"])
+def test_a_log_that_two_readers_could_read_differently_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A comment that may hold another index, fields of 64 bits, a method of its own, an index
+    without bound, and a JSON log without one."""
+    path = tmp_path / ("a.json" if how == "json" else "a.eval")
+    zipped(path, b"x", 0)
+    content = path.read_bytes()
+    changed = {
+        "comment": content[:-2] + b"\1\0x",
+        "wide": content[:-12] + b"\xff" * 4 + content[-8:],
+        "packed": content.replace(b"PK\1\2\x14\0\x14\0\0\0\0", b"PK\1\2\x14\0\x14\0\0\0\x0e"),
+        "not a zip": b"{}",
+        "json": b"{}" * 9,
+    }
+    path.write_bytes(changed.get(how, content))
+    monkeypatch.setattr(archive, "MAX_LOG_INDEX_BYTES", 10 if how == "large index" else 1 << 20)
+    monkeypatch.setattr(archive, "MAX_MEMBER_BYTES", 10)
     with pytest.raises(LedgerError):
         check_log(path)
 
