@@ -41,7 +41,7 @@ network:
       names: [board.example, "*.board.example"]
       ports: [80, 443/tls]
       routes:
-        - {{path: /me, body: "user {{{{ session.user }}}}"}}
+        - {{path: /me, body: "user {{{{ cookie.user }}}}"}}
         - {{path: /random, body: "{{{{ random.hex(32) }}}}"}}
     cloud: {{kind: metadata}}
 """

@@ -139,7 +139,8 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
             directory, a socket, pipe or device, or a name that is no UTF-8.
     """
     real = path.resolve(strict=True)
-    root, name = (real, ".") if real == real.parent else (real.parent, real.name)
+    # Nothing beside a directory can be reached by what its files become meanwhile
+    root, name = (real, ".") if real.is_dir() else (real.parent, real.name)
     try:
         tree = list_tree(root, name, max_entries=max_files)
     except ValueError as error:
@@ -201,8 +202,8 @@ def _file_records(
             digest.update(piece)
             left -= len(piece)
             yield piece
-    if left:
-        raise ValueError(f"{name} has become shorter while it was copied")
+        if left or os.read(fd, 1):
+            raise ValueError(f"{name} has changed its size while it was copied")
     manifest.add(record, digest.hexdigest())
 
 

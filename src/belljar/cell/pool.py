@@ -145,6 +145,8 @@ class Pool:
         idle = await self._take()
         if idle is None:
             async with self._open_one(ahead=False) as opened:
+                self._refuse()
+                self._stop_if_breached()  # a warm-up may have found a way out meanwhile
                 self.refill(after_s=HEAD_START_S)
                 yield opened
             return
@@ -205,8 +207,13 @@ class Pool:
             finally:
                 if idle not in self._out:
                     await self._discard(idle, reason)
-        # An error of its own for each, since it comes to hold the taker's traceback
-        raise ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
+        self._stop_if_breached()
+        return None
+
+    def _stop_if_breached(self) -> None:
+        if (found := self.breach) is not None:
+            # An error of its own for each, since it comes to hold the taker's traceback
+            raise ContainmentBreach(found.what, where=found.where, hint=found.hint)
 
     def _is_ended(self) -> bool:
         return self._is_closed or self.breach is not None

@@ -90,7 +90,6 @@ def run_fleet(
                 "versions": [__version__, version("inspect-ai")],
                 "settings": hashed,
                 "fleet": fleet,
-                "workspace": workspace,
                 "directory": str(Path.cwd()),
                 **{name: getattr(request, name) for name in _KEPT},
             }
@@ -101,8 +100,7 @@ def run_fleet(
                 head = Head(task, engine, run, nodes, host)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 if resumed is not None:
-                    old, its_plan, tries = resumed
-                    head.take_over(old, tries, str(its_plan.get("workspace", "")))
+                    head.take_over(resumed[0], resumed[2])
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
                 engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
         state, problem = check_ledger(run)  # now that it is sealed

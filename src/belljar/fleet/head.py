@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 import signal
@@ -23,7 +22,7 @@ from belljar.fleet.engine import Engine
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.judge import Asked, Try, counted_rows, judge_fleet
 from belljar.fleet.node import settings_of
-from belljar.fleet.record import UNFINISHED, UNITS, archive_of, examine, unpacked
+from belljar.fleet.record import UNITS, archive_of, examine, unpacked
 from belljar.fleet.units import (
     Node,
     Unit,
@@ -56,14 +55,12 @@ NODE_TIMEOUT_S: Final = 12.0
 _END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number")
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
+_LONGEST_S: Final = 1e7  # of a unit: a node's number, with which the head reckons
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
-    """A unit that was given to a node; its archive is written as it comes.
-
-    `is_left`: an earlier head gave it, and only its record is asked for.
-    """
+    """A unit that was given to a node; its archive is written as it comes."""
 
     unit: Unit
     handle: object
@@ -73,7 +70,6 @@ class _Running:
     digest: Any = field(default_factory=hashlib.sha256)
     size: int = 0
     end: Mapping[str, Any] | None = None
-    is_left: bool = False
 
     @property
     def has_come(self) -> bool:
@@ -126,20 +122,11 @@ class Head:
         """Put an event on record."""
         self._run.recorder.record(Event(kind=kind, data=data))
 
-    def take_over(self, old: Path, tries: Sequence[Try], workspace: str) -> None:
-        """Take over the attempts of an earlier run, as they were verified now.
-
-        What ran when its head ended is asked for where it ran, in that run's `workspace`.
-        """
-        node_of, left = {node.name: node for node in self.usable.values()}, set[str]()
+    def take_over(self, old: Path, tries: Sequence[Try]) -> None:
+        """Take over the attempts of an earlier run, as they were verified now."""
         for each in tries:
             self._count = max(self._count, each.unit.number)
             self._of_unit(Kind.FLEET_UNIT_PLACED, each.unit, each.node, from_run=old.name)
-            if each.why == UNFINISHED and each.node in node_of and workspace:
-                left |= {*each.unit.samples}
-                node = node_of[each.node]
-                self._start(each.unit, [node.node_id], workspace, words=(), is_left=True)
-                continue
             if each.findings is not None:
                 path = archive_of(self._run.path, each.unit)
                 shutil.copyfile(archive_of(old, each.unit), path)
@@ -152,7 +139,7 @@ class Head:
         }
         epochs = range(1, self._task.epochs + 1)
         done = {each for each in self._waiting if final.issuperset(product([each], epochs))}
-        self._waiting = [sample for sample in self._waiting if sample not in done | left]
+        self._waiting = [sample for sample in self._waiting if sample not in done]
         print_status(f"belljar: {len(done)} sample(s) are taken over from run {old.name}")
 
     # --- running
@@ -214,27 +201,14 @@ class Head:
                 self._end(Try(unit=unit, node="-", why="no node is left for it"))
                 continue
             words = self._task.unit_words(unit.samples, cells=self._cells)
-            self._start(unit, allowed, workspace, words)
-
-    def _start(
-        self,
-        unit: Unit,
-        nodes: Sequence[str],
-        workspace: str,
-        words: Sequence[str],
-        *,
-        is_left: bool = False,
-    ) -> None:
-        handle = self._engine.start(
-            (workspace, unit.name, words, settings_of(os.environ)),
-            cells=self._cells,
-            nodes=nodes,
-            tier=self._task.tier,
-        )
-        part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
-        self._running.append(
-            _Running(unit=unit, handle=handle, part=part, began_s=now, is_left=is_left)
-        )
+            handle = self._engine.start(
+                (workspace, unit.name, words, settings_of(os.environ)),
+                cells=self._cells,
+                nodes=allowed,
+                tier=self._task.tier,
+            )
+            part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
+            self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
 
     def _take(self, running: _Running, item: object) -> None:
         """Take one item of a unit: its node, a piece of its archive, its end, or an exception."""
@@ -260,10 +234,9 @@ class Head:
             if node is None:
                 self._fail(running, "it came from a node that is not of this fleet")
                 return
-            if not running.is_left:
-                self._of_unit(Kind.FLEET_UNIT_PLACED, unit, node.name)
-                count = len(unit.samples)
-                print_status(f"belljar: unit {unit.name} runs on {node.name}: {count} sample(s)")
+            self._of_unit(Kind.FLEET_UNIT_PLACED, unit, node.name)
+            count = len(unit.samples)
+            print_status(f"belljar: unit {unit.name} runs on {node.name}: {count} sample(s)")
         elif isinstance(item, dict):
             running.end = item
 
@@ -278,7 +251,7 @@ class Head:
             running.part.close()
             check_shape(sent, _END)
             run_id, why, code, lasted_s = (sent[name] for name in _END)
-            if not 0 < lasted_s < math.inf:
+            if not 1e-6 < lasted_s < _LONGEST_S:
                 raise LedgerError("its node's word of its end can't be understood")
             if not run_id:
                 began = self._stopping_s is None or code != NEVER_BEGAN
@@ -303,14 +276,13 @@ class Head:
         findings = tried.findings or RunFindings()
         self._record_finished(tried, findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        if not running.is_left:
-            self._sample_s = lasted_s / max(1, len(unit.samples))
+        self._sample_s = lasted_s / max(1, len(unit.samples))
         again = to_try_again(unit, self._task.epochs, findings)
         # Its process's last words: a full disk can't take down that it is full.
         words = printable(why, max_chars=400)
         why = f"{len(again)} sample(s) lost their evidence there: {words}" if again else ""
         self._end(replace(tried, why=why))
-        self._try_again(running, again)
+        self._try_again(unit, again, node.node_id)
         if findings.verdict is Verdict.BREACHED:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
         elif has_task_error(findings):
@@ -342,13 +314,11 @@ class Head:
         """End a unit of which nothing counts; it is tried elsewhere unless it `is_bad`."""
         self._withdraw(running)
         node, unit = running.node, running.unit
-        if running.is_left:
-            why = f"{UNFINISHED}: {why}"
         archive = running.digest.hexdigest() if running.has_come else ""
         tried = Try(unit=unit, node=node.name if node else "-", why=why, archive=archive)
         self._end(replace(tried, began=began, is_bad=is_bad))
         if not is_bad:
-            self._try_again(running, unit.samples)
+            self._try_again(unit, unit.samples, node.node_id if node else "")
 
     def _break_off(self, running: _Running, why: str, *, may_retry: bool = True) -> None:
         """Wait no longer for a unit. If all of it has come, it is judged: it may be breached."""
@@ -374,15 +344,10 @@ class Head:
         if not running.has_come:
             archive_of(self._run.path, running.unit).unlink()
 
-    def _try_again(self, running: _Running, samples: Sequence[str]) -> None:
-        if self._stopping_s is not None:
-            return
-        if running.is_left:  # its node did nothing wrong: the head ended
-            self._waiting += samples
-            return
-        node_id = running.node.node_id if running.node else ""
-        again = another_try(running.unit, samples, node_id, self.usable)
-        self._again += [again] if again is not None else []
+    def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
+        if self._stopping_s is None:
+            again = another_try(unit, samples, node_id, self.usable)
+            self._again += [again] if again is not None else []
 
     def _lose(self, node_id: str) -> None:
         """Give up a node that does not answer: nothing of it counts any more."""

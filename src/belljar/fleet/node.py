@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.fleet.archive import pack, unpack
-from belljar.fleet.guard import END_S, LEASE_S, NEVER_BEGAN, POLL_S, STOP
+from belljar.fleet.guard import END_S, LEASE_S, POLL_S, STOP
 from belljar.image.store import Store, find_images
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import load_or_make_key
@@ -115,38 +115,14 @@ def run_unit(
 ) -> Iterator[dict[str, Any] | bytes]:
     """Run a unit: yields its run directory as a tar stream, and how it ended.
 
-    The record is sent however the process ended: it may be that of a breach. Without `words` it is
-    all that is done: the head that began the unit has died.
+    The record is sent however the process ended: it may be that of a breach.
     """
     folder = _folder(fleet)
-    noted = folder / f"{unit}.run"
-    began, code = time.monotonic(), NEVER_BEGAN
-    if words:
-        code = _run_guarded(folder, unit, words, settings, lease)
-    lasted_s = time.monotonic() - began
-    run_id = ""
-    if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
-        directory = Path(noted.read_text())
-        run_id, waited_s = directory.name, 0.0
-        # When the guard was killed, the kernel interrupted the run, which still ends.
-        while is_being_written(directory) and waited_s < LEASE_S + END_S:
-            time.sleep(POLL_S)
-            waited_s += POLL_S
-        yield from pack(directory)
-    with (folder / f"{unit}.err").open("rb") as said:
-        said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
-        why = _tail(said.read())
-    yield {"run_id": run_id, "exit_code": code, "lasted_s": lasted_s, "why": why}
-
-
-def _run_guarded(
-    folder: Path, unit: str, words: Sequence[str], settings: Mapping[str, str], lease: str
-) -> int:
-    """Run a unit's command below its guard; return its exit code."""
     noted = folder / f"{unit}.run"
     guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(LEASE_S)]
     # Not `--json`, with which an error is printed there, and not on standard error.
     command = [sys.executable, "-m", "belljar", "run", *words]
+    began = time.monotonic()
     with (
         (folder / f"{unit}.err").open("wb") as err,
         subprocess.Popen(
@@ -159,7 +135,21 @@ def _run_guarded(
             start_new_session=True,
         ) as process,
     ):
-        return process.wait()
+        code = process.wait()
+    lasted_s = time.monotonic() - began
+    run_id = ""
+    if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
+        directory = Path(noted.read_text())
+        run_id, waited_s = directory.name, 0.0
+        # When the guard was killed, the kernel interrupted the run, which still ends.
+        while is_being_written(directory) and waited_s < END_S:
+            time.sleep(POLL_S)
+            waited_s += POLL_S
+        yield from pack(directory)
+    with (folder / f"{unit}.err").open("rb") as said:
+        said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
+        why = _tail(said.read())
+    yield {"run_id": run_id, "exit_code": code, "lasted_s": lasted_s, "why": why}
 
 
 def clear(fleet: str) -> None:

@@ -91,7 +91,6 @@ class ObstacleCode(StrEnum):
     RUNTIME_NOT_CHECKED = "runtime_not_checked"
     RUNTIME_UNUSABLE = "runtime_unusable"
     RUNTIME_FAILED = "runtime_failed"
-    RUNTIME_WITHOUT_PORT = "runtime_without_port"
     TOOL_NOT_CHECKED = "tool_not_checked"
     TOOL_MISSING = "tool_missing"
     TOOL_VERSION_UNKNOWN = "tool_version_unknown"

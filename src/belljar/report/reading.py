@@ -62,7 +62,8 @@ class ProbeTracker:
                 self.ranges[cell], self._cells[at] = at, cell
             case Kind.PROBE_STARTED:
                 self._probed.add(cell)
-            case Kind.PROBE_COMPLETED:
+            # A cell that ends in its probe's midst is not probed any more: its name may come again
+            case Kind.PROBE_COMPLETED | Kind.CELL_DESTROYED | Kind.CELL_FAILED:
                 self._probed.discard(cell)
             case _:
                 pass
@@ -83,8 +84,9 @@ def word(value: object, max_chars: int = MAX_WORD_CHARS) -> str:
 
 
 def size_of(value: object) -> int:
-    """Return a count; 0 for what is none."""
-    return int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
+    """Return a count, also as decimal digits; 0 for what is none."""
+    digits = str(value) if isinstance(value, int | str) else ""
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
 
 
 def place(data: Mapping[str, Any]) -> str:

@@ -126,4 +126,7 @@ class Requests(Kept[ReportedRequest]):
             between_cells=is_between_cells(data),
         )
         self.add(request)
+        if len(self._pending) > FIRST + LAST:  # of what is not kept no answer is waited for
+            kept = set(map(id, self))
+            self._pending = {n: each for n, each in self._pending.items() if id(each) in kept}
         return request

@@ -83,10 +83,19 @@ def is_owned(name: str, *, prefix: str = "") -> bool:
 
 def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
     """Remove this user's orphans; returns their paths."""
-    removed = orphans(parent, prefix=prefix)
-    for path in removed:
+    return [path for path in orphans(parent, prefix=prefix) if _remove_unclaimed(path)]
+
+
+def _remove_unclaimed(path: Path) -> bool:
+    """Remove it under its lock: a directory that is found may be claimed until it is removed."""
+    try:
+        with alone(path) as free:
+            if free:
+                remove_tree(path)
+            return free
+    except OSError:  # a file, or gone, or nothing that this user can open: nobody claims it
         remove_tree(path)
-    return removed
+        return True
 
 
 def orphans(parent: Path, *, prefix: str = "") -> list[Path]:

@@ -20,9 +20,9 @@ from belljar.fleet.archive import pack
 from belljar.fleet.begin import check_same
 from belljar.fleet.engine import Engine
 from belljar.fleet.head import Head
-from belljar.fleet.judge import KIND, Try
-from belljar.fleet.record import UNFINISHED, run_to_resume
-from belljar.fleet.units import Node, Unit
+from belljar.fleet.judge import KIND
+from belljar.fleet.record import run_to_resume
+from belljar.fleet.units import Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
 from belljar.harness.selected import SelectedTask
@@ -253,7 +253,7 @@ def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_chang
         name = ended().outcome.path.name
     with fleet(tmp_path, [NO_RUN]) as (head, ended):
         old, _, tries = run_to_resume(tmp_path / "head", name)
-        head.take_over(old, tries, "")
+        head.take_over(old, tries)
         found = ended()
     assert found.engine.placed
     assert [each.get("from_run") for each in found.finished][:2] == [name] * 2
@@ -281,32 +281,6 @@ def test_a_record_that_came_and_was_not_judged_is_never_run_again(
             run_to_resume(tmp_path / "head", run.run_id)
     else:
         assert run_to_resume(tmp_path / "head", run.run_id)[2][0].findings is None
-
-
-@pytest.mark.parametrize(
-    ("left", "placed"),
-    [
-        ({"breached": True}, ["n2"]),  # a breach is not run again
-        ({"interrupted": True}, ["n2", "n1"]),
-        (None, ["n2", "n1"]),
-    ],
-)
-def test_a_record_that_a_node_finished_alone_is_fetched_and_judged(
-    tmp_path: Path, left: Mapping[str, bool] | None, placed: list[str]
-) -> None:
-    """The head had died: another one asks that very node before it runs the sample again."""
-    first = [NO_RUN] if left is None else unit_run(tmp_path / "n2", **left)
-    unit = Unit(number=4, samples=("a",))
-    with fleet(tmp_path, first) as (head, ended):
-        head.take_over(tmp_path / "old", [Try(unit=unit, node="n2", why=UNFINISHED)], "w")
-        found = ended()
-    assert found.engine.placed == placed
-    verdict = found.outcome.findings.verdict
-    assert (verdict is Verdict.BREACHED) == (len(placed) == 1)
-    assert (found.tars[0] == "00004-1.tar") == (left is not None)
-    assert [UNFINISHED in each["reason"] for each in found.failed][:1] == [left is None] * (
-        verdict is not Verdict.BREACHED
-    )
 
 
 def test_a_unit_past_its_deadline_is_void_and_has_no_second_try(

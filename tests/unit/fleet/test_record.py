@@ -203,6 +203,36 @@ def test_report_and_statement_are_of_the_fleets_judge(
     assert "no unit of the fleet came back" in page.read_text()
 
 
+def test_the_page_shows_what_the_units_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guard hits, plans, commands and their output are in the units' own records, not the head's."""
+    node, home = tmp_path / "node", tmp_path / "head"
+    hit = {"place": "output", "channel": "output", "class": "iban", "action": "flag"}
+    with create_run(node, "run", ["belljar"]) as run:
+        policy = run.write_text("policy.yaml", "belljar: 1\nrisk: low\n").read_bytes()
+        run.write_json("plan.json", {"policy": {"name": "of a unit"}, "tier": "container"})
+        plan = {"policy_sha256": hashlib.sha256(policy).hexdigest(), "tier": "container"}
+        asked = {"op": 1, "argv": ["ls", "/srv"], "cwd": "/", "user": "", "env_names": []}
+        events: tuple[tuple[Kind, dict[str, JsonValue]], ...] = (
+            (Kind.CELL_PLANNED, {**plan, "emulated": False, "layers": []}),
+            (Kind.EXEC_STARTED, {**asked, "stdin": False, "timeout_s": None}),
+            (Kind.GUARD_HIT, {**hit, "digest": "0" * 64, "start": 0, "end": 9, "decoding": []}),
+        )
+        for kind, data in events:
+            run.recorder.record(Event(kind=kind, data=data, cell_id="c-0123456789ab"))
+        evaluated: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
+        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=evaluated))
+    fleet = fleet_run(home, archived(run, tmp_path, node))
+    monkeypatch.setenv("BELLJAR_HOME", str(home))
+    page = tmp_path / "page.html"
+    assert belljar(["report", str(fleet), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "iban" in text
+    assert "of a unit" in text
+    assert "ls /srv" in text
+
+
 def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Try) -> None:
     """An archive of a unit holds contents of every class; the findings quote them, too."""
     home = tmp_path / "head"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from tests.unit.report.stories import (
     ANSWER,
@@ -11,13 +13,15 @@ from tests.unit.report.stories import (
     STREAM,
     judged,
     line,
+    planned,
     ranges_of,
     story,
 )
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
-from belljar.report.requests import FIRST, LAST
+from belljar.report.reading import ProbeTracker
+from belljar.report.requests import FIRST, LAST, ReportedRequest
 
 
 def test_traffic_between_cells_is_told_apart() -> None:
@@ -94,3 +98,29 @@ def test_a_raw_connection_is_told_when_it_ends() -> None:
     assert requests.still_open == 1
     refused = line(Kind.NETWORK_STREAM, **{**STREAM, "verdict": "refused", "reason": "too many"})
     assert [each.verdict for each in ranges_of(story(refused))[RANGE].requests] == ["refused"]
+
+
+def test_requests_that_are_never_answered_are_not_all_kept() -> None:
+    """A cell may send any number of them: the report holds no more than it shows."""
+    events = (
+        line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": number}) for number in range(1, 2001)
+    )
+    requests = ranges_of(story(*events))[RANGE].requests
+    held = [each for each in gc.get_objects() if isinstance(each, ReportedRequest)]
+    assert requests.count == 2000
+    assert len(held) <= 3 * (FIRST + LAST)
+
+
+def test_a_cell_that_ended_while_it_was_probed_hides_nothing_of_the_next() -> None:
+    """Another cell of its name is not probed."""
+    tracker = ProbeTracker()
+    for event in (
+        planned("c1", range=RANGE, name="web"),
+        line(Kind.PROBE_STARTED, "c1", which="quick", phase="start", user=""),
+    ):
+        tracker.take(event)
+    assert tracker.is_probed(RANGE, "web")
+    tracker.take(line(Kind.CELL_DESTROYED, "c1", clean=True, survivors=[], ended="owner"))
+    tracker.take(planned("c2", range=RANGE, name="web"))
+    assert not tracker.is_probed(RANGE, "web")
+    assert not tracker.is_probed(RANGE)
