@@ -13,7 +13,7 @@ from tests.fakes.images import add_small_image
 
 from belljar.errors import PolicyError
 from belljar.image.buildah import BuildRequest, StepError, build_dockerfile
-from belljar.image.kernel import debian_arch
+from belljar.image.config import debian_arch
 from belljar.image.store import Image, Store
 
 pytestmark = [pytest.mark.slow]

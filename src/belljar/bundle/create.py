@@ -35,7 +35,8 @@ from belljar.bundle.install import (
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import PrivateApt, debian_sources, host_sources
-from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch
+from belljar.image.config import debian_arch
+from belljar.image.kernel import REQUIRED_MODULES, current_kernel
 from belljar.image.store import Store, file_sha256, verify
 from belljar.image.tools import run_tool, tool
 from belljar.ledger.keys import load_or_make_key

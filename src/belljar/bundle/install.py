@@ -20,7 +20,8 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
-from belljar.image.kernel import adopt_kernel, debian_arch
+from belljar.image.config import debian_arch
+from belljar.image.kernel import adopt_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged, tool
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good

@@ -20,7 +20,7 @@ from belljar.cli.image import wanted_by_tasks
 from belljar.cli.setup import needs
 from belljar.errors import PolicyError
 from belljar.harness.source import build_missing
-from belljar.image.kernel import debian_arch
+from belljar.image.config import debian_arch
 from belljar.ledger.keys import parse_fingerprint
 from belljar.policy import load_policy
 from belljar.store.home import belljar_home

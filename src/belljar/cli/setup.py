@@ -20,7 +20,8 @@ from belljar.cli.console import MisuseError, as_text, json_option, of_error, pri
 from belljar.errors import HostError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
-from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch, fetch_kernel
+from belljar.image.config import debian_arch
+from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged, tool
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir

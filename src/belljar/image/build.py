@@ -22,8 +22,7 @@ from typing import IO, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import PrivateApt, debian_sources, host_acquire_options, host_sources
-from belljar.image.config import ImageConfig
-from belljar.image.kernel import debian_arch
+from belljar.image.config import ImageConfig, debian_arch
 from belljar.image.layers.tree import Member, pack
 from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool

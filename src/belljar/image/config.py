@@ -1,16 +1,19 @@
 """An image's process configuration, read with bounds, and what a cell keeps of it. Pure.
 
+Beside it the one architecture that images have here: this machine's.
 Sources: moby, image specification v1.2 (health check, shell); OCI image-spec, `config.md`.
 """
 
 from __future__ import annotations
 
+import platform
 import posixpath
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
+from belljar.errors import HostError
 from belljar.image.layers import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
 from belljar.policy.reference import is_idle
 from belljar.units import printable
@@ -33,6 +36,18 @@ HEALTH_NUMBERS: Final = {
 # What no argument, variable or path of a process can hold.
 _UNSPEAKABLE: Final = "[\0\ud800-\udfff]"
 _SHELL: Final = ("/bin/sh", "-c")
+_DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def debian_arch() -> str:
+    """Debian's name of this architecture. Raises `HostError` if unsupported."""
+    machine = platform.machine()
+    if machine not in _DEBIAN_ARCH:
+        raise HostError(
+            f"there is no guest kernel for {machine}",
+            hint=f"use a machine with {' or '.join(_DEBIAN_ARCH)}",
+        )
+    return _DEBIAN_ARCH[machine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Final
 
 from belljar.dataclass import replace
 from belljar.errors import HostError, PolicyError
+from belljar.image.config import debian_arch
 from belljar.image.daemon import save_image
-from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits
 from belljar.image.origin import (
     ImageParts,

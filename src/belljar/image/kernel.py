@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import platform
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
+from belljar.image.config import debian_arch
 from belljar.image.store import file_sha256
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.locks import locked
@@ -34,7 +34,6 @@ _NEEDED_CONFIG: Final = (
 )
 _MIN_VERSION: Final = (6, 3)
 _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
-_DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +48,6 @@ class Kernel:
     modules: tuple[Path, ...]
     config: Path
     wanted: tuple[str, ...] = ()
-
-
-def debian_arch() -> str:
-    """Debian's name of this architecture. Raises `HostError` if unsupported."""
-    machine = platform.machine()
-    if machine not in _DEBIAN_ARCH:
-        raise HostError(
-            f"there is no guest kernel for {machine}",
-            hint=f"use a machine with {' or '.join(_DEBIAN_ARCH)}",
-        )
-    return _DEBIAN_ARCH[machine]
 
 
 def current_kernel(home: Path) -> Kernel:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.errors import BelljarError, HostError, PolicyError
-from belljar.image.config import ImageConfig, config_of
+from belljar.image.config import ImageConfig, config_of, debian_arch
 from belljar.image.daemon import daemon_answers, daemon_hosts
 from belljar.image.fetch import fetched, transport_of
-from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, open_layer
 from belljar.image.layers.headers import EntryPath, ImageEntryKind, read_entries

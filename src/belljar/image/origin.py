@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
+from belljar.image.config import debian_arch
 from belljar.image.daemon import DIGEST, DaemonImage, ask_daemons, daemon_hosts
-from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, is_plain, open_layer
 from belljar.image.layers.headers import ImageEntryKind, read_entries

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from belljar.image.kernel import debian_arch
+from belljar.image.config import debian_arch
 from belljar.image.parser import DockerfileError, Instruction, escape_of, parse
 from belljar.image.variables import Expander
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError
-from belljar.image.config import HEALTH_NUMBERS, HealthCheck
-from belljar.image.kernel import debian_arch
+from belljar.image.config import HEALTH_NUMBERS, HealthCheck, debian_arch
 from belljar.image.store import Image, file_sha256, verify
 from belljar.image.tools import (
     SHOWN,

@@ -1,7 +1,6 @@
-"""Canonical JSON, digests, the hash chain, the Merkle tree and signed checkpoints. Pure.
+"""Canonical JSON, digests, the hash chain and the Merkle tree. Pure.
 
 A line is an object in RFC 8785 form; `prev` is the previous line's SHA-256, without newline.
-Checkpoints have their own file, so another thread can sign while events go on.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ from typing import Any, Final
 import rfc8785
 
 from belljar.dataclass import dataclass
-from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
-from belljar.ledger.kinds import SCHEMA_VERSION
-from belljar.ledger.schema import Checkpoint
 
 NO_LINE: Final = "0" * 64  # the `prev` of the first line
 
@@ -142,55 +138,3 @@ class MerkleTree:
         for left in reversed(rest):
             node = node_hash(left, node)
         return node
-
-
-_DOMAIN: Final = b"ledger checkpoint v1\n"
-MAX_CHECKPOINT_BYTES: Final = 4096
-
-
-def make_checkpoint(
-    key: SigningKey,
-    tree: MerkleTree,
-    *,
-    run_id: str,
-    number: int,
-    prev: str,
-    time: str,
-    manifest_sha256: str | None = None,
-) -> bytes:
-    """A signed checkpoint line without newline; final with a manifest's digest."""
-    statement = {
-        "v": SCHEMA_VERSION,
-        "run_id": run_id,
-        "number": number,
-        "prev": prev,
-        "size": tree.size,
-        "root": tree.root().hex(),
-        "time": time,
-        "key": key.fingerprint,
-        "public_key": key.public_key,
-        "final": manifest_sha256 is not None,
-        "manifest_sha256": manifest_sha256,
-    }
-    return canonical(statement | {"signature": key.sign(_payload(statement))})
-
-
-def parse_checkpoint(line: bytes) -> Checkpoint:
-    """A checkpoint signed by the key it names, which the caller must check.
-
-    Raises `ValueError`.
-    """
-    statement = parse_canonical(line)
-    checkpoint = Checkpoint.read(statement)
-    signature = statement.pop("signature")
-    if checkpoint.key != fingerprint_of(checkpoint.public_key):
-        raise ValueError("the fingerprint is not that of the public key beside it")
-    if not signature_is_good(checkpoint.public_key, signature, _payload(statement)):
-        raise ValueError("the signature is not good")
-    if checkpoint.final != (checkpoint.manifest_sha256 is not None):
-        raise ValueError("a final checkpoint, and only that, names the manifest's digest")
-    return checkpoint
-
-
-def _payload(statement: dict[str, Any]) -> bytes:
-    return _DOMAIN + canonical(statement)

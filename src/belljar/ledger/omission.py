@@ -6,21 +6,19 @@ the manifest that of each missing file. Only the key that sealed the run can sig
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.ledger.chain import canonical, parse_canonical
-from belljar.ledger.files import Directory, exists, open_beneath, raw_lines
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
 from belljar.ledger.kinds import HEX64, SCHEMA_VERSION, check_shape, items, shape_of
 from belljar.ledger.schema import Checkpoint
 
 OMISSIONS: Final = "omissions.jsonl"
 _DOMAIN: Final = b"ledger omission v1\n"
-_MAX_LINE_BYTES: Final = 64 << 20  # nearly a million bodies
+MAX_OMISSION_BYTES: Final = 64 << 20  # nearly a million bodies
 _SHAPE: Final = shape_of(
     "v:version run_id:run_id manifest_sha256:sha256 action:redacted|purged time:wall_time "
     "classes:texts bodies:digests files:texts key:sha256 public_key:sha256 signature:hex128",
@@ -79,27 +77,16 @@ def make_omission(
         "public_key": key.public_key,
     }
     line = canonical(statement | {"signature": key.sign(_DOMAIN + canonical(statement))})
-    if len(line) >= _MAX_LINE_BYTES:
+    if len(line) >= MAX_OMISSION_BYTES:
         raise LedgerError("too many bodies for one statement", where=OMISSIONS)
     return line
 
 
-def read_omissions(root: Directory) -> list[Omission]:
-    """The statements of a run directory, each signed by the key that it names.
+def parse_omission(raw: bytes, where: str) -> Omission:
+    """A statement signed by the key that it names, which the caller must check.
 
-    The caller checks that this is the run's. Raises `LedgerError`, `OSError`.
+    Raises `LedgerError`.
     """
-    if not exists(root, OMISSIONS):
-        return []
-    with open_beneath(root, OMISSIONS) as file:
-        # Any key can sign any number of them, and all are read before the run's key is compared
-        if os.fstat(file.fileno()).st_size > 2 * _MAX_LINE_BYTES:
-            raise LedgerError("statements of what was left out are too large", where=OMISSIONS)
-        lines = raw_lines(file, max_bytes=_MAX_LINE_BYTES, name=OMISSIONS)
-        return [_parsed(raw, f"{OMISSIONS}:{number}") for number, raw, _ in lines]
-
-
-def _parsed(raw: bytes, where: str) -> Omission:
     try:
         statement: dict[str, Any] = parse_canonical(raw)
         check_shape(statement, _SHAPE)

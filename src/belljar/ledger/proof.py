@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import LedgerError
-from belljar.ledger.chain import MAX_CHECKPOINT_BYTES, leaf_hash, node_hash, parse_checkpoint
+from belljar.ledger.chain import leaf_hash, node_hash
 from belljar.ledger.files import CHECKPOINTS, open_beneath, open_directory, raw_lines, read_raw
 from belljar.ledger.kinds import check_shape, objects, shape_of
-from belljar.ledger.schema import Line
+from belljar.ledger.schema import MAX_CHECKPOINT_BYTES, Line, parse_checkpoint
 from belljar.ledger.verification import parse_line
 
 # A tree of 2^63 leaves has no longer path.

@@ -13,7 +13,6 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, LedgerError
 from belljar.events import Kind
-from belljar.ledger.chain import parse_checkpoint
 from belljar.ledger.files import (
     body_path,
     open_beneath,
@@ -23,10 +22,10 @@ from belljar.ledger.files import (
     write_file,
 )
 from belljar.ledger.keys import SigningKey
-from belljar.ledger.omission import OMISSIONS, make_omission, read_omissions
+from belljar.ledger.omission import OMISSIONS, make_omission
 from belljar.ledger.proof import last_checkpoint
-from belljar.ledger.schema import SPILLED, SPILLED_BODY, Checkpoint, Line
-from belljar.ledger.verification import Status, parse_line, verify
+from belljar.ledger.schema import SPILLED, SPILLED_BODY, Checkpoint, Line, parse_checkpoint
+from belljar.ledger.verification import Status, parse_line, read_omissions, verify
 from belljar.ledger.writer import wall_time
 from belljar.store.home import sync_file
 

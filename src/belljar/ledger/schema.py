@@ -1,4 +1,4 @@
-"""The schema of a line, a checkpoint and a manifest; `kinds` has each kind's data.
+"""The schema of a line, a signed checkpoint and a manifest; `kinds` has each kind's data.
 
 `docs/events.md` is for people. Strict: an attacker may have made what is read.
 """
@@ -9,9 +9,21 @@ from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass
 from belljar.events import Actor, Kind, Trust
-from belljar.ledger.kinds import DATA, check_shape, matching, maybe, objects, one_of, shape_of
+from belljar.ledger.chain import MerkleTree, canonical, parse_canonical
+from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
+from belljar.ledger.kinds import (
+    DATA,
+    SCHEMA_VERSION,
+    check_shape,
+    matching,
+    maybe,
+    objects,
+    one_of,
+    shape_of,
+)
 
 MAX_LINE_BYTES: Final = 1 << 20
+MAX_CHECKPOINT_BYTES: Final = 4096
 MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20
 MAX_BODIES: Final = 64
@@ -90,7 +102,10 @@ _LINE: Final = shape_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A signed statement: the first `size` lines have this root."""
+    """A signed statement: the first `size` lines have this root.
+
+    Checkpoints have their own file, so another thread can sign while events go on.
+    """
 
     v: int
     run_id: str
@@ -116,6 +131,57 @@ _CHECKPOINT: Final = shape_of(
     "v:version run_id:run_id number:count prev:sha256 size:count root:sha256 time:wall_time "
     "key:sha256 public_key:sha256 final:flag manifest_sha256:sha256-or-null signature:hex128"
 )
+
+
+_CHECKPOINT_DOMAIN: Final = b"ledger checkpoint v1\n"
+
+
+def make_checkpoint(
+    key: SigningKey,
+    tree: MerkleTree,
+    *,
+    run_id: str,
+    number: int,
+    prev: str,
+    time: str,
+    manifest_sha256: str | None = None,
+) -> bytes:
+    """A signed checkpoint line without newline; final with a manifest's digest."""
+    statement = {
+        "v": SCHEMA_VERSION,
+        "run_id": run_id,
+        "number": number,
+        "prev": prev,
+        "size": tree.size,
+        "root": tree.root().hex(),
+        "time": time,
+        "key": key.fingerprint,
+        "public_key": key.public_key,
+        "final": manifest_sha256 is not None,
+        "manifest_sha256": manifest_sha256,
+    }
+    return canonical(statement | {"signature": key.sign(_signed_part(statement))})
+
+
+def parse_checkpoint(line: bytes) -> Checkpoint:
+    """A checkpoint signed by the key it names, which the caller must check.
+
+    Raises `ValueError`.
+    """
+    statement = parse_canonical(line)
+    checkpoint = Checkpoint.read(statement)
+    signature = statement.pop("signature")
+    if checkpoint.key != fingerprint_of(checkpoint.public_key):
+        raise ValueError("the fingerprint is not that of the public key beside it")
+    if not signature_is_good(checkpoint.public_key, signature, _signed_part(statement)):
+        raise ValueError("the signature is not good")
+    if checkpoint.final != (checkpoint.manifest_sha256 is not None):
+        raise ValueError("a final checkpoint, and only that, names the manifest's digest")
+    return checkpoint
+
+
+def _signed_part(statement: dict[str, Any]) -> bytes:
+    return _CHECKPOINT_DOMAIN + canonical(statement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ earlier checkpoint without manifest, which looks like a crash: no unfinished run
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -17,14 +18,7 @@ from typing import Any, BinaryIO
 from belljar.dataclass import dataclass, field
 from belljar.errors import LedgerError
 from belljar.events import Kind
-from belljar.ledger.chain import (
-    MAX_CHECKPOINT_BYTES,
-    NO_LINE,
-    MerkleTree,
-    parse_canonical,
-    parse_checkpoint,
-    sha256_hex,
-)
+from belljar.ledger.chain import NO_LINE, MerkleTree, parse_canonical, sha256_hex
 from belljar.ledger.files import (
     CHECKPOINTS,
     LEDGER,
@@ -41,8 +35,9 @@ from belljar.ledger.files import (
     read_beneath,
     walk_files,
 )
-from belljar.ledger.omission import OMISSIONS, Omission, read_omissions
+from belljar.ledger.omission import MAX_OMISSION_BYTES, OMISSIONS, Omission, parse_omission
 from belljar.ledger.schema import (
+    MAX_CHECKPOINT_BYTES,
     MAX_LINE_BYTES,
     MAX_SPILLED_BYTES,
     SPILLED,
@@ -51,6 +46,7 @@ from belljar.ledger.schema import (
     Checkpoint,
     Line,
     check_data,
+    parse_checkpoint,
 )
 
 
@@ -68,6 +64,21 @@ def spilled_data(root: Directory, line: Line) -> dict[str, Any]:
     if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
         raise ValueError("its data should be a body, which is not there whole")
     return parse_canonical(read_beneath(root, body_path(body.stored), max_bytes=MAX_SPILLED_BYTES))
+
+
+def read_omissions(root: Directory) -> list[Omission]:
+    """The statements of a run directory, each signed by the key that it names.
+
+    The caller checks that this is the run's. Raises `LedgerError`, `OSError`.
+    """
+    if not exists(root, OMISSIONS):
+        return []
+    with open_beneath(root, OMISSIONS) as file:
+        # Any key can sign any number of them, and all are read before the run's key is compared
+        if os.fstat(file.fileno()).st_size > 2 * MAX_OMISSION_BYTES:
+            raise LedgerError("statements of what was left out are too large", where=OMISSIONS)
+        lines = raw_lines(file, max_bytes=MAX_OMISSION_BYTES, name=OMISSIONS)
+        return [parse_omission(raw, f"{OMISSIONS}:{number}") for number, raw, _ in lines]
 
 
 @dataclass(slots=True)

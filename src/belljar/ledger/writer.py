@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -22,9 +23,8 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind
-from belljar.ledger.bodies import BodyStore, PreparedBody, prepare_body
-from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, make_checkpoint, sha256_hex
-from belljar.ledger.files import CHECKPOINTS, LEDGER, is_being_written
+from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, sha256_hex
+from belljar.ledger.files import BODIES, CHECKPOINTS, LEDGER, is_being_written, write_all
 from belljar.ledger.keys import SigningKey
 from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.ledger.schema import (
@@ -35,6 +35,7 @@ from belljar.ledger.schema import (
     SPILLED,
     SPILLED_BODY,
     check_data,
+    make_checkpoint,
 )
 from belljar.store.home import sync_file
 
@@ -42,6 +43,7 @@ from belljar.store.home import sync_file
 CHECKPOINT_INTERVAL_S: Final = 0.5
 
 _APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 
 def wall_time(time_ns: int) -> str:
@@ -53,6 +55,89 @@ def wall_time(time_ns: int) -> str:
 @lru_cache(maxsize=4)
 def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBody:
+    """A body, its digest, and its reference in the line."""
+
+    digest: str
+    content: bytes
+    ref: dict[str, Any]
+
+
+def prepare_body(body: Body) -> PreparedBody:
+    """Digest a body. Raises `ValueError` for a bad name, size or digest. Pure."""
+    kept, digest = len(body.content), sha256_hex(body.content)
+    if not _BODY_NAME.fullmatch(body.name):
+        raise ValueError(f"{body.name!r} is not a body's name")
+    if kept > body.total_bytes:
+        raise ValueError(f"body {body.name}: {kept} bytes kept of {body.total_bytes}")
+    if kept == body.total_bytes and body.sha256 not in {digest, ""}:
+        raise ValueError(f"body {body.name}: its digest is of other bytes")
+    whole = body.sha256 or (digest if kept == body.total_bytes else None)
+    ref: dict[str, Any] = {
+        "name": body.name,
+        "sha256": whole,
+        "kept_bytes": kept,
+        "total_bytes": body.total_bytes,
+    }
+    if kept and digest != whole:
+        ref["stored_sha256"] = digest
+    return PreparedBody(digest, body.content, ref)
+
+
+class BodyStore:
+    """The `bodies` directory of a run being written. Not thread-safe."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._root = run_dir / BODIES
+        self._known: set[bytes] = set()
+        self._folders: set[str] = set()
+        self._unsynced: list[str] = []
+        self.bytes = 0
+        self._root.mkdir(mode=0o700)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def keep(self, body: PreparedBody) -> None:
+        """Store it whole, unless it is stored or empty. Raises `OSError`."""
+        name = bytes.fromhex(body.digest)
+        if not body.content or name in self._known:
+            return
+        folder, part = self._root / body.digest[:2], self._root / ".part"
+        if body.digest[:2] not in self._folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._folders.add(body.digest[:2])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(part, flags, 0o600)
+        try:
+            write_all(fd, body.content)
+        finally:
+            os.close(fd)
+        part.rename(folder / body.digest)
+        self._known.add(name)
+        self._unsynced.append(body.digest)
+        self.bytes += len(body.content)
+
+    def take_unsynced(self) -> list[str]:
+        """The digests stored since the last call; the caller syncs them."""
+        taken, self._unsynced = self._unsynced, []
+        return taken
+
+    def sync(self, digests: list[str]) -> None:
+        """Force these bodies and their directories to the disk."""
+        for digest in digests:
+            fd = os.open(self._root / digest[:2] / digest, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for folder in {digest[:2] for digest in digests}:
+            sync_file(self._root / folder)
+        if digests:
+            sync_file(self._root)
 
 
 @dataclass(frozen=True, slots=True)

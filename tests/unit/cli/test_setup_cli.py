@@ -19,7 +19,7 @@ from belljar.cli.setup import (
 )
 from belljar.errors import HostError
 from belljar.image.apt import AptSource, parse_sources
-from belljar.image.kernel import debian_arch
+from belljar.image.config import debian_arch
 
 MAIN = AptSource(
     uri="http://mirror.invalid/debian", suites=("bookworm", "bookworm-updates"), signed_by="/k.gpg"

@@ -213,10 +213,11 @@ def test_the_page_shows_what_the_units_recorded(
         policy = run.write_text("policy.yaml", "belljar: 1\nrisk: low\n").read_bytes()
         run.write_json("plan.json", {"policy": {"name": "of a unit"}, "tier": "container"})
         plan = {"policy_sha256": hashlib.sha256(policy).hexdigest(), "tier": "container"}
-        asked = {"op": 1, "argv": ["ls", "/srv"], "cwd": "/", "user": "", "env_names": []}
+        names: list[JsonValue] = ["ls", "/srv"]
+        asked: dict[str, JsonValue] = {"op": 1, "argv": names, "cwd": "/", "user": ""}
         events: tuple[tuple[Kind, dict[str, JsonValue]], ...] = (
             (Kind.CELL_PLANNED, {**plan, "emulated": False, "layers": []}),
-            (Kind.EXEC_STARTED, {**asked, "stdin": False, "timeout_s": None}),
+            (Kind.EXEC_STARTED, {**asked, "env_names": [], "stdin": False, "timeout_s": None}),
             (Kind.GUARD_HIT, {**hit, "digest": "0" * 64, "start": 0, "end": 9, "decoding": []}),
         )
         for kind, data in events:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.image.config import HealthCheck, ImageConfig
+from belljar.image.config import HealthCheck, ImageConfig, debian_arch
 from belljar.image.dockerfile import Buildable, DockerfileError, base_images, make_buildable
-from belljar.image.kernel import debian_arch
 
 DIGEST = "sha256:" + "0" * 64
 ARCH = debian_arch()

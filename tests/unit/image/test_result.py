@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 from tests.fakes.images import entry, layer
 
-from belljar.image.kernel import debian_arch
+from belljar.image.buildah import pack_result
+from belljar.image.config import debian_arch
 from belljar.image.layers import LayerError
-from belljar.image.result import pack_result
 from belljar.image.storage import Tools
 from belljar.image.tools import Inside
 

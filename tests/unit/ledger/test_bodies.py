@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.events import Body
-from belljar.ledger.bodies import BodyStore, prepare_body
 from belljar.ledger.chain import sha256_hex
 from belljar.ledger.files import body_path
+from belljar.ledger.writer import BodyStore, prepare_body
 
 from .conftest import body
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.ledger.chain import MerkleTree, canonical, make_checkpoint, parse_checkpoint
+from belljar.ledger.chain import MerkleTree, canonical
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.kinds import SCHEMA_VERSION
+from belljar.ledger.schema import make_checkpoint, parse_checkpoint
 
 TIME = "2026-11-20T21:53:46.123456Z"
 

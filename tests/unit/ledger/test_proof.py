@@ -16,8 +16,9 @@ from belljar.cell import start_run
 from belljar.cli.ledger import ledger
 from belljar.errors import LedgerError
 from belljar.events import Event, Kind
-from belljar.ledger.chain import MerkleTree, leaf_hash, parse_checkpoint
+from belljar.ledger.chain import MerkleTree, leaf_hash
 from belljar.ledger.proof import _path, check_proof, prove
+from belljar.ledger.schema import parse_checkpoint
 
 
 @pytest.mark.promise("7.7")

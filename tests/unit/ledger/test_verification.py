@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.ledger import Status, create_run, load_or_make_key, verify
-from belljar.ledger.chain import MerkleTree, canonical, make_checkpoint, sha256_hex
+from belljar.ledger.chain import MerkleTree, canonical, sha256_hex
 from belljar.ledger.files import digests_of
+from belljar.ledger.schema import make_checkpoint
 
 from .conftest import exec_events, make_run, record_signed
 
