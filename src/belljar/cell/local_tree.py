@@ -196,7 +196,7 @@ def _file_records(
     manifest.begin(record)
     yield encode(record)
     digest, left = hashlib.sha256(), entry.size_bytes
-    name = posixpath.join(source.tree.source, entry.path) if entry.path else source.tree.source
+    name = posixpath.normpath(posixpath.join(source.tree.source, entry.path))
     with open_regular(source.root, name) as fd:
         while left and (piece := os.read(fd, min(left, _PIECE_BYTES))):
             digest.update(piece)

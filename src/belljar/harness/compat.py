@@ -21,8 +21,8 @@ from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.load import wrong_fields
 from belljar.policy.merge import NO_NETWORK, TASK
-from belljar.policy.model import wrong_fields
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram

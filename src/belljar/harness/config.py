@@ -49,9 +49,9 @@ from belljar.policy import LoadedPolicy, resolve_policy, with_tier
 from belljar.policy.fields import WRITTEN
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.load import with_changes
 from belljar.policy.loaded import PRESETS
 from belljar.policy.merge import TASK, above_floor, under_policy
-from belljar.policy.model import with_changes
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
+from belljar.policy.fields import AtError
 from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
 from belljar.policy.loaded import (
     DEFAULT_PRESET,
@@ -30,12 +31,14 @@ from belljar.policy.loaded import (
     own_directory,
     preset_text,
 )
-from belljar.policy.model import Policy, located, message_of, with_changes
-from belljar.policy.network import Network
-from belljar.policy.sections import FileCopy
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.model import Policy
+from belljar.policy.network import Network, OwnCell, Record, Upstream
+from belljar.policy.sections import FileCopy, HostRules, HostToolsText, ResourcesText, Rights
+from belljar.policy.serving import Gpu, ModelBlock, Weights
+from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
+from belljar.policy.stand_ins import MODELS, CellStandIn, Health
 from belljar.policy.yaml_tree import Problem, YamlTree
-from belljar.units import did_you_mean, format_size, kind_of, printable, quoted
+from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
 
 MAX_FILES_BYTES: Final = 500 << 20
 HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
@@ -43,6 +46,33 @@ _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "
     "the model may see"
 )
+_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
+    (): Policy,
+    ("resources",): ResourcesText,
+    ("files",): FileCopy,
+    ("host",): HostRules,
+    ("host_tools",): HostToolsText,
+    ("rights",): Rights,
+    ("decoys",): DecoyText,
+    ("guard",): GuardText,
+    ("guard", "protect"): ProtectedText,
+    ("guard", "action"): ActionsText,
+    ("on",): StopsText,
+    ("model",): ModelBlock,
+    ("model", "weights"): Weights,
+    ("model", "gpu"): Gpu,
+    ("network",): Network,
+    ("network", "record"): Record,
+    ("network", "own_cell"): OwnCell,
+    ("network", "upstreams"): Upstream,
+}
+"""The model of each mapping, by the names that lead to it."""
+_STAND_IN_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
+    ("health",): Health,
+    ("resources",): ResourcesText,
+    ("files",): FileCopy,
+    ("rights",): Rights,
+}
 
 
 # ---- where a policy comes from
@@ -144,6 +174,34 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - JSON values
     )
 
 
+def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
+    """The same policy with some fields replaced, checked as if it had been written so.
+
+    Raises `PolicyError`.
+    """
+    model = type(loaded.policy)
+    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
+    try:
+        changed = model.model_validate({**fields, **changes}, strict=False)
+    except ValidationError as error:
+        wrong = printable(wrong_fields(error), max_chars=600)
+        raise PolicyError(
+            f"the policy can't be changed as asked: {wrong}",
+            where=printable(loaded.source),
+            hint="change the task's sandbox, or use your own policy:"
+            " `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
+        ) from error
+    return replace(loaded, policy=changed)
+
+
+def wrong_fields(error: ValidationError) -> str:
+    """The fields that a model refused, each with the reason."""
+    found = ((_located(each)[0], each) for each in error.errors(include_url=False))
+    return "; ".join(
+        f"{yaml_tree.field_name(path)}: {_message(each, path, None)}" for path, each in found
+    )
+
+
 def parse_policy(
     text: bytes, *, source: str, base: Path | None, default_name: str = "policy"
 ) -> LoadedPolicy:
@@ -211,10 +269,10 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
 
 
 def _field_problem(tree: YamlTree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
-    path, model = located(error)
+    path, model = _located(error)
     is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
     mark = yaml_tree.closest_mark(tree, path, key=is_key)
-    message = message_of(error, path, model)
+    message = _message(error, path, model)
     return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
@@ -236,6 +294,52 @@ def _no_policy(tree: YamlTree) -> Problem:
     what = "is not valid YAML for a policy, and has" if first is not None else "has"
     why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
     return Problem(mark=mark, field="", message=why)
+
+
+# ---- pydantic's errors
+
+
+def _located(error: Any) -> tuple[yaml_tree.Path, type[BaseModel] | None]:  # noqa: ANN401
+    """The path as written, and the model whose field (or missing field) its last part is.
+
+    `error`: pydantic's ErrorDetails, in which a stand-in's kind stands behind its name.
+    """
+    refusal = error.get("ctx", {}).get("error")
+    path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
+    path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
+    if path[:2] == ("network", "stand_ins") and len(path) > 3 and path[3] in MODELS:
+        models = {(): MODELS[path[3]], **_STAND_IN_MODELS}
+        path, below = (*path[:3], *path[4:]), path[4:-1]
+    else:
+        models, below = {**_MODELS}, path[:-1]
+    return path, models.get(tuple(part for part in below if isinstance(part, str)))
+
+
+def _message(
+    error: Any,  # noqa: ANN401 - pydantic's ErrorDetails
+    path: yaml_tree.Path,
+    model: type[BaseModel] | None,
+) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            allowed = list(model.model_fields) if model else []
+            hint = did_you_mean(str(path[-1]), allowed) or "."
+            return f"there is no such field{hint} Allowed: {listed(allowed)}"
+        case "missing":
+            field = model.model_fields.get(str(path[-1])) if model else None
+            about = field.description if field is not None and field.description else ""
+            return f"is missing. {about}".rstrip()
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
+            return str(kinds.expected("a mapping of fields to values", error["input"]))
+        case "bool_type":
+            return str(kinds.expected("`true` or `false`", error["input"]))
+        case "string_type":
+            return str(kinds.expected("text", error["input"]))
+        case "too_long":
+            return f"too many; at most {error['ctx']['max_length']} are allowed"
+    return printable(str(error["msg"]), max_chars=200)
 
 
 # ---- files that a policy names

@@ -28,8 +28,9 @@ from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
+from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
-from belljar.policy.model import SNAPSHOTS, Policy, with_changes
+from belljar.policy.model import SNAPSHOTS, Policy
 from belljar.policy.network import Default, Network, Record, Upstream
 from belljar.policy.sections import common_rights, written_resources
 from belljar.policy.stand_ins import TargetStandIn

@@ -1,29 +1,17 @@
 """What a policy says, typed. Frozen, strict, nothing unknown.
 
-`Policy` is the edge: pydantic, reads what a person wrote. What it refuses is said in that
-person's terms: the field as it was written, and what may stand there.
+`Policy` is the edge: pydantic, reads what a person wrote.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
-from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
-from belljar.policy import yaml_tree
 from belljar.policy.fields import AtError, Strict
 from belljar.policy.guarding import GuardRules
 from belljar.policy.limits import (
@@ -36,41 +24,18 @@ from belljar.policy.limits import (
     least_tier,
     lowered,
 )
-from belljar.policy.network import (
-    Network,
-    OwnCell,
-    Record,
-    Upstream,
-    check_services,
-    read_network,
-)
+from belljar.policy.network import Network, check_services, read_network
 from belljar.policy.sections import (
     IMAGE,
-    FileCopy,
     FilesField,
     HostRules,
     HostToolsField,
-    HostToolsText,
     ResourcesField,
-    ResourcesText,
     Rights,
 )
-from belljar.policy.serving import Gpu, ModelBlock, Weights
-from belljar.policy.signals import (
-    ActionsText,
-    DecoysField,
-    DecoyText,
-    GuardField,
-    GuardText,
-    ProtectedText,
-    StopsField,
-    StopsText,
-)
-from belljar.policy.stand_ins import MODELS, Health, TargetStandIn
-from belljar.units import did_you_mean, listed, printable
-
-if TYPE_CHECKING:
-    from belljar.policy.loaded import LoadedPolicy
+from belljar.policy.serving import ModelBlock
+from belljar.policy.signals import DecoysField, GuardField, StopsField
+from belljar.policy.stand_ins import TargetStandIn
 
 VERSION: Final = 1
 MAX_VARIABLES: Final = 1024
@@ -255,106 +220,3 @@ def policy_schema() -> dict[str, Any]:
         **schema,
         "title": "Belljar policy",
     }
-
-
-# ---- changes, and what is said of a value that was refused
-
-_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
-    (): Policy,
-    ("resources",): ResourcesText,
-    ("files",): FileCopy,
-    ("host",): HostRules,
-    ("host_tools",): HostToolsText,
-    ("rights",): Rights,
-    ("decoys",): DecoyText,
-    ("guard",): GuardText,
-    ("guard", "protect"): ProtectedText,
-    ("guard", "action"): ActionsText,
-    ("on",): StopsText,
-    ("model",): ModelBlock,
-    ("model", "weights"): Weights,
-    ("model", "gpu"): Gpu,
-    ("network",): Network,
-    ("network", "record"): Record,
-    ("network", "own_cell"): OwnCell,
-    ("network", "upstreams"): Upstream,
-}
-"""The model of each mapping, by the names that lead to it."""
-_STAND_IN_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
-    ("health",): Health,
-    ("resources",): ResourcesText,
-    ("files",): FileCopy,
-    ("rights",): Rights,
-}
-
-
-def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The same policy with some fields replaced, checked as if it had been written so.
-
-    Raises `PolicyError`.
-    """
-    model = type(loaded.policy)
-    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
-    try:
-        changed = model.model_validate({**fields, **changes}, strict=False)
-    except ValidationError as error:
-        wrong = printable(wrong_fields(error), max_chars=600)
-        raise PolicyError(
-            f"the policy can't be changed as asked: {wrong}",
-            where=printable(loaded.source),
-            hint="change the task's sandbox, or use your own policy:"
-            " `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
-        ) from error
-    return replace(loaded, policy=changed)
-
-
-def wrong_fields(error: ValidationError) -> str:
-    """The fields that a model refused, each with the reason."""
-    found = ((located(each)[0], each) for each in error.errors(include_url=False))
-    return "; ".join(
-        f"{yaml_tree.field_name(path)}: {message_of(each, path, None)}" for path, each in found
-    )
-
-
-def located(error: Any) -> tuple[yaml_tree.Path, type[BaseModel] | None]:  # noqa: ANN401
-    """The path as written, and the model whose field (or missing field) its last part is.
-
-    `error`: pydantic's ErrorDetails, in which a stand-in's kind stands behind its name.
-    """
-    refusal = error.get("ctx", {}).get("error")
-    path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
-    path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
-    if path[:2] == ("network", "stand_ins") and len(path) > 3 and path[3] in MODELS:
-        models = {(): MODELS[path[3]], **_STAND_IN_MODELS}
-        path, below = (*path[:3], *path[4:]), path[4:-1]
-    else:
-        models, below = {**_MODELS}, path[:-1]
-    return path, models.get(tuple(part for part in below if isinstance(part, str)))
-
-
-def message_of(
-    error: Any,  # noqa: ANN401 - pydantic's ErrorDetails
-    path: yaml_tree.Path,
-    model: type[BaseModel] | None,
-) -> str:
-    """Why pydantic refused the value at `path`, for its author; `model`: the one around it."""
-    match error["type"]:
-        case "extra_forbidden":
-            allowed = list(model.model_fields) if model else []
-            hint = did_you_mean(str(path[-1]), allowed) or "."
-            return f"there is no such field{hint} Allowed: {listed(allowed)}"
-        case "missing":
-            field = model.model_fields.get(str(path[-1])) if model else None
-            about = field.description if field is not None and field.description else ""
-            return f"is missing. {about}".rstrip()
-        case "value_error":
-            return str(error["ctx"]["error"])
-        case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
-            return str(kinds.expected("a mapping of fields to values", error["input"]))
-        case "bool_type":
-            return str(kinds.expected("`true` or `false`", error["input"]))
-        case "string_type":
-            return str(kinds.expected("text", error["input"]))
-        case "too_long":
-            return f"too many; at most {error['ctx']['max_length']} are allowed"
-    return printable(str(error["msg"]), max_chars=200)

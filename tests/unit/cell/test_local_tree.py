@@ -87,16 +87,18 @@ def test_a_file_survives_the_way(tmp_path: Path) -> None:
 
 
 def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
-    """Before anything is read: too many, too large, a link out, a pipe; and one that shrinks."""
+    """Before anything is read: too many, too large, a link out, a pipe; then what changes its
+    size, either way."""
     tree = tree_of(tmp_path)
     with pytest.raises(ValueError, match="more than 3"):
         list_source(tree, max_files=3, max_bytes=100)
     with pytest.raises(FileTooLargeError):
         list_source(tree, max_files=100, max_bytes=7)
     source = list_source(tree, **BOUNDS)
-    (tree / "z").write_text("")
-    with pytest.raises(ValueError, match="shorter"):
-        list(records_of(source, "", TreeManifest()))
+    for text in ("", "much more than it was"):
+        (tree / "z").write_text(text)
+        with pytest.raises(ValueError, match="z has changed its size"):
+            list(records_of(source, "", TreeManifest()))
     (tree / "out").symlink_to("/etc/passwd")
     with pytest.raises(ValueError, match="leads out"):
         list_source(tree, **BOUNDS)

@@ -149,7 +149,7 @@ async def test_what_fails_is_an_error_with_its_place(
     data = data_of(tmp_path, TaskFile(target="/srv", source="d"))
     with monkeypatch.context() as patched:
         patched.setattr("belljar.cell.local_tree.os.read", lambda _fd, _count: b"")
-        with pytest.raises(PolicyError, match="shorter"):
+        with pytest.raises(PolicyError, match="changed its size"):
             await put(Asked(), data)
     with pytest.raises(IsADirectoryError):
         await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(target="/a", source="f")))

@@ -30,7 +30,7 @@ from belljar.harness.config import (
 from belljar.harness.operator import Operator, read_operator
 from belljar.host.settings import Settings
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.model import with_changes
+from belljar.policy.load import with_changes
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
