@@ -66,7 +66,10 @@ def relinked(text: str, source: str, pages: Mapping[str, str]) -> str:
         if file in pages:
             place = relpath(pages[file], join(pages[source], ".."))
             return f"{mark}[{label}]({place}{hash_}{anchor})"
-        return match[0] if file.startswith("docs/") else label
+        if not file.startswith("docs/"):
+            return label
+        place = relpath(file.removeprefix("docs/"), join(pages[source], ".."))  # a picture, say
+        return f"{mark}[{label}]({place}{hash_}{anchor})"
 
     return LINK.sub(moved, text)
 

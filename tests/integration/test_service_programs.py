@@ -296,10 +296,13 @@ async def test_a_race_for_the_name_of_a_cover_shows_nothing(home: Path, tmp_path
     async with opened(tmp_path, "container") as cell:
         await cell.write_file("/tmp/racer", racer, mode=0o755)
         before = await said(cell, covered)
-        with pytest.raises(CellError):
-            await ready(cell, command=command, health=health, restart="on-failure")
-        assert await said(cell, covered) == before
-        assert "exchanged" in await said(cell, "cat /tmp/hits")
+        for _ in range(5):  # the racer may come too late for one
+            with pytest.raises(CellError):
+                await ready(cell, command=command, health=health, restart="on-failure")
+            assert await said(cell, covered) == before
+            if "exchanged" in await said(cell, "rm -f /tmp/r; cat /tmp/hits || true"):
+                return
+    pytest.fail("the racer exchanged nothing")
 
 
 @pytest.mark.parametrize("tier", TIERS)

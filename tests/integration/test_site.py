@@ -57,6 +57,22 @@ def test_the_index_for_language_models_names_every_page(site: Path) -> None:
     assert all((site / link).is_file() for link in links)
 
 
+def test_every_picture_is_there(site: Path) -> None:
+    """Of each page, the first included."""
+    found = [
+        (page, source)
+        for page in site.rglob("*.html")
+        for source in re.findall(r"<img\b[^>]*?\bsrc=\"?([^\" >]+)", page.read_text())
+    ]
+    assert any(page == site / "index.html" for page, _ in found)
+    missing = [
+        (page.name, source)
+        for page, source in found
+        if not ((site / source[1:]) if source.startswith("/") else page.parent / source).is_file()
+    ]
+    assert missing == []
+
+
 @pytest.mark.thorough
 def test_a_dead_anchor_fails_the_build(site: Path, tmp_path: Path) -> None:
     """The strict build can fail: one link to a heading that is not there ends it."""

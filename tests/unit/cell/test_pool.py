@@ -248,6 +248,23 @@ async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
         assert it.ahead[0].destroyed
 
 
+async def test_a_taker_whose_cell_opens_meanwhile_gets_the_breach_too() -> None:
+    """It came while the warm-up ran, and opened a cell of its own: that one is not given out."""
+    async with stand() as it:
+
+        @asynccontextmanager
+        async def open_meanwhile(*, ahead: bool) -> AsyncIterator[Any]:
+            async with it.open_fake(ahead=ahead) as opened:
+                it.pool.breach = ContainmentBreach("a way out", where="a cell", hint="")
+                yield opened
+
+        it.open = open_meanwhile
+        with pytest.raises(ContainmentBreach, match="a way out"):
+            async with it.cell():
+                pytest.fail("a cell was given out")
+        assert it.cells.opened[0].destroyed
+
+
 async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is destroyed without being asked for, and a fresh one stands in its place."""
     left = [0.0]
