@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import threading
 from base64 import b64decode
@@ -160,6 +161,17 @@ def test_a_cast_has_each_command(run: Path, home: Path) -> None:
     assert header["version"] == 3
     assert all(after_s >= 0 and code in "oxi" for after_s, code, _ in rest)
     assert sum(code == "x" for _, code, _ in rest) == count
+
+
+@pytest.mark.skipif(shutil.which("tcpdump") is None, reason="tcpdump is not installed")
+def test_tcpdump_reads_the_packets(run: Path, home: Path, tmp_path: Path) -> None:
+    """All of them, with the cell's questions for names among them."""
+    file = tmp_path / "packets.pcapng"
+    file.write_bytes(exported(run, home, "--format", "pcap"))
+    argv = ["tcpdump", "-n", "-r", str(file)]
+    read = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert len(read.stdout.splitlines()) > 10
+    assert " A? " in read.stdout
 
 
 def test_a_replay_cannot_act_on_the_terminal(home: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from belljar.cell import start_run
+from belljar.cli.main import run as belljar
 from belljar.events import Event, Kind
 from belljar.ledger import RunDirectory
 from belljar.live import feed as feeds
@@ -122,3 +123,26 @@ def test_long_commands_and_members_of_a_range_are_shown(feed: Feed, run: RunDire
     run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
     feed.look()
     assert feed.state()["runs"][0]["edges"] == [["target", "1.1.1.1", False, 1]]
+
+
+def test_watch_shows_what_runs_now(
+    run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each cell of a run that lasts, with its last command as text; a run that is over has none."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    planned = {"policy_sha256": "", "tier": "gvisor", "emulated": False, "layers": []}
+    started = {"op": 1, "argv": ["ls", "\x1b[2J"], "cwd": "/", "user": "", "env_names": []}
+    for kind, data in (
+        (Kind.CELL_PLANNED, planned),
+        (Kind.EXEC_STARTED, {**started, "stdin": False, "timeout_s": None}),
+    ):
+        run.recorder.record(Event(kind=kind, data=data, cell_id=CELL))  # type: ignore[arg-type]
+    assert belljar(["watch", "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 runs, 1 cells" in shown
+    assert CELL in shown
+    assert "gvisor" in shown
+    assert "\x1b[2J" not in shown
