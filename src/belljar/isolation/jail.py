@@ -438,7 +438,8 @@ def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = Fals
     """A failed start's error, from status and diagnosis."""
     where = f"jail of cell {cell_id}"
     text = f"{status}\n{diagnosis}"
-    if runtime := _RUNTIME.search(text):
+    # A program that could not be started has said so; that its status was 125 may be there, too
+    if (runtime := _RUNTIME.search(text)) and _FAILED.search(status) is None:
         how, number = runtime[1], int(runtime[2])
         end = f"signal {number}" if how == "signal" else f"status {number}"
         if how == "empty":

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -24,6 +24,7 @@ from belljar.errors import CellError, ContainmentBreach
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_LOOK_S: Final = 1.0
 
 
 class _Job(Generic[T]):
@@ -186,7 +187,9 @@ def _settled(
     while True:
         try:
             act()
-            wait([future])
+            # Python sees a signal that comes just before a thread waits only after the wait
+            while not future.done():
+                wait([future], timeout=_LOOK_S)
         except BaseException as signalled:  # noqa: BLE001
             # A signal handler's: the caller raises it.
             interrupt, act = interrupt or signalled, cancel

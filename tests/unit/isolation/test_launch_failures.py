@@ -38,6 +38,13 @@ def test_other_steps_are_the_cells() -> None:
     assert "step 10, files, failed: No such file or directory: /s/memory" in error.what
 
 
+def test_a_program_that_is_not_there_is_named_though_its_status_is_known() -> None:
+    """Its own step and the end of what it was to be may both be there when they are read."""
+    reason = "No such file or directory: /missing"
+    lines = f"child 7\nfailed step 18 run errno 2: {reason}\nfailed step 21 runtime exit 125\n"
+    assert reason in start_error("c-0123456789ab", lines, "").what
+
+
 def test_before_the_status_pipe_is_known() -> None:
     """Wrong options are told on standard error, and still come through."""
     error = start_error(
