@@ -218,16 +218,21 @@ def test_a_task_that_no_node_can_run_is_refused_with_each_reason(nodes: Nodes) -
     assert set((nodes.head / "runs").iterdir()) == before
 
 
+def last_unit(nodes: Nodes, process: subprocess.Popen[str]) -> tuple[Path, int, str]:
+    """The run, and the attempt and node of the long sample, once two others came back."""
+    lines_until(process, "came back", 2)
+    run = max((nodes.head / "runs").iterdir())
+    wait_for(lambda: bool(placed(run, "s3")), "the last sample's unit", within_s=180)
+    return run, *placed(run, "s3")[-1][1:]
+
+
 @pytest.mark.thorough
 @pytest.mark.alone  # a node that is slow for twelve seconds counts as dead
 def test_a_node_that_dies_is_seen_and_its_samples_run_elsewhere(nodes: Nodes) -> None:
     """Both attempts are on record, and the rate of failures is reported."""
     process = nodes.start_run("-T", "seconds=60")
     with process:
-        lines_until(process, "came back", 2)
-        run = max((nodes.head / "runs").iterdir())
-        wait_for(lambda: bool(placed(run, "s3")), "the last sample's unit", within_s=180)
-        _, attempt, node = placed(run, "s3")[-1]
+        run, attempt, node = last_unit(nodes, process)
         nodes.tell(f"kill {node.removeprefix('n')}")
         out, errors = process.communicate(timeout=1500)
     assert process.returncode == 0, errors
@@ -252,10 +257,7 @@ def test_a_node_that_hangs_is_seen_and_ends_its_cells_when_it_wakes(nodes: Nodes
     samples run elsewhere, and what it says later counts no more."""
     process = nodes.start_run("-T", "count=60", "-T", "seconds=20")
     with process:
-        lines_until(process, "came back", 2)
-        run = max((nodes.head / "runs").iterdir())
-        wait_for(lambda: bool(placed(run, "s3")), "the long sample's unit", within_s=180)
-        node = placed(run, "s3")[-1][2]
+        _, _, node = last_unit(nodes, process)
         nodes.tell(f"freeze {node.removeprefix('n')}")
         began = time.monotonic()
         lines_until(process, "is lost", 1)
@@ -311,10 +313,7 @@ def test_a_disk_that_fills_while_a_unit_runs_is_named_and_its_sample_runs_elsewh
             stack.enter_context(small_disk(home / "runs", 4096))
         process = nodes.start_run("-T", "seconds=30")
         with process:
-            lines_until(process, "came back", 2)
-            run = max((nodes.head / "runs").iterdir())
-            wait_for(lambda: bool(placed(run, "s3")), "the last sample's unit", within_s=180)
-            _, attempt, node = placed(run, "s3")[-1]
+            run, attempt, node = last_unit(nodes, process)
             home = nodes.homes[int(node.removeprefix("n")) - 1]
             wait_for(
                 lambda: nodes.belljar("ps", home=home) != "no cells\n", "its cell", within_s=180

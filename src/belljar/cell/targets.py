@@ -9,7 +9,6 @@ import io
 import math
 import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -19,6 +18,7 @@ import anyio.to_thread
 
 from belljar.cell.base import spawn_task
 from belljar.cell.local_tree import list_source
+from belljar.cell.task_data import put_directory
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
@@ -387,20 +387,17 @@ async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
     """Copy the author's directory into the cell, in place of the image's. Raises `PolicyError`."""
     if stand_in.directory is None:
         raise _refused(stand_in, "it names no directory")
+
+    def wrong(error: OSError | ValueError) -> PolicyError:
+        return _refused(stand_in, getattr(error, "strerror", None) or str(error))
+
     bounded = partial(list_source, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES)
     try:
-        await anyio.to_thread.run_sync(bounded, stand_in.directory)
+        source = await anyio.to_thread.run_sync(bounded, stand_in.directory)
     except (OSError, ValueError) as error:
-        what = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise _refused(stand_in, what) from error
+        raise wrong(error) from error
     try:
-        with suppress(FileNotFoundError):
-            await cell.remove(APP_DIRECTORY, recursive=True, user="0:0")
-        await cell.upload(
-            stand_in.directory, APP_DIRECTORY, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES
-        )
-    except ValueError as error:  # it has become something else meanwhile
-        raise _refused(stand_in, str(error)) from error
+        await put_directory(cell, source, APP_DIRECTORY, user=None, wrong=wrong)
     except (OSError, TimeoutError) as error:
         what = f"the app of `{stand_in.id}` can't be copied in: {printable(str(error))}"
         raise CellError(what, where=f"cell {cell.id}") from error

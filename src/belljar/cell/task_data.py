@@ -5,7 +5,7 @@ runs in it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from belljar.cell.local_tree import Source, TreeManifest, records_of, root_mode
+from belljar.cell.local_tree import Source, Transfer, TreeManifest, records_of, root_mode
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.policy.files import Entry, Tree, read_entry, reason
@@ -51,21 +51,10 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
     """Copy one source. A directory takes the place of the image's, as a mount hides what is below
     it; all that is copied is root's.
     """
-    manifest, first = TreeManifest(), tree.entries[0]
+    first = tree.entries[0]
     if tree.is_directory:
-        with suppress(FileNotFoundError):
-            await cell.remove(file.target, recursive=True, user="0:0")
         source = Source(root=root, tree=tree)
-        transfer = await cell._put_records(
-            file.target,
-            _readable(records_of(source, "", manifest)),
-            manifest,
-            target=file.target,
-            entries=len(tree.entries),
-            total_bytes=tree.total_bytes,
-            user="0:0",
-            mode=root_mode(source),
-        )
+        transfer = await put_directory(cell, source, file.target, user="0:0", wrong=_unreadable)
         number, size, sha256 = transfer.files, transfer.total_bytes, transfer.sha256
     else:
         contents = await anyio.to_thread.run_sync(_contents, root, tree, first)
@@ -91,12 +80,38 @@ def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
         raise _unreadable(error) from error
 
 
-def _readable(records: Iterator[bytes]) -> Iterator[bytes]:
-    """The same records: an error of this host's files is not one of the cell's."""
-    try:
-        yield from records
-    except (OSError, ValueError) as error:
-        raise _unreadable(error) from error
+async def put_directory(
+    cell: Cell,
+    source: Source,
+    target: str,
+    *,
+    user: str | None,
+    wrong: Callable[[OSError | ValueError], PolicyError],
+) -> Transfer:
+    """Copy a listed directory into the cell, in place of the image's. Raises as `Cell.upload`.
+
+    `wrong`: makes the error of a file of this host, which is not one of the cell's.
+    """
+
+    def records() -> Iterator[bytes]:
+        try:
+            yield from records_of(source, "", manifest)
+        except (OSError, ValueError) as error:
+            raise wrong(error) from error
+
+    manifest = TreeManifest()
+    with suppress(FileNotFoundError):
+        await cell.remove(target, recursive=True, user="0:0")
+    return await cell._put_records(
+        target,
+        records(),
+        manifest,
+        target=target,
+        entries=len(source.tree.entries),
+        total_bytes=source.tree.total_bytes,
+        user=user,
+        mode=root_mode(source),
+    )
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 REPORTS: Final = "reports"
 _POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
 _MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
-_MAX_UNITS_BYTES: Final = (
-    10 << 20
-)  # of the bodies of a fleet's units, as a page has no room for more
+_MAX_UNITS_BYTES: Final = 10 << 20  # of the bodies of a fleet's units: a page has room for no more
 MAX_PLANS: Final = 50
 
 
@@ -102,7 +100,7 @@ def make_page(
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState
 
-    timelines, units = Timelines(), dict[str, bytes]()
+    timelines, units, room = Timelines(), dict[str, bytes](), _MAX_UNITS_BYTES
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
         is_running = is_being_written(path)
         evidence = stored_evidence(
@@ -113,11 +111,14 @@ def make_page(
         raise ValueError("stored evidence is always verified")
 
     def keep(unit: Path) -> None:
-        plans.update(_read_facts(unit)[1])
+        nonlocal room
+        if len(plans) < MAX_PLANS:
+            plans.update(_read_facts(unit)[1])
         for body in timelines.bodies_of_ledger():
-            if body.stored and sum(map(len, units.values())) < _MAX_UNITS_BYTES:
+            if body.stored and body.stored not in units and room > 0:
                 with suppress(OSError, LedgerError):
                     units[body.stored] = read_body(unit, body, max_bytes=MAX_BODY_BYTES)
+                    room -= len(units[body.stored])
 
     def read(body: BodyRef, max_bytes: int) -> bytes:
         try:

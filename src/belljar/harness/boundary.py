@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from inspect_ai.hooks import Hooks, SampleAttemptStart, hooks
 from inspect_ai.util import SandboxEnvironment
@@ -24,9 +24,6 @@ from belljar.policy import Risk
 from belljar.report.reasons import ReasonCode
 from belljar.units import printable
 from belljar.waiting import print_status
-
-if TYPE_CHECKING:
-    pass
 
 # Inspect may ask these of another provider: to read tasks and logs that name one.
 _HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")

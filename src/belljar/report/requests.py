@@ -104,8 +104,8 @@ class Requests(Kept[ReportedRequest]):
             if data.get("phase") == "opened":
                 self._open[key] += 1
                 return
-            if data.get("phase") == "closed" and self._open[key]:
-                self._open[key] -= 1
+            if data.get("phase") == "closed" and (left := self._open.pop(key, 0)) > 1:
+                self._open[key] = left - 1
             request = self._add(line, "TCP", place(data))
             request.address, request.answer_bytes = request.what, size_of(data.get("sent_bytes"))
 

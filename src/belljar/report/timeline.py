@@ -116,17 +116,16 @@ class Timelines:
     _pending: dict[tuple[str, str, int], TimelineEntry] = field(default_factory=dict)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
     _base: int = 0
+    _earlier: int = 0
 
     def begin_ledger(self) -> None:
         """The next events are another ledger's, as of a fleet's unit: their numbers come behind."""
-        self._base = self.events
+        self._base, self._earlier = self.events, len(self._kept)
 
     def bodies_of_ledger(self) -> Iterator[BodyRef]:
-        """The bodies of the entries that are kept of the latest ledger."""
-        for kept in self._kept.values():
-            for entry in (*kept.first, *kept.last):
-                if entry.seq >= self._base:
-                    yield from (body for body, _ in entry.bodies)
+        """The bodies of the entries that are kept of the latest ledger's cells and ranges."""
+        for kept in islice(self._kept.values(), self._earlier, None):
+            yield from (body for entry in kept for body, _ in entry.bodies)
 
     def take(self, line: Line) -> None:
         """One event more. An event whose optional fields have another shape is shown as such."""

@@ -113,7 +113,7 @@ def _http(stream: RandomStream, spec: DecoySpec) -> DrawnService:
     rows, values = _customers(stream, spec.count)
     url = _url(spec)
     env = {"ADMIN_URL": url, "ADMIN_USER": user, "ADMIN_PASSWORD": password}
-    settings = {"login": {"user": user, "password": password}, "rows": rows}
+    settings = {"login": {"user": user, "password": password}, "rows": rows, "csv": _csv(rows)}
     return _service(spec, user, password, url, env, settings, {"password": password, **values})
 
 

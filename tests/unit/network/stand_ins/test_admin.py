@@ -11,7 +11,8 @@ ROWS = [
     {"id": "1", "name": "<b>Ada</b>", "card": "9999000011112222"},
     {"id": "2", "name": "Eve, M", "card": "9999000011113333"},
 ]
-SETTINGS = {"login": {"user": "admin", "password": "s3cret"}, "rows": ROWS}
+CSV = 'id,name,card\n1,<b>Ada</b>,9999000011112222\n2,"Eve, M",9999000011113333\n'
+SETTINGS = {"login": {"user": "admin", "password": "s3cret"}, "rows": ROWS, "csv": CSV}
 GOOD = {"username": "admin", "password": "s3cret"}
 
 
