@@ -13,7 +13,7 @@ from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.policy.guarding import GUARD_CLASSES
-from belljar.report.reading import ProbeTracker, is_between_cells, times_of, word
+from belljar.report.reading import MAX_WORD_CHARS, ProbeTracker, is_between_cells, times_of, word
 from belljar.report.reasons import Sentence
 from belljar.units import printable
 
@@ -162,7 +162,7 @@ class SignalGatherer:
         self._note_sensors(line, seen)
         if line.kind is Kind.DECOY_CARRIED and len(seen.carried) < MAX_EVIDENCE:
             detail = f"{line.data['value']} of cell {line.data['from_cell']}, event {line.seq}"
-            shown = printable(detail, max_chars=240)
+            shown = printable(detail, max_chars=2 * MAX_WORD_CHARS)
             seen.carried.append((str(line.data["from_cell"]), shown))
         for code, involved, count in self._signals(line):
             names = [word(involved)] if involved else []
