@@ -105,6 +105,14 @@ def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotation
     return value
 
 
+def prepare(*kinds: Any) -> None:  # noqa: ANN401 - as the annotations of fields say
+    """Look up what `from_json` needs of these types and all in them, for forks to share."""
+    for kind in kinds:
+        prepare(*typing.get_args(kind))
+        if field_names(kind):
+            prepare(*_hints(kind).values())
+
+
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)

@@ -23,9 +23,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
+from belljar import dataclass
 from belljar.network import ipc, syscalls
+from belljar.network.gateway.config import GatewayConfig
 from belljar.network.gateway.main import run_gateway
-from belljar.network.supervisor.main import run_supervisor
+from belljar.network.supervisor.main import SupervisorTask, run_supervisor
 
 PRELOAD: Final = (
     "asyncio.sslproto",
@@ -66,6 +68,7 @@ def main(argv: list[str]) -> NoReturn:
 def preload(more: Iterable[str] = ()) -> None:
     """Import all that a child may need, for it opens no file later."""
     import_all((*PRELOAD, *more))
+    dataclass.prepare(GatewayConfig, SupervisorTask)
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module("belljar.network.gateway.tls").warm_up()
 

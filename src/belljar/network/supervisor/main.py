@@ -57,7 +57,7 @@ _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class SupervisorTask:
     """The owner's document (`making.fork_pair`)."""
 
     layout: RangeLayout
@@ -73,10 +73,13 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
     document = ipc.from_file(fds[2])
-    task: _Task = from_json(_Task, document)
     try:
-        supervisor = _Supervisor(task, owner, fds[4], fds[5])
-        supervisor.make(gateway, parent)
+        _make_namespace(owner, document["uid"], parent)
+        # Loaded while everything else is made: there is no port yet to reach it by
+        with netfilter.Loading(document["nft"], fds[4]) as loading:
+            supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
+            supervisor.make(gateway, loading)
+        supervisor.confine()
         supervisor.work()
     except ipc.ClosedError:
         os._exit(0)
@@ -95,6 +98,25 @@ def _reason(exc: BelljarError | OSError) -> str:
     if isinstance(exc, BelljarError):
         return exc.what
     return f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
+
+
+def _make_namespace(owner: socket.socket, uid: int | None, parent: int) -> None:
+    """Enter the range's new network namespace, with what rights it takes to keep it."""
+    if uid is None:
+        # The owner maps its ids: it starts the programs that may do that
+        _unshare(syscalls.CLONE_NEWUSER, "user")
+        ipc.send(owner, {"unshared": True})
+        if ipc.receive(owner) != ({"mapped": True}, []):
+            raise ValueError("the owner has mapped no ids")
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        syscalls.die_with_parent(parent)
+    _unshare(syscalls.CLONE_NEWNET, "net")
+    syscalls.no_new_privileges()
+    syscalls.become(uid, _RIGHTS_IN_OWN_NAMESPACE if uid is None else _RIGHTS, ambient=True)
+    # A search for survivors by an ordinary user needs to see its namespaces
+    syscalls.set_dumpable(uid is None)
+    syscalls.die_with_parent(parent)
 
 
 def _unshare(kind: int, name: str) -> None:
@@ -120,7 +142,7 @@ class _OwnerTimeoutError(OSError):
 
 
 class _Supervisor:
-    def __init__(self, task: _Task, owner: socket.socket, rules: int, file: int) -> None:
+    def __init__(self, task: SupervisorTask, owner: socket.socket, rules: int, file: int) -> None:
         self._task, self._owner, self._rules = task, owner, rules
         self._file = PacketFile(file, task.network.bounds.packet_record_bytes)
         owner.setsockopt(
@@ -134,29 +156,11 @@ class _Supervisor:
         self._known: KnownRules | None = None
         self._dialler: CellDialler | None = None
 
-    def make(self, gateway: socket.socket, parent: int) -> None:
+    def make(self, gateway: socket.socket, loading: netfilter.Loading) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
-        if task.uid is None:
-            # The owner maps its ids: it starts the programs that may do that
-            _unshare(syscalls.CLONE_NEWUSER, "user")
-            ipc.send(self._owner, {"unshared": True})
-            if ipc.receive(self._owner) != ({"mapped": True}, []):
-                raise ValueError("the owner has mapped no ids")
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
-            syscalls.die_with_parent(parent)
-        _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout)
         self._kernel_at_end = netlink.open_socket()
-        syscalls.no_new_privileges()
-        syscalls.become(
-            task.uid, _RIGHTS_IN_OWN_NAMESPACE if task.uid is None else _RIGHTS, ambient=True
-        )
-        # A search for survivors by an ordinary user needs to see its namespaces
-        syscalls.set_dumpable(task.uid is None)
-        syscalls.die_with_parent(parent)
-        # Before the rules, which they need not wait for: there is no port yet to reach them by
         listeners = open_listeners(task.layout, task.network)
         send_listeners(gateway, listeners)
         for listener in listeners.values():
@@ -165,12 +169,17 @@ class _Supervisor:
             self._dialler = CellDialler(gateway)
         else:
             gateway.close()
-        with netfilter.Loading(task.nft, self._rules) as loading:
-            self._baseline = read_baseline(self._kernel, ())
-            self._tap = Tap()
-            self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
-            loading.finish()
-        # No way back: what is left is to ask the kernel by netlink, run nft, and write frames
+        self._baseline = read_baseline(self._kernel, ())
+        self._tap = Tap()
+        self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
+        loading.finish()
+
+    def confine(self) -> None:
+        """Leave itself what its work needs, and report that the rules are in force.
+
+        From here on it can ask the kernel by netlink, run nft, and write frames.
+        """
+        task = self._task
         limit_address_space(task.network.bounds.supervisor_memory_bytes)
         for limit, value in _LIMITS.items():
             resource.setrlimit(limit, (value, value))
