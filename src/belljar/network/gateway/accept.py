@@ -155,7 +155,6 @@ class Front:
         """Cancel connections, each on record; return how many missed `until`."""
         loop = asyncio.get_running_loop()
         self._site.is_ending = True
-        self._dns.record.flush_all()
         self._site.post_limits()
         unreported = 0
         idle = [peer for task, peer in self._connections.items() if task in self._site.idle]

@@ -61,9 +61,8 @@ class Bounds:
     kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
     sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
-    # Queries with an event each; more are counted together (at most 50 events a second and cell).
-    dns_events_per_s: int = 200
-    # Queries that wait for the record: a further datagram is dropped, and counted.
+    # Queries that wait for the record: a further datagram waits in the kernel, which has room for
+    # a few hundred and drops the rest.
     dns_pending: int = 1_000
     dns_tcp_connections: int = 256  # Open at one time: a further one is reset.
     dns_tcp_idle_s: float = 5.0  # RFC 7766 section 6.2.3: closed.

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-import time
-from typing import Final, TypeAlias
+from typing import Final
 
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
@@ -17,9 +16,6 @@ from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
-BATCH_S: Final = 0.02
-MAX_BATCH_NAMES: Final = 32
-MAX_BATCH_NAME_CHARS: Final = 120
 DATAGRAMS_A_TURN: Final = 64
 MAX_DATAGRAM_BYTES: Final = 1 << 16
 # linux/in.h; not in Python's socket.
@@ -27,96 +23,8 @@ _IP_PKTINFO: Final = 8
 _PKTINFO: Final = struct.Struct("=I4s4s")
 
 
-_Key: TypeAlias = tuple[str, str]  # Cell and transport.
-
-
-class _Batch:
-    """Queries recorded together, length-prefixed as over TCP."""
-
-    def __init__(self, max_kept_bytes: int) -> None:
-        self.recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.count = self.longest_label = 0
-        self.entropy = 0.0
-        self.names: list[str] = []
-        self.queries = Capture(max_kept_bytes=max_kept_bytes)
-
-    def add(self, reply: DnsAnswer, query: bytes) -> None:
-        self.count += 1
-        self.longest_label = max(self.longest_label, reply.longest_label)
-        self.entropy = max(self.entropy, reply.entropy)
-        if len(self.names) < MAX_BATCH_NAMES:
-            self.names.append(reply.name[:MAX_BATCH_NAME_CHARS])
-        self.queries.feed(struct.pack("!H", len(query)) + query)
-
-
-class QueryRecord:
-    """Records queries; above a rate, many in one event."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._second = 0
-        self._used = 0
-        self._batches: dict[_Key, _Batch] = {}
-
-    async def record(self, cell: str, reply: DnsAnswer, transport: str, query: bytes) -> None:
-        """Return when the query is on record."""
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._used = second, 0
-        self._used += 1
-        if self._used <= self._site.bounds.dns_events_per_s:
-            bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
-            await self._site.record(lambda: dns_item(cell, reply, transport, bodies))
-        else:
-            await asyncio.shield(self.count(cell, reply, transport, query))
-
-    def count(
-        self, cell: str, reply: DnsAnswer, transport: str, query: bytes
-    ) -> asyncio.Future[None]:
-        """Record it with others; done when on record."""
-        key = (cell, transport)
-        batch = self._batches.get(key)
-        if batch is None:
-            batch = self._batches[key] = _Batch(self._site.bounds.kept_body_bytes)
-            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, key)
-        batch.add(reply, query)
-        return batch.recorded
-
-    def flush_all(self) -> None:
-        """Record counted queries now."""
-        for key in list(self._batches):
-            self._flush(key)
-
-    def _flush_if_room(self, key: _Key) -> None:
-        """Before that only a batch's count grows."""
-        if key in self._batches and self._site.reporter.is_full:
-            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, key)
-        else:
-            self._flush(key)
-
-    def _flush(self, key: _Key) -> None:
-        batch = self._batches.pop(key, None)
-        if batch is None:
-            return
-        data: dict[str, JsonValue] = {
-            "cell": key[0],
-            "transport": key[1],
-            "name": "",
-            "type": "",
-            "answer": "TOO MANY",
-            "count": batch.count,
-            "longest_label": batch.longest_label,
-            "entropy": batch.entropy,
-            "names": batch.names,
-        }
-        posted = self._site.post(
-            lambda: Item(Kind.NETWORK_DNS, data, batch.queries.bodies("queries"))
-        )
-        posted.add_done_callback(lambda _: batch.recorded.set_result(None))
-
-
 def dns_item(cell: str, reply: DnsAnswer, transport: str, bodies: tuple[Body, ...]) -> Item:
-    """The event of one message."""
+    """The event of one message. `bodies`: what the answer's fields don't hold."""
     data: dict[str, JsonValue] = {
         "cell": cell,
         "name": reply.name,
@@ -136,7 +44,6 @@ class DnsServer:
 
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
-        self.record = QueryRecord(site)
         self._pending = 0
         self._datagram = memoryview(bytearray(MAX_DATAGRAM_BYTES))
 
@@ -165,16 +72,11 @@ class DnsServer:
             if dialled != self._site.layout.resolver:
                 continue
             query = bytes(self._datagram[:length])
-            if self._pending >= self._site.bounds.dns_pending:
-                self._drop(query, peer)
-                continue
             self._group.create_task(self._reply(sock, query, dialled, peer))
             self._pending += 1
-
-    def _drop(self, query: bytes, peer: tuple[str, int]) -> None:
-        self._site.hit("dns_pending")
-        cell = self._site.cell(peer[0])
-        self.record.count(cell, answer(query, self._site.known_to(cell)), "udp", query)
+            if self._pending == self._site.bounds.dns_pending:  # the rest stays in the socket
+                asyncio.get_running_loop().remove_reader(sock.fileno())
+                return
 
     async def _reply(
         self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
@@ -182,7 +84,7 @@ class DnsServer:
         try:
             cell = self._site.cell(peer[0])
             reply = answer(query, self._site.known_to(cell))
-            await self.record.record(cell, reply, "udp", query)
+            await self._record(cell, reply, "udp", query)
             if reply.wire is not None and not await self._is_blocked(cell, reply):
                 source = (
                     socket.IPPROTO_IP,
@@ -194,7 +96,14 @@ class DnsServer:
             # A datagram may be lost at any time: the client asks again.
             pass
         finally:
+            if self._pending == self._site.bounds.dns_pending:
+                asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
             self._pending -= 1
+
+    async def _record(self, cell: str, reply: DnsAnswer, transport: str, query: bytes) -> None:
+        """Return when the query is on record."""
+        bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
+        await self._site.record(lambda: dns_item(cell, reply, transport, bodies))
 
     async def _is_blocked(self, cell: str, reply: DnsAnswer) -> bool:
         """Whether the guard forbids an answer to this name."""
@@ -230,7 +139,7 @@ class DnsServer:
             query = bytes(begun[2:])
             begun.clear()
             reply = answer(query, self._site.known_to(cell))
-            await self.record.record(cell, reply, "tcp", query)
+            await self._record(cell, reply, "tcp", query)
             if reply.wire is None or await self._is_blocked(cell, reply):
                 return
             async with asyncio.timeout(bounds.dns_tcp_idle_s):
