@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -203,41 +203,23 @@ class Client:
                 )
         return reply
 
-    def talk(self, url: str, messages: Iterable[str | bytes]) -> list[Any]:
-        """A WebSocket: what the app sent, as text, bytes, or the close code; "accept" first."""
+    def upgrade(self, url: str) -> int:
+        """The status that answers a WebSocket's handshake."""
+        sent: list[MutableMapping[str, Any]] = []
 
-        async def run() -> list[Any]:
-            incoming: deque[MutableMapping[str, Any]] = deque([{"type": "websocket.connect"}])
-            incoming += [
-                {"type": "websocket.receive", "text" if isinstance(m, str) else "bytes": m}
-                for m in messages
-            ]
-            out: list[Any] = []
+        async def receive() -> NoReturn:
+            raise AssertionError("a handshake has no body")
 
-            async def receive() -> MutableMapping[str, Any]:
-                return (
-                    incoming.popleft()
-                    if incoming
-                    else {"type": "websocket.disconnect", "code": 1000}
-                )
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
 
-            async def send(message: MutableMapping[str, Any]) -> None:
-                kind = message["type"].partition(".")[2]
-                out.append(
-                    {"accept": "accept", "close": message.get("code")}.get(kind)
-                    or message.get("text")
-                    or message["bytes"]
-                )
-
-            await self.app(self.scope("websocket", "GET", url, {}), receive, send)
-            return out
-
-        return anyio.run(run)
+        anyio.run(lambda: self.app(self.scope("websocket", "GET", url, {}), receive, send))
+        return int(sent[0]["status"])
 
 
 async def serve(app: App, listener: socket.socket, stop: Callable[[], Awaitable[object]]) -> None:
     """Serve an application by uvicorn until `stop` returns."""
-    config = uvicorn.Config(cast("Any", app), lifespan="off", log_config=None, ws="wsproto")
+    config = uvicorn.Config(cast("Any", app), lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve([listener]))

@@ -16,7 +16,6 @@ from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import (
     App,
-    Message,
     Receive,
     Scope,
     Send,
@@ -69,7 +68,8 @@ def echo(context: StandInContext) -> App:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await talk(receive, send)
+            await send({"type": "http.response.start", "status": 101})
+            await send({"type": "http.response.body"})
             return
         path = scope["path"]
         answers = {
@@ -141,19 +141,6 @@ async def big(_receive: Receive, send: Send) -> None:
 async def never(_receive: Receive, _send: Send) -> None:
     """Never answers."""
     await asyncio.Event().wait()
-
-
-async def talk(receive: Receive, send: Send) -> None:
-    """Gives back each message."""
-    await receive()
-    await send({"type": "websocket.accept"})
-    while (message := await receive())["type"] == "websocket.receive":
-        await send(reply_to(message))
-
-
-def reply_to(message: Message) -> Message:
-    """The same, the other way."""
-    return {"type": "websocket.send", "text": message.get("text"), "bytes": message.get("bytes")}
 
 
 def main() -> None:

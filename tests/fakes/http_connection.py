@@ -60,12 +60,10 @@ class Outcome:
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads all and answers; at `/early` answers first; a WebSocket is echoed."""
+    """Reads all and answers; at `/early` answers first; a WebSocket is accepted."""
     if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.accept"})
-        while (message := await receive())["type"] == "websocket.receive":
-            await send({**message, "type": "websocket.send"})
+        await send({"type": "http.response.start", "status": 101})
+        await send({"type": "http.response.body"})
         return
     while scope["path"] != "/early" and (await receive()).get("more_body", False):
         pass

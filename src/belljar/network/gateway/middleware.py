@@ -34,13 +34,15 @@ from belljar.network.gateway.reporter import (
     printable_text,
 )
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
-from belljar.network.gateway.websocket import WEBSOCKET, WebSocketRecord
+from belljar.network.gateway.websocket import WebSocket
 from belljar.network.ipc import Item
 from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"  # `scope["state"]`'s `Peer`; a stand-in sees `cell` and `name` instead.
 INCOMING: Final = "incoming"  # The request's `RawRequest`.
+WEBSOCKET: Final = "websocket"  # The `WebSocket` that the request asks for, if it does.
+_SWITCHING: Final = 101  # A stand-in's answer that accepts a WebSocket.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
     Refusal.NO_HOST: 400,
@@ -126,7 +128,6 @@ class Exchange:
         self._reason: str = self.verdict.reason
         self._refused: RefusedRequestError | None = None
         self._has_begun = False
-        self._websocket: WebSocketRecord | None = None
 
     def app(self) -> App:
         """The stand-in, or a refusal."""
@@ -144,21 +145,6 @@ class Exchange:
         scope = {**self._scope, "query_string": query, "state": state, "extensions": {}}
         if self._scope["raw_path"] != path:
             scope |= {"raw_path": path, "path": unquote(path.decode("ascii"))}
-        if scope["type"] == "websocket":
-            record = self._websocket = WebSocketRecord(
-                self._site,
-                self._common_fields(),
-                receive,
-                send,
-            )
-            self._scope["state"][WEBSOCKET] = record
-            if await self._site.blocks(
-                self.verdict.stand_in, Channel.HTTP, self._head_parts(), self._common_fields()
-            ):
-                self._reason, app = "blocked by the guard", refuse(403)
-            await record.run(app, scope, self._record_request)
-            await self._close(self._reason, status=record.status)
-            return
         receive_body: Receive = self._receive_for_app
         if self._site.guard.scans(self.verdict.stand_in):
             scanned = await self._scanned()
@@ -203,7 +189,7 @@ class Exchange:
         self._reason = reason
         self._refused = None
         self._read_all = True
-        if self._has_begun or self._scope["type"] == "websocket":
+        if self._has_begun:
             await self._close(reason, status=None)
             return
         self._head = None
@@ -222,12 +208,10 @@ class Exchange:
             return
         self._answered = True
         self._reason = reason
-        if self._websocket is None:
-            self._request.feed(self._incoming.take_unread())
+        self._request.feed(self._incoming.take_unread())
         if self._recorded_bytes is None:
             self._site.post(self._request_item)
-        status = None if self._websocket is None else self._websocket.status
-        self._site.post(partial(self._answer_item, status=status))
+        self._site.post(partial(self._answer_item, status=None))
 
     async def _receive_for_app(self) -> Message:
         """A refused request is a disconnect to the stand-in."""
@@ -294,11 +278,23 @@ class Exchange:
         else:
             # Closing on unread bytes would reset: read the request first.
             await self._read_out()
+            websocket = self._scope["state"].get(WEBSOCKET)
+            if self._head["status"] == _SWITCHING and websocket is not None:
+                await self._switch(websocket)
+                return
             await self._close(self._reason, status=int(self._head["status"]))
         if not self._has_begun:
             self._has_begun = True
             await self._downstream(self._head)
         await self._downstream(message)
+
+    async def _switch(self, websocket: WebSocket) -> None:
+        await self._record_request()
+        if self._posted is not None:
+            await self._posted
+        self._has_begun = True
+        await websocket.run(self._site, self._common_fields())
+        await self._close(self._reason, status=_SWITCHING)
 
     async def _read_out(self) -> None:
         try:
@@ -394,15 +390,7 @@ def replayed(messages: list[Message], then: Receive) -> Receive:
 def refuse(status: int) -> App:
     """An application that answers a status and closes."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await receive()
-            headers = [(b"content-length", b"0")]
-            await send(
-                {"type": "websocket.http.response.start", "status": status, "headers": headers}
-            )
-            await send({"type": "websocket.http.response.body", "body": b""})
-            return
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         headers = [(b"content-length", b"0"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b""})

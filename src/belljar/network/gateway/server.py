@@ -27,7 +27,7 @@ from belljar.network.gateway.context import (
     Scope,
 )
 from belljar.network.gateway.http1 import RequestParser, is_websocket
-from belljar.network.gateway.middleware import INCOMING, PEER, RawRequest
+from belljar.network.gateway.middleware import INCOMING, PEER, WEBSOCKET, RawRequest
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import (
@@ -36,7 +36,7 @@ from belljar.network.gateway.site import (
     Site,
     postpone,
 )
-from belljar.network.gateway.websocket import WebSocketExchange
+from belljar.network.gateway.websocket import WebSocket
 from belljar.network.ipc import Item
 
 # An application that does not read for so long is not told sooner that its client has left.
@@ -98,12 +98,10 @@ class HttpConnection:
         self.requests += 1
         incoming = RawRequest(head, request.headers.raw_items())
         scope = scope_of(request, self.peer, incoming)
-        exchange: HttpExchange | WebSocketExchange
+        exchange = HttpExchange(self, request, incoming, self._site.bounds)
         try:
             if scope["type"] == "websocket":
-                exchange = WebSocketExchange(self, request, scope, self._site.bounds)
-            else:
-                exchange = HttpExchange(self, request, incoming, self._site.bounds)
+                scope["state"][WEBSOCKET] = WebSocket(self, request)
         except RefusedRequestError:
             self.parser.held[:0] = head  # it has no exchange that would record it
             raise
@@ -119,8 +117,6 @@ class HttpConnection:
         finally:
             self._leaving = None
             await self._stop_watching()
-            with contextlib.suppress(OSError):
-                await exchange.end()
         return exchange.may_go_on
 
     def _watch_later(self) -> None:
@@ -266,7 +262,7 @@ def scope_of(request: h11.Request, peer: Peer, incoming: RawRequest) -> Scope:
         "client": (peer.cell, 0),
         "server": (peer.address, peer.port),
         "state": {PEER: peer, INCOMING: incoming},
-        "extensions": {"websocket.http.response": {}} if is_live else {},
+        "extensions": {},
     }
 
 
@@ -331,9 +327,6 @@ class HttpExchange:
         self._head = self._http.send(
             h11.Response(status_code=status, headers=fields, reason=reason)
         )
-
-    async def end(self) -> None:
-        """Do nothing: `Middleware` has answered, or the connection is to be closed."""
 
     @property
     def may_go_on(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
+from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.admin import AdminPage
 from belljar.network.stand_ins.documents import refuse_faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, find, list_files, stored_file
@@ -32,8 +32,6 @@ from belljar.network.stand_ins.web import (
     http_app,
     json_answer,
     plain_error,
-    refuse_websocket,
-    request_of,
     text_answer,
 )
 from belljar.policy.files import MAX_DEPTH
@@ -41,7 +39,6 @@ from belljar.policy.files import MAX_DEPTH
 __all__ = ["check", "make"]
 
 MAX_STATIC_FILES: Final = 20_000
-MAX_MESSAGE_BYTES: Final = 1 << 20  # of a WebSocket; a longer one ends the connection
 
 
 class _Route:
@@ -78,7 +75,7 @@ def make(context: StandInContext) -> App:
     refuse_faults(check(context.settings, context.files), context.id)
     document, _ = read_site(context.settings, context.files)
     server = _Http(context, document.value)
-    return http_app(server.handle, websocket=server.websocket)
+    return http_app(server.handle, accepts_websocket=server.accepts_websocket)
 
 
 class _Http:
@@ -175,16 +172,5 @@ class _Http:
         allowed = sorted({method for route in routes for method in route.methods})
         return plain_error(405, (("allow", ", ".join(allowed)),))
 
-    async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send each message back."""
-        if self._choose(request_of(scope), is_websocket=True) is None:
-            await refuse_websocket(scope, receive, send)
-            return
-        await receive()
-        await send({"type": "websocket.accept"})
-        while (event := await receive())["type"] == "websocket.receive":
-            kind = "bytes" if event.get("text") is None else "text"
-            message = event.get(kind) or b""
-            if len(message) > MAX_MESSAGE_BYTES:
-                return
-            await send({"type": "websocket.send", kind: message})
+    def accepts_websocket(self, request: Request) -> bool:
+        return self._choose(request, is_websocket=True) is not None

@@ -279,19 +279,13 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def refuse_websocket(_scope: Scope, receive: Receive, send: Send) -> None:
-    """Before it is accepted: the client sees 403."""
-    await receive()
-    await send({"type": "websocket.close", "code": 1000})
-
-
 def http_app(
     handle: Handler,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
     too_large: Answer | None = None,
     cut: Cut | None = None,
-    websocket: App = refuse_websocket,
+    accepts_websocket: Callable[[Request], bool] = lambda _: False,
 ) -> App:
     """An ASGI 3 app; too long a body is 413. `cut`: called with those cut off."""
 
@@ -305,15 +299,21 @@ def http_app(
             return (too_large or plain_error(413)) if error.refused else None
         return await handle(replace(request, body=body))
 
-    return streaming_app(whole, websocket)
+    return streaming_app(whole, accepts_websocket)
 
 
-def streaming_app(handle: StreamingHandler, websocket: App = refuse_websocket) -> App:
-    """An ASGI 3 app that reads what it wants of the body."""
+def streaming_app(
+    handle: StreamingHandler, accepts_websocket: Callable[[Request], bool] = lambda _: False
+) -> App:
+    """An ASGI 3 app that reads what it wants of the body.
+
+    Of a WebSocket it says whether it is accepted: the gateway sends each message back.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await websocket(scope, receive, send)
+            is_accepted = accepts_websocket(request_of(scope))
+            await send_answer(send, Answer(status=101) if is_accepted else plain_error(403))
             return
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
