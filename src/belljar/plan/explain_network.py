@@ -114,8 +114,7 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
         ),
         bound(
             "the range's events and bodies in the ledger",
-            f"{format_size(most.recorded_bytes)}; events are cut down from then on, and a quarter "
-            f"more ends the range",
+            f"{format_size(most.recorded_bytes)}; a further event ends the range",
             "the range's owner",
         ),
         bound(

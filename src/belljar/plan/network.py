@@ -115,7 +115,7 @@ class NetworkBounds:
     packet_record_bytes: int = 512 << 20
     """More of what cells send is not recorded, which voids the sample."""
     recorded_bytes: int = 1 << 30
-    """Events are cut down, and after a quarter more the range ends."""
+    """Of events and bodies: a further one ends the range."""
     recorded_body_bytes: int = 64 << 10
     """Kept of each body: the rest is counted."""
     recorded_stream_bytes: int = 4 << 10

@@ -98,8 +98,8 @@ class Record(Strict):
     )
     events: Annotated[int, kinds.size("16MiB", "1TiB")] = Field(
         default=1 << 30,
-        description="The range's events and kept bodies at most; then events are cut down, and "
-        "after a quarter more the range ends. From 16MiB to 1TiB.",
+        description="The range's events and kept bodies at most; a further one ends the range. "
+        "From 16MiB to 1TiB.",
         json_schema_extra={"default": "1GiB"},
     )
     bodies: Annotated[int, kinds.size("1KiB", "64KiB")] = Field(

@@ -206,7 +206,6 @@ async def flood(home: Path, serve: str) -> dict[str, Any]:
             len(json.dumps(event.data)) + sum(len(body.content) for body in event.bodies)
             for event in said
         ),
-        "cut": sum("cut" in event.data for event in said),
         "counters": dict(made.counters()),
         "limits": scene.data("limit.hit"),
     }

@@ -101,7 +101,7 @@ class HttpConnection:
         exchange = HttpExchange(self, request, incoming, self._site.bounds)
         try:
             if scope["type"] == "websocket":
-                scope["state"][WEBSOCKET] = WebSocket(self, request)
+                scope["state"][WEBSOCKET] = WebSocket(request, self.next_bytes, self.write)
         except RefusedRequestError:
             self.parser.held[:0] = head  # it has no exchange that would record it
             raise
@@ -174,6 +174,10 @@ class HttpConnection:
         if self._leaving is not None and data:
             self._watch_later()
         return data
+
+    async def next_bytes(self) -> bytes:
+        """Return what came and was not parsed, else as `receive`."""
+        return self._take_held() or await self.receive()
 
     async def _read(self) -> bytes:
         data = b""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import h11
 import wsproto
@@ -19,9 +19,6 @@ from belljar.network.gateway.site import Site, postpone
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
-if TYPE_CHECKING:
-    from belljar.network.gateway.server import HttpConnection
-
 # Why a WebSocket is closed (RFC 6455 section 7.4.1).
 _VIOLATES_POLICY, _TOO_BIG, _FAILED = 1008, 1009, 1011
 _CONTROL: Final[Mapping[type[ws.Event], str]] = {
@@ -34,9 +31,14 @@ _CONTROL: Final[Mapping[type[ws.Event], str]] = {
 class WebSocket:
     """A connection's WebSocket; nothing of it is sent before `run`."""
 
-    def __init__(self, connection: HttpConnection, request: h11.Request) -> None:
-        """Raises `RefusedRequestError` for a handshake that is none."""
-        self._connection = connection
+    def __init__(
+        self,
+        request: h11.Request,
+        receive: Callable[[], Awaitable[bytes]],
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """`receive`, `write`: the connection's. Raises `RefusedRequestError`: no handshake."""
+        self._receive, self._write = receive, write
         self._ws = wsproto.WSConnection(wsproto.ConnectionType.SERVER)
         # No extension is agreed to: compressed messages could be bombs.
         fields = [pair for pair in request.headers if pair[0] != b"sec-websocket-extensions"]
@@ -58,9 +60,9 @@ class WebSocket:
         idle_s = site.bounds.idle_timeout_s
         try:
             async with asyncio.timeout(idle_s) as idle:
-                await self._connection.write(self._ws.send(ws.AcceptConnection()))
+                await self._write(self._ws.send(ws.AcceptConnection()))
                 is_over = False
-                while not is_over and (data := await self._next_bytes()):
+                while not is_over and (data := await self._receive()):
                     postpone(idle, idle_s)
                     self._ws.receive_data(data)
                     for event in self._ws.events():
@@ -71,12 +73,6 @@ class WebSocket:
         finally:
             if self._parts:
                 self._site.post(lambda: self._item("sent", self._joined(), {"complete": False}))
-
-    async def _next_bytes(self) -> bytes:
-        held = self._connection.parser.held
-        data = bytes(held) or await self._connection.receive()
-        held.clear()
-        return data
 
     async def _take(self, event: ws.Event) -> bool:
         """Record what an event holds, and answer it; return whether it was the last."""
@@ -112,7 +108,7 @@ class WebSocket:
         await self._record("received", message)
         is_text = isinstance(message, str)
         back: ws.Event = ws.TextMessage(message) if is_text else ws.BytesMessage(message)  # type: ignore[arg-type]
-        await self._connection.write(self._ws.send(back))
+        await self._write(self._ws.send(back))
         return False
 
     def _joined(self) -> str | bytes:
@@ -122,7 +118,7 @@ class WebSocket:
     async def _reply(self, event: ws.Event) -> None:
         """Send, unless the connection is in no state for it or the client has left."""
         with contextlib.suppress(LocalProtocolError, ClientGoneError):
-            await self._connection.write(self._ws.send(event))
+            await self._write(self._ws.send(event))
 
     async def _record(
         self, direction: str, message: str | bytes, more: Mapping[str, JsonValue] | None = None

@@ -22,7 +22,6 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import read_order, refuse_if_forbidden
 from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.survivors import Destruction, destroy_remains
-from belljar.network.owner.budget import Budget
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import (
     RangeSpec,
@@ -246,7 +245,7 @@ class NetworkRange:
             on_failure=self._died,
             handle_request=self._handle_request,
             dialler=dialler,
-            budget=Budget.of(self._spec.network.bounds.recorded_bytes),
+            max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
         )

@@ -40,7 +40,7 @@ from belljar.network.ipc import (
     encode_end,
     encode_reply,
 )
-from belljar.network.owner.budget import Budget
+from belljar.network.owner.budget import cost_bytes
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
 from belljar.network.owner.processes import wait_readable
 from belljar.network.owner.range_state import (
@@ -78,11 +78,7 @@ _FLOW_FIELDS: Final = frozenset(
     }
 )
 RECORD_LIMIT: Final = "range_record"
-"""In `limit.hit`: bytes a range may record whole."""
-_CUT_FROM_HERE: Final = (
-    "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a "
-    "quarter more ends the range"
-)
+"""In `limit.hit`: bytes that a range may put on record."""
 _HINT_RECORD_LIMIT: Final = (
     "its ledger shows what fills it; `network.record.events` in the policy allows more"
 )
@@ -104,11 +100,11 @@ class RangeWatch:
         on_failure: Callable[[BelljarError], None],
         handle_request: RequestHandler | None,
         dialler: Dialler,
-        budget: Budget,
+        max_recorded_bytes: int,
         timeout_s: float,
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
-        """`killed`: the kill order that ends its processes."""
+        """`max_recorded_bytes`: of its events. `killed`: the kill order that ends its processes."""
         self.state = state
         self.closing = False
         self._where = f"range {range_id}"
@@ -122,7 +118,9 @@ class RangeWatch:
         self._next_enforcement = 0.0
         self._gateway_done = threading.Event()
         self._stderr = b""
-        self._budget = budget
+        self._max_recorded_bytes = max_recorded_bytes
+        self._recorded_bytes = self._recorded_events = 0
+        self._is_full = False
         self._send_lock = threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
         self._heartbeats = {name: HeartbeatTimeout(timeout_s) for name in ("supervisor", "gateway")}
@@ -152,12 +150,10 @@ class RangeWatch:
 
     def counters(self) -> Mapping[str, int]:
         """The supervisor's last counts, and what was recorded."""
-        budget = self._budget
         return {
             **self.state.counters,
-            "events_recorded": budget.events,
-            "events_cut": budget.cut_events,
-            "recorded_bytes": budget.spent_bytes,
+            "events_recorded": self._recorded_events,
+            "recorded_bytes": self._recorded_bytes,
             "unreported_at_end": self._unreported,
         }
 
@@ -333,8 +329,7 @@ class RangeWatch:
                     raise ProtocolViolation(what, where=self._where)
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
-        # The range's name stands first: what is cut down keeps the first fields.
-        named = {"range": "", **data} | {"range": self._range}
+        named = {**data, "range": self._range}
         event = Event(kind=kind, data=named, bodies=bodies, trust=Trust.HOST_OBSERVED)
         try:
             with self._recording:
@@ -347,22 +342,23 @@ class RangeWatch:
             raise LedgerError(what, where=self._where) from exc
 
     def _spend(self, event: Event) -> None:
-        """Record within the budget. Raises `CellError`: no room."""
-        before = self._budget
-        after, taken = before.take(event)
-        if taken is None and self._is_ending:
+        """Record within the bound. Raises `CellError`: no room."""
+        after_bytes = self._recorded_bytes + cost_bytes(event)
+        if after_bytes <= self._max_recorded_bytes:
+            self._recorded_bytes = after_bytes
+            self._recorded_events += 1
+            self._recorder.record(event)
+        elif self._is_ending:
             self._unreported += 1
-            return
-        if taken is None:
-            size = format_size(before.max_bytes)
-            what = f"the range has put {size} on record, which is all that it may"
+        else:
+            limit = self._max_recorded_bytes
+            if not self._is_full:
+                self._is_full = True
+                data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
+                data |= {"value": limit, "effect": "the range ends"}
+                self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
+            what = f"the range has put {format_size(limit)} on record, which is all that it may"
             raise CellError(what, where=self._where, hint=_HINT_RECORD_LIMIT)
-        if after.cut_events and not before.cut_events:
-            data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
-            data |= {"value": before.whole_bytes, "effect": _CUT_FROM_HERE}
-            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
-        self._budget = after
-        self._recorder.record(taken)
 
     def _reply(self, request: GatewayRequest) -> None:
         try:

@@ -9,7 +9,6 @@ from unittest.mock import Mock, patch
 import pytest
 
 from belljar.errors import BelljarError, CellError
-from belljar.network.owner.budget import Budget
 from belljar.network.owner.processes import Child
 from belljar.network.owner.range_state import RangeProcesses, RangeState
 from belljar.network.owner.watch import RangeWatch
@@ -49,7 +48,7 @@ def watched(problem: Exception) -> BelljarError | None:
         on_failure=died.append,
         handle_request=None,
         dialler=Mock(enforce=look),
-        budget=Mock(spec=Budget),
+        max_recorded_bytes=1 << 20,
         timeout_s=60,
     )
     with patch("belljar.network.owner.watch.POLL_INTERVAL_S", 0.01):
