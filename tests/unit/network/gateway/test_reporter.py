@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -38,24 +37,25 @@ def lost() -> None:
     raise LostError
 
 
-@contextmanager
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of an event socket."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with here, there:
-        there.setblocking(False)
-        yield here, there
+Scene = Callable[[Reporter, socket.socket, asyncio.TaskGroup], Awaitable[None]]
 
 
-@asynccontextmanager
-async def reporting(sock: socket.socket, **bounds: float) -> AsyncIterator[Reporter]:
-    """A reporter that listens."""
-    reporter = Reporter(sock, Bounds(**bounds), lost)  # type: ignore[arg-type]
-    reporter.start()
-    try:
-        yield reporter
-    finally:
-        reporter.stop()
+def run(scene: Scene, **bounds: float) -> None:
+    """A scene with a reporter that listens, and the owner's end of its socket."""
+
+    async def whole() -> None:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with here, there:
+            there.setblocking(False)
+            reporter = Reporter(here, Bounds(**bounds), lost)  # type: ignore[arg-type]
+            reporter.start()
+            try:
+                async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                    await scene(reporter, there, group)
+            finally:
+                reporter.stop()
+
+    asyncio.run(whole())
 
 
 async def heard(sock: socket.socket, decoder: EventDecoder) -> GatewayEvent | GatewayRequest:
@@ -85,23 +85,20 @@ async def refusal(reporter: Reporter) -> str:
 def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
     """`record` returns after the owner's word, whatever the order in which words come."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with reporting(here) as reporter, asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(reporter.record(item(number, 70_000 * number)))
-                    for number in range(3)
-                ]
-                decoder = EventDecoder()
-                messages = [await heard(there, decoder) for _ in tasks]
-                assert not any(task.done() for task in tasks)
-                there.send(encode_ack(messages[1].id))
-                await tasks[1]
-                assert [task.done() for task in tasks] == [False, True, False]
-                for number in (2, 0):
-                    there.send(encode_ack(messages[number].id))
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        tasks = [
+            group.create_task(reporter.record(item(number, 70_000 * number))) for number in range(3)
+        ]
+        decoder = EventDecoder()
+        messages = [await heard(there, decoder) for _ in tasks]
+        assert not any(task.done() for task in tasks)
+        there.send(encode_ack(messages[1].id))
+        await tasks[1]
+        assert [task.done() for task in tasks] == [False, True, False]
+        for number in (2, 0):
+            there.send(encode_ack(messages[number].id))
 
-    asyncio.run(scene())
+    run(scene)
 
 
 async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayNotice]:
@@ -119,173 +116,134 @@ async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayN
 def test_the_last_word_comes_behind_all_that_was_posted() -> None:
     """Nobody has to acknowledge anything for it; what is posted afterwards goes nowhere."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with (
-                asyncio.timeout(30),
-                reporting(here) as reporter,
-                asyncio.TaskGroup() as group,
-            ):
-                there.send(encode_end(2.5))
-                await reporter.end_requested.wait()
-                assert reporter.end_within_s == 2.5
-                for number in range(3):
-                    reporter.post(item(number, 70_000))
-                ending = group.create_task(reporter.end(4, asyncio.get_running_loop().time() + 30))
-                events, last = await until_ended(there)
-                assert (len(events), last.data["unreported"]) == (3, 4)
-                await ending
-                reporter.post(item(4))
-                with pytest.raises(BlockingIOError):
-                    there.recv(1)
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        there.send(encode_end(2.5))
+        await reporter.end_requested.wait()
+        assert reporter.end_within_s == 2.5
+        for number in range(3):
+            reporter.post(item(number, 70_000))
+        ending = group.create_task(reporter.end(4, asyncio.get_running_loop().time() + 30))
+        events, last = await until_ended(there)
+        assert (len(events), last.data["unreported"]) == (3, 4)
+        await ending
+        reporter.post(item(4))
+        with pytest.raises(BlockingIOError):
+            there.recv(1)
 
-    asyncio.run(scene())
+    run(scene)
 
 
 def test_what_has_not_left_in_time_is_counted() -> None:
     """An owner who is slow hears the rest of what has begun to come, how much is left out, and
     nothing else."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with (
-                asyncio.timeout(30),
-                reporting(here) as reporter,
-                asyncio.TaskGroup() as group,
-            ):
-                for number in range(100):
-                    reporter.post(item(number, 60_000))
-                ending = group.create_task(reporter.end(1, asyncio.get_running_loop().time()))
-                await asyncio.sleep(0)
-                events, last = await until_ended(there)
-                assert 0 < len(events) < 100
-                assert len(events) + last.data["unreported"] == 101
-                await ending
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        for number in range(100):
+            reporter.post(item(number, 60_000))
+        ending = group.create_task(reporter.end(1, asyncio.get_running_loop().time()))
+        await asyncio.sleep(0)
+        events, last = await until_ended(there)
+        assert 0 < len(events) < 100
+        assert len(events) + last.data["unreported"] == 101
+        await ending
 
-    asyncio.run(scene())
+    run(scene)
 
 
 def test_what_is_cut_while_it_waits_for_room_is_reported() -> None:
     """What he had to tell goes up all the same, once; who still waits at the end is counted."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            bounds = {"unrecorded_bytes": 100, "alive_every_s": 60}
-            async with reporting(here, **bounds) as reporter, asyncio.TaskGroup() as group:
-                reporter.post(item(0, 200))
-                cut, waiting = (
-                    group.create_task(reporter.record(item(number))) for number in (1, 2)
-                )
-                await asyncio.sleep(0)
-                cut.cancel()
-                await asyncio.wait([cut])
-                assert cut.cancelled()
-                await reporter.end(0, asyncio.get_running_loop().time() + 30)
-                events, ended = await until_ended(there)
-                assert ([message.data["what"] for message in events], ended.data["unreported"]) == (
-                    ["0", "1"],
-                    1,
-                )
-                waiting.cancel()
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        reporter.post(item(0, 200))
+        cut, waiting = (group.create_task(reporter.record(item(number))) for number in (1, 2))
+        await asyncio.sleep(0)
+        cut.cancel()
+        await asyncio.wait([cut])
+        assert cut.cancelled()
+        await reporter.end(0, asyncio.get_running_loop().time() + 30)
+        events, ended = await until_ended(there)
+        assert ([message.data["what"] for message in events], ended.data["unreported"]) == (
+            ["0", "1"],
+            1,
+        )
+        waiting.cancel()
 
-    asyncio.run(scene())
+    run(scene, unrecorded_bytes=100, alive_every_s=60)
 
 
 def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
     """As long as the loop turns; the next only when the last has been heard."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with asyncio.timeout(30), reporting(here, alive_every_s=0.001):
-                loop, decoder = asyncio.get_running_loop(), EventDecoder()
-                for number in (1, 2, 3):
-                    message = decoder.feed(await loop.sock_recv(there, 1 << 16))
-                    assert message == GatewayNotice(id=number, kind="alive", data={})
-                    await asyncio.sleep(0.005)  # several more would have come
-                    there.send(encode_ack(number))
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        loop, decoder = asyncio.get_running_loop(), EventDecoder()
+        for number in (1, 2, 3):
+            message = decoder.feed(await loop.sock_recv(there, 1 << 16))
+            assert message == GatewayNotice(id=number, kind="alive", data={})
+            await asyncio.sleep(0.005)  # several more would have come
+            there.send(encode_ack(number))
 
-    asyncio.run(scene())
+    run(scene, alive_every_s=0.001)
 
 
 def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
     """No more than the bound is on its way; all of them get through."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with (
-                reporting(here, unrecorded_bytes=100_000) as reporter,
-                asyncio.TaskGroup() as group,
-            ):
-                for number in range(3000):
-                    group.create_task(reporter.record(item(number, 1000)))
-                decoder = EventDecoder()
-                for number in range(3000):
-                    message = await heard(there, decoder)
-                    assert isinstance(message, GatewayEvent)
-                    assert message.data["what"] == str(number)
-                    assert (reporter.posted - number) * 1000 < 100_000 + 2_000
-                    there.send(encode_ack(message.id))
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        for number in range(3000):
+            group.create_task(reporter.record(item(number, 1000)))
+        decoder = EventDecoder()
+        for number in range(3000):
+            message = await heard(there, decoder)
+            assert isinstance(message, GatewayEvent)
+            assert message.data["what"] == str(number)
+            assert (reporter.posted - number) * 1000 < 100_000 + 2_000
+            there.send(encode_ack(message.id))
 
-    asyncio.run(scene())
+    run(scene, unrecorded_bytes=100_000)
 
 
 def test_a_question_has_an_answer_or_a_reason() -> None:
     """Answers may be longer than a datagram; a refusal is a `ValueError` with the owner's words."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with reporting(here) as reporter, asyncio.TaskGroup() as group:
-                asking = group.create_task(reporter.ask("chat", b"q" * 100_000))
-                message = await heard(there, EventDecoder())
-                assert isinstance(message, GatewayRequest)
-                assert (message.what, message.body) == ("chat", b"q" * 100_000)
-                for datagram in encode_reply(message.id, b"a" * 200_000):
-                    await asyncio.get_running_loop().sock_sendall(there, datagram)
-                assert await asking == b"a" * 200_000
-                refused = group.create_task(refusal(reporter))
-                number = (await heard(there, EventDecoder())).id
-                for datagram in encode_reply(number, b"not now", ok=False):
-                    there.send(datagram)
-                assert await refused == "not now"
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        asking = group.create_task(reporter.ask("chat", b"q" * 100_000))
+        message = await heard(there, EventDecoder())
+        assert isinstance(message, GatewayRequest)
+        assert (message.what, message.body) == ("chat", b"q" * 100_000)
+        for datagram in encode_reply(message.id, b"a" * 200_000):
+            await asyncio.get_running_loop().sock_sendall(there, datagram)
+        assert await asking == b"a" * 200_000
+        refused = group.create_task(refusal(reporter))
+        number = (await heard(there, EventDecoder())).id
+        for datagram in encode_reply(number, b"not now", ok=False):
+            there.send(datagram)
+        assert await refused == "not now"
 
-    asyncio.run(scene())
+    run(scene)
 
 
 def test_a_question_counts_until_it_is_answered() -> None:
     """Though nobody waits for it any more; dials and other questions are counted apart, and one
     over the bound never reaches the owner."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with (
-                reporting(here, dials=2, questions=1) as reporter,
-                asyncio.TaskGroup() as group,
-            ):
-                decoder, left = EventDecoder(), []
-                for _ in range(2):
-                    asking = group.create_task(
-                        reporter.dial("real.example", 443, "upstream:real.example")
-                    )
-                    left.append((await heard(there, decoder)).id)
-                    asking.cancel()
-                with pytest.raises(TooManyRequestsError):
-                    await reporter.dial("real.example", 443, "upstream:real.example")
-                other = group.create_task(reporter.ask("chat", b"q"))
-                number = (await heard(there, decoder)).id
-                with pytest.raises(TooManyRequestsError):
-                    await reporter.ask("chat", b"q")
-                for id_ in (number, left[0]):
-                    for datagram in encode_reply(id_, b"late"):
-                        there.send(datagram)
-                assert await other == b"late"
-                refused = group.create_task(no_socket(reporter))
-                for datagram in encode_reply(
-                    (await heard(there, decoder)).id, b"private", ok=False
-                ):
-                    there.send(datagram)
-                assert await refused == "private"
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        decoder, left = EventDecoder(), []
+        for _ in range(2):
+            asking = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+            left.append((await heard(there, decoder)).id)
+            asking.cancel()
+        with pytest.raises(TooManyRequestsError):
+            await reporter.dial("real.example", 443, "upstream:real.example")
+        other = group.create_task(reporter.ask("chat", b"q"))
+        number = (await heard(there, decoder)).id
+        with pytest.raises(TooManyRequestsError):
+            await reporter.ask("chat", b"q")
+        for id_ in (number, left[0]):
+            for datagram in encode_reply(id_, b"late"):
+                there.send(datagram)
+        assert await other == b"late"
 
-    asyncio.run(scene())
+    run(scene, dials=2, questions=1)
 
 
 async def no_socket(reporter: Reporter) -> str:
@@ -299,40 +257,32 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
     """The descriptor beside the answer's head is the asker's; when he has gone, it is closed, and
     the next answer is the next asker's."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            async with reporting(here) as reporter, asyncio.TaskGroup() as group:
-                decoder = EventDecoder()
-                first = group.create_task(
-                    reporter.dial("real.example", 443, "upstream:real.example")
-                )
-                message = await heard(there, decoder)
-                assert isinstance(message, GatewayRequest)
-                assert (message.what, json.loads(message.body)) == (
-                    DIAL,
-                    {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"},
-                )
-                first.cancel()
-                second = group.create_task(
-                    reporter.dial("real.example", 443, "upstream:real.example")
-                )
-                number = (await heard(there, decoder)).id
-                for id_, word in ((message.id, b"late"), (number, b"mine")):
-                    ours, theirs = socket.socketpair()
-                    with ours, theirs:
-                        socket.send_fds(there, encode_reply(id_, b"")[:1], [theirs.fileno()])
-                        ours.send(word)
-                with await second as end:
-                    assert not end.getblocking()
-                    assert end.recv(9) == b"mine"
-                refused = group.create_task(no_socket(reporter))
-                for datagram in encode_reply(
-                    (await heard(there, decoder)).id, b"private", ok=False
-                ):
-                    there.send(datagram)
-                assert await refused == "private"
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        decoder = EventDecoder()
+        first = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+        message = await heard(there, decoder)
+        assert isinstance(message, GatewayRequest)
+        assert (message.what, json.loads(message.body)) == (
+            DIAL,
+            {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"},
+        )
+        first.cancel()
+        second = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+        number = (await heard(there, decoder)).id
+        for id_, word in ((message.id, b"late"), (number, b"mine")):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                socket.send_fds(there, encode_reply(id_, b"")[:1], [theirs.fileno()])
+                ours.send(word)
+        with await second as end:
+            assert not end.getblocking()
+            assert end.recv(9) == b"mine"
+        refused = group.create_task(no_socket(reporter))
+        for datagram in encode_reply((await heard(there, decoder)).id, b"private", ok=False):
+            there.send(datagram)
+        assert await refused == "private"
 
-    asyncio.run(scene())
+    run(scene)
 
 
 @pytest.mark.parametrize(
@@ -341,21 +291,19 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
 def test_an_owner_that_is_gone_or_mad_ends_the_gateway(word: bytes | None) -> None:
     """The end of the socket, or a word that can't be, calls `on_lost`."""
 
-    async def scene() -> None:
-        with pair() as (here, there):
-            loop = asyncio.get_running_loop()
-            end: asyncio.Future[object] = loop.create_future()
-            loop.set_exception_handler(
-                lambda _, told: None if end.done() else end.set_result(told["exception"])
-            )
-            async with reporting(here):
-                if word is None:
-                    there.close()
-                else:
-                    there.send(word)
-                assert isinstance(await asyncio.wait_for(end, 30), LostError)
+    async def scene(_: Reporter, there: socket.socket, _group: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        end: asyncio.Future[object] = loop.create_future()
+        loop.set_exception_handler(
+            lambda _, told: None if end.done() else end.set_result(told["exception"])
+        )
+        if word is None:
+            there.close()
+        else:
+            there.send(word)
+        assert isinstance(await asyncio.wait_for(end, 30), LostError)
 
-    asyncio.run(scene())
+    run(scene)
 
 
 def test_too_much_data_is_an_error_before_it_is_sent() -> None:
