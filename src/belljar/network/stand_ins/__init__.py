@@ -36,7 +36,10 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
     "har": ("anyio._backends._asyncio",),
     "pypi": ("bz2", "encodings.cp437"),
     "npm": ("bz2",),
-    "debian": ("bz2", "cryptography.hazmat.primitives.asymmetric.ed25519"),
+    "debian": (
+        *("bz2", "email._encoded_words", "email.iterators", "email.message"),
+        "cryptography.hazmat.primitives.asymmetric.ed25519",
+    ),
     "git": ("dulwich.midx", "mmap"),
 }
 

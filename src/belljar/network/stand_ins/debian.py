@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import lzma
 import os
 import re
 from collections.abc import Mapping
@@ -61,11 +60,8 @@ _SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}(?:/updates)?", re
 _DAY_S: Final = 86_400
 _PACKAGES: Final = "Debian packages (.deb)"
 _BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
-_TYPES: Final = {
-    ".deb": "application/vnd.debian.binary-package",
-    ".gz": "application/gzip",
-    ".xz": "application/x-xz",
-}
+_DEB: Final = "application/vnd.debian.binary-package"
+_TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +161,12 @@ class _Debian(Registry):
                 await self._read_packages()
         content = self._page(request.path, below)
         if content is not None:
-            headers = (("content-type", _type_of(request.path)),)
-            return page_answer(request, content, headers, self._made_s)
+            return page_answer(request, content, _TEXT, self._made_s)
         file = self._pool.get(below)
         if file is None:
             return text_answer("404 Not Found", 404)
         etag = (await self.digests(file))["sha256"]
-        return file_answer(file, request, media=_type_of(file.base), etag=etag)
+        return file_answer(file, request, media=_DEB, etag=etag)
 
     def _page(self, path: str, below: str) -> bytes | None:
         """Return the key, or a file below `dists/`."""
@@ -181,14 +176,12 @@ class _Debian(Registry):
         # Old security suites have two parts (`buster/updates`).
         size = 2 if parts[1:2] == ["updates"] else 1
         suite, name = "/".join(parts[:size]), "/".join(parts[size:])
-        if name not in {"Release", "InRelease", "Release.gpg"}:
+        if name not in {"Release", "InRelease"}:
             return self._indexes.get(name)
         if _SUITE.fullmatch(suite) is None:
             return None
         text = self._release(suite)
-        if name == "InRelease":
-            return self._key.clear_signed(text).encode()
-        return (text if name == "Release" else self._key.detached(text.encode())).encode()
+        return (self._key.clear_signed(text) if name == "InRelease" else text).encode()
 
     async def _read_packages(self) -> None:
         """Make the indexes of the directory's `.deb` files; others are left out."""
@@ -202,10 +195,8 @@ class _Debian(Registry):
         for arch in self._architectures:
             own = "\n".join(text for each, text in texts if each in {arch, "all"})
             for component in _COMPONENTS:
-                name = f"{component}/binary-{arch}/Packages"
                 content = own.encode() if component == "main" else b""
-                self._indexes[name] = content
-                self._indexes[f"{name}.xz"] = lzma.compress(content, preset=1)
+                self._indexes[f"{component}/binary-{arch}/Packages"] = content
 
     async def _stanza(self, file: StoredFile, control: Control) -> str:
         """Return a package's part of an index, with our place and digests."""
@@ -248,8 +239,3 @@ class _Debian(Registry):
         }
         await self.record(request, "publish", data, [content.body("file-0")])
         return None if refused else text_answer("", 201)
-
-
-def _type_of(name: str) -> str:
-    known = (kind for ending, kind in _TYPES.items() if name.endswith(ending))
-    return next(known, "text/plain; charset=utf-8")

@@ -1,21 +1,17 @@
-"""An author's documents: YAML 1.2 or JSON, with places.
+"""An author's files: YAML 1.2 (JSON is YAML, too), with places.
 
-Every fault is named with file and field, and in YAML with line and column. JSON (by the file's
-ending) is read as JSON, anything else as YAML by the rules of a policy, but empty values and plain
-numbers as names are allowed.
+Every fault is named with file and field, with line and column. The rules are a policy's, but empty
+values and plain numbers as names are allowed.
 """
 
 from __future__ import annotations
 
-import json
-from codecs import BOM_UTF8
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 from belljar.errors import PolicyError
-from belljar.network.stand_ins.web import parse_json
 from belljar.policy.files import OutsideError, read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.policy.yaml_tree import Reading, YamlTree, closest_mark, field_name, read_tree
@@ -43,7 +39,6 @@ Faults: TypeAlias = tuple[Fault, ...]
 
 
 MAX_YAML_BYTES: Final = 512 << 10
-MAX_JSON_BYTES: Final = 32 << 20
 MAX_PROBLEMS: Final = 50
 _MAX_DEPTH: Final = 64
 
@@ -61,11 +56,8 @@ class Document:
         """At a value, or at its name; up to `MAX_PROBLEMS`."""
         if len(self.problems) >= MAX_PROBLEMS:
             return
-        if not self.source:
-            self.problems.append(Fault(message, path))
-            return
         if self.tree is None:
-            self.problems.append(Fault(message, path, self.source))
+            self.problems.append(Fault(message, path))
             return
         mark = closest_mark(self.tree, path, key=key)
         self.problems.append(Fault(message, path, self.source, mark.line, mark.column))
@@ -96,47 +88,30 @@ def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | F
 
 def read_document(directory: Path | None, name: object, *, what: str) -> Document:
     """`Document.problems`: why it can't be read."""
-    is_json = isinstance(name, str) and name.lower().endswith((".json", ".har"))
-    data = read_file(directory, name, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     document = Document(source=str(name))
+    data = read_file(directory, name, MAX_YAML_BYTES)
     if isinstance(data, Fault):
         document.problems.append(data)
-    elif is_json:
-        _read_json(document, data)
-    else:
-        reading = Reading(
-            what=what,
-            max_bytes=MAX_YAML_BYTES,
-            max_depth=_MAX_DEPTH,
-            empty_values=True,
-            plain_names=True,
+        return document
+    reading = Reading(
+        what=what,
+        max_bytes=MAX_YAML_BYTES,
+        max_depth=_MAX_DEPTH,
+        empty_values=True,
+        plain_names=True,
+    )
+    document.tree = read_tree(data, reading)
+    document.value = document.tree.value
+    document.problems += [
+        Fault(
+            ": ".join(part for part in (problem.field, problem.message) if part),
+            file=document.source,
+            line=problem.mark.line,
+            column=problem.mark.column,
         )
-        document.tree = read_tree(data, reading)
-        document.value = document.tree.value
-        document.problems += [
-            Fault(
-                ": ".join(part for part in (problem.field, problem.message) if part),
-                file=document.source,
-                line=problem.mark.line,
-                column=problem.mark.column,
-            )
-            for problem in document.tree.problems
-        ]
+        for problem in document.tree.problems
+    ]
     return document
-
-
-def _read_json(document: Document, data: bytes) -> None:
-    def wrong(message: str, line: int = 1, column: int = 1) -> None:
-        document.problems.append(Fault(message, (), document.source, line, column))
-
-    try:
-        document.value = parse_json(data.removeprefix(BOM_UTF8).decode(), _MAX_DEPTH)
-    except UnicodeDecodeError:
-        wrong("not UTF-8")
-    except json.JSONDecodeError as exc:
-        wrong(f"not JSON: {exc.msg}", exc.lineno, exc.colno)
-    except ValueError as exc:
-        wrong(f"not JSON: {exc}")
 
 
 def refuse_faults(faults: Iterable[Fault], where: str) -> None:

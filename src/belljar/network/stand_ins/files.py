@@ -1,6 +1,6 @@
 """The files of a stand-in's directory, and answers with them.
 
-Listed once, opened without following a link, hashed in pieces; answers by RFC 9110, 13 and 14. A
+Listed once, opened without following a link, hashed in pieces; conditions by RFC 9110, 13. A
 guest's text never becomes a path: it is looked up among the listed names. So links, devices and
 later files are not served.
 """
@@ -22,9 +22,8 @@ from typing import BinaryIO, Final
 from anyio.lowlevel import checkpoint
 
 from belljar.errors import PolicyError
-from belljar.network.stand_ins.web import Answer, Pairs, Request, plain_error
+from belljar.network.stand_ins.web import Answer, Pairs, Request
 
-_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 _MAX_DATE_CHARS: Final = 64
 
 
@@ -126,24 +125,14 @@ def open_file(path: Path) -> int:
     return descriptor
 
 
-async def pieces_of(file: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
-    """Bytes `[start, end)`; others are served in between."""
-    if file.content is not None:
-        for at in range(start, end, CHUNK_BYTES):
-            yield file.content[at : min(at + CHUNK_BYTES, end)]
-            await checkpoint()
-        return
-    descriptor = open_file(file.path)
-    try:
-        while start < end:
-            chunk = os.pread(descriptor, min(CHUNK_BYTES, end - start), start)
-            if not chunk:
-                return
+async def pieces_of(file: StoredFile) -> AsyncIterator[bytes]:
+    """A file's bytes, as many as were listed; others are served in between."""
+    left = file.size_bytes
+    with file.open() as source:
+        while chunk := source.read(min(CHUNK_BYTES, left)):
             yield chunk
-            start += len(chunk)
+            left -= len(chunk)
             await checkpoint()
-    finally:
-        os.close(descriptor)
 
 
 def media_of(name: str) -> str:
@@ -170,39 +159,17 @@ def file_answer(
     etag: str = "",
     headers: Pairs = (),
 ) -> Answer:
-    """Conditions and ranges count for status 200 alone."""
+    """Conditions count for status 200 alone; ranges are answered by the whole (RFC 9110, 14.2)."""
     etag = etag or f"{file.mtime_s:x}-{file.size_bytes:x}"
     kind = ("content-type", media or media_of(file.base))
-    start, end = 0, file.size_bytes
     if status == 200:
         modified = ("last-modified", formatdate(file.mtime_s, usegmt=True))
-        headers = (*headers, modified, ("etag", f'"{etag}"'), ("accept-ranges", "bytes"))
+        headers = (*headers, modified, ("etag", f'"{etag}"'))
         if is_fresh(request, etag, file.mtime_s):
             return Answer(status=304, headers=headers)
-        found = _range_of(request, etag, file)
-        if found is not None:
-            start, end = found
-            if start >= end:
-                return plain_error(416, (("content-range", f"bytes */{file.size_bytes}"),))
-            place = f"bytes {start}-{end - 1}/{file.size_bytes}"
-            status, headers = 206, (("content-range", place), *headers)
     return Answer(
         status=status,
         headers=(kind, *headers),
-        stream=lambda: pieces_of(file, start, end),
-        length=end - start,
+        stream=lambda: pieces_of(file),
+        length=file.size_bytes,
     )
-
-
-def _range_of(request: Request, etag: str, file: StoredFile) -> tuple[int, int] | None:
-    """Return the bytes `[start, end)` that a GET asks for; None: the whole, as for several."""
-    match = _RANGE.fullmatch(request.header("range"))
-    if match is None or match.groups() == ("", "") or request.method != "GET":
-        return None
-    condition = request.header("if-range")
-    if condition and condition != f'"{etag}"' and _date(condition) != file.mtime_s:
-        return None
-    if not match[1]:
-        return max(0, file.size_bytes - int(match[2])), file.size_bytes
-    start, last = int(match[1]), int(match[2] or file.size_bytes)
-    return None if last < start else (start, min(last + 1, file.size_bytes))

@@ -1,8 +1,8 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
 A push is put on record and lives in the range's memory: later fetches in the range see it; the
-directory never changes. Not: the dumb protocol, version 2 (clients fall back), partial clones,
-SHA-256 repositories.
+directory never changes. A pack comes by `side-band-64k` alone, which every client takes. Not: the
+dumb protocol, version 2 (clients fall back), partial clones, SHA-256 repositories.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MAX_LISTED: Final = 50
 _BAND_BYTES: Final = 65_000
 _INFINITE_DEPTH: Final = 0x7FFF_FFFF
 _CAPABILITIES: Final = {
-    "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress include-tag"
+    "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress"
     b" allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1",
     "git-receive-pack": b"report-status delete-refs ofs-delta object-format=sha1",
 }
@@ -351,8 +351,7 @@ class _Fetch:
                 async for piece in self._pack(common, [*self._wants, *deeper], border):
                     yield piece
         except MissingObjectError as error:
-            if b"side-band-64k" in self._words:
-                yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
+            yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
 
     def _acknowledged(self, common: list[bytes]) -> bytes:
         detailed = b"multi_ack_detailed" in self._words
@@ -374,13 +373,7 @@ class _Fetch:
         async for _ in repository.walk(common, seen, self._shallow):
             pass  # What the client has, and all below it, is not sent again.
         identities = [each async for each in repository.walk(wants, seen, border)]
-        if b"include-tag" in self._words:
-            refs = repository.refs.items()
-            for each in {at for name, at in refs if name.startswith(b"refs/tags/")} - seen:
-                if repository.peel(each) in seen:
-                    identities.append(each)
         hasher = hashlib.sha1(usedforsecurity=False)
-        is_banded = b"side-band-64k" in self._words
         for number, identity in enumerate([b"", *identities]):
             chunks = pack_header_chunks(len(identities))
             if number:
@@ -391,10 +384,8 @@ class _Fetch:
             piece = b"".join(chunks)
             hasher.update(piece)
             for start in range(0, len(piece), _BAND_BYTES):
-                part = piece[start : start + _BAND_BYTES]
-                yield pkt_line(b"\x01" + part) if is_banded else part
-        digest = hasher.digest()
-        yield pkt_seq(b"\x01" + digest) if is_banded else digest
+                yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])
+        yield pkt_seq(b"\x01" + hasher.digest())
 
 
 def _identity(text: bytes) -> bytes:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +20,25 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.documents import Faults, read_document, refuse_faults
+from belljar.network.stand_ins.documents import (
+    MAX_PROBLEMS,
+    Fault,
+    Faults,
+    read_file,
+    refuse_faults,
+)
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
     header_text,
     http_app,
+    parse_json,
     plain_error,
 )
 from belljar.units import printable, quoted
 
 MAX_ENTRIES: Final = 20_000
+MAX_RECORDING_BYTES: Final = 32 << 20
 _CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")
 _FRAMING: Final = ("content-encoding", "content-length", "trailer", "transfer-encoding")
 _DROPPED: Final = frozenset((*_CONNECTION, *_FRAMING, "date"))
@@ -54,25 +64,32 @@ def load(
     settings: Mapping[str, Any], directory: Path | None
 ) -> tuple[tuple[HarExchange, ...], Faults]:
     """The exchanges of a recording, and what is wrong with it."""
-    document = read_document(directory, settings["recording"], what="a recording")
-    if document.problems:
-        return (), tuple(document.problems)
-    log = document.value.get("log") if isinstance(document.value, dict) else None
+    name = settings["recording"]
+    data = read_file(directory, name, MAX_RECORDING_BYTES)
+    if isinstance(data, Fault):
+        return (), (data,)
+    try:
+        recording = parse_json(data.removeprefix(BOM_UTF8))
+    except json.JSONDecodeError as error:
+        return (), (Fault(f"not JSON: {error.msg}", (), name, error.lineno, error.colno),)
+    except ValueError as error:
+        return (), (Fault(f"not JSON: {error}", file=name),)
+    log = recording.get("log") if isinstance(recording, dict) else None
     entries = log.get("entries") if isinstance(log, dict) else None
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_ENTRIES:
         needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
-        document.problem(("log", "entries"), needed)
-        return (), tuple(document.problems)
-    exchanges = list[HarExchange]()
+        return (), (Fault(needed, ("log", "entries"), name),)
+    exchanges, faults = list[HarExchange](), list[Fault]()
     for index, entry in enumerate(entries):
         try:
             exchange = read_entry(entry)
             exchanges += [exchange] if exchange else []
         except ValueError as error:
-            document.problem(("log", "entries", index), str(error))
+            faults.append(Fault(str(error), ("log", "entries", index), name))
         except (LookupError, TypeError, AttributeError):
-            document.problem(("log", "entries", index), "not an entry as HAR 1.2 has it")
-    return tuple(exchanges), tuple(document.problems)
+            what = "not an entry as HAR 1.2 has it"
+            faults.append(Fault(what, ("log", "entries", index), name))
+    return tuple(exchanges), tuple(faults[:MAX_PROBLEMS])
 
 
 def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value

@@ -53,7 +53,7 @@ from belljar.network.stand_ins.web import (
 _PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
 _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
 _VERSION: Final = re.compile(
-    r"(\d{1,16})\.(\d{1,16})\.(\d{1,16})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
+    r"\d{1,16}\.\d{1,16}\.\d{1,16}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
 MAX_TOKENS: Final = 1000  # The oldest is forgotten beyond that.
 _MAX_LISTED: Final = 20
@@ -75,19 +75,10 @@ class Package:
         return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
 
 
-def version_order(version: str) -> tuple[object, ...]:
-    """Return a sort key (semver.org, 11); what is no version comes first."""
-    match = _VERSION.fullmatch(version)
-    if match is None:
-        return (0, version)
-    release, pre_release = tuple(int(match[n]) for n in (1, 2, 3)), match[4]
-    if pre_release is None:
-        return (1, release, 1, ())
-    parts = (
-        (0, int(part), "") if part.isdigit() and len(part) < 20 else (1, 0, part)
-        for part in pre_release.split(".")
-    )
-    return (1, release, 0, tuple(parts))
+def _order(version: str) -> tuple[object, ...]:
+    """Return a sort key: by the release, a pre-release before it. Clients sort those themselves."""
+    release, _, pre_release = version.partition("+")[0].partition("-")
+    return tuple(map(int, release.split("."))), not pre_release, version
 
 
 def read_package(file: StoredFile) -> Package:
@@ -137,9 +128,6 @@ def _parts(path: str) -> list[str]:
         is_name = place == 0 or parts[:2] == ["-", "package"]
         if is_name and len(parts) > place + 1 and parts[place].startswith("@"):
             parts[place : place + 2] = [f"{parts[place]}/{parts[place + 1]}"]
-    # Older clients ask for a scoped package's file with its scope: /@s/n/-/@s/n-1.0.0.tgz
-    if len(parts) > 3 and parts[1] == "-" and parts[2].startswith("@"):
-        del parts[2]
     return parts
 
 
@@ -183,7 +171,7 @@ class _Npm(Registry):
             with suppress(PackageError):
                 packages.append(read_package(file))
         found: dict[str, dict[str, Package]] = {}
-        for package in sorted(packages, key=lambda one: version_order(one.version)):
+        for package in sorted(packages, key=lambda one: _order(one.version)):
             found.setdefault(package.name, {}).setdefault(package.version, package)
         return found
 
@@ -201,11 +189,7 @@ class _Npm(Registry):
             "integrity": "sha512-" + base64.b64encode(bytes.fromhex(digests["sha512"])).decode(),
             "tarball": f"{base_url}/{package.name}/-/{package.tarball}",
         }
-        scripts, more = package.manifest.get("scripts"), dict[str, Any]()
-        if isinstance(scripts, dict) and {"preinstall", "install", "postinstall"} & scripts.keys():
-            more["hasInstallScript"] = True
-        identity = f"{package.name}@{package.version}"
-        return {**package.manifest, **more, "_id": identity, "dist": dist}
+        return {**package.manifest, "_id": f"{package.name}@{package.version}", "dist": dist}
 
     async def _packument(self, name: str, base_url: str) -> Answer:
         packages = self._packages.get(name)
@@ -214,16 +198,13 @@ class _Npm(Registry):
         times = {version: _iso(package.file.mtime_s) for version, package in packages.items()}
         versions = {each: await self._version(packages[each], base_url) for each in packages}
         tags = self._tags(name)
-        newest = versions[tags["latest"]]
-        shown = ("description", "license", "homepage", "repository", "keywords")
         document = {
             "_id": name,
-            "_rev": f"{len(versions)}-{newest['dist']['shasum'][:32]}",
+            "_rev": f"{len(versions)}-{versions[tags['latest']]['dist']['shasum'][:32]}",
             "name": name,
             "dist-tags": tags,
             "versions": versions,
             "time": {"created": min(times.values()), "modified": max(times.values()), **times},
-            **{key: newest[key] for key in shown if key in newest},
         }
         return json_answer(document)
 
@@ -277,10 +258,6 @@ class _Npm(Registry):
                         etag = (await self.digests(package.file))["sha1"]
                         media = "application/octet-stream"
                         return file_answer(package.file, request, media=media, etag=etag)
-            case [name, version] if name in self._packages:
-                one = self._packages[name].get(self._tags(name).get(version, version))
-                if one is not None:
-                    return json_answer(await self._version(one, request.base_url))
         return _NOT_FOUND
 
     async def _write(self, request: Request, parts: list[str], body: bytes) -> Answer:

@@ -14,7 +14,7 @@ _EDDSA: Final = 22
 _SHA256: Final = 8
 _CURVE: Final = bytes.fromhex("092b06010401da470f01")
 _SIGNATURE, _PUBLIC_KEY, _USER_ID = 2, 6, 13
-_BINARY, _TEXT, _CERTIFICATION = 0x00, 0x01, 0x13
+_TEXT, _CERTIFICATION = 0x01, 0x13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,6 @@ class OpenPgpKey:
         binding = self._signature(_CERTIFICATION, signed, usage)
         packets = _packet(_PUBLIC_KEY, self._key_body()) + _packet(_USER_ID, user) + binding
         return _armour("PUBLIC KEY BLOCK", packets)
-
-    def detached(self, content: bytes) -> str:
-        """A detached signature, ASCII-armoured (`Release.gpg`)."""
-        return _armour("SIGNATURE", self._signature(_BINARY, content))
 
     def clear_signed(self, text: str) -> str:
         """`InRelease`; lines lose trailing white space."""

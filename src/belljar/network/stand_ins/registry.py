@@ -73,7 +73,7 @@ class Registry:
         """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
         if file.name not in self._digests:
             hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.algorithms}
-            async for chunk in pieces_of(file, 0, file.size_bytes):
+            async for chunk in pieces_of(file):
                 for running in hashes.values():
                     running.update(chunk)
             self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
@@ -95,37 +95,15 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
             for entry in islice(stream, _MAX_MEMBERS):
                 if entry.isfile() and re.fullmatch(pattern, entry.name):
                     opened = stream.extractfile(entry)
-                    return bounded_read(opened) if opened else b""
+                    content = opened.read(MAX_MEMBER_BYTES + 1) if opened else b""
+                    if len(content) > MAX_MEMBER_BYTES:
+                        raise PackageError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
+                    return content
     except PackageError:
         raise
     except (OSError, *_BROKEN) as error:
         raise PackageError(f"it can't be unpacked: {error}") from None
     raise PackageError("it lacks the file that describes it")
-
-
-def bounded_read(source: IO[bytes]) -> bytes:
-    """Return a file of an archive. Raises `PackageError` beyond `MAX_MEMBER_BYTES`."""
-    content = source.read(MAX_MEMBER_BYTES + 1)
-    if len(content) > MAX_MEMBER_BYTES:
-        raise PackageError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
-    return content
-
-
-def check_directory(directory: Path, what: str) -> tuple[Faults, tuple[StoredFile, ...]]:
-    """Faults of the whole (missing, empty, a link in it), and its files."""
-    if not directory.is_dir():
-        return (Fault("no such directory", file=str(directory)),), ()
-    try:
-        files = list_files(directory)
-    except FilesError as error:
-        return (Fault(error.what, file=str(directory)),), ()
-    except OSError as error:
-        return (Fault(error.strerror or str(error), file=str(directory)),), ()
-    message = "a symbolic link, which is not served; put the file itself there"
-    links = tuple(Fault(message, file=str(directory / name)) for name in links_in(directory))
-    if files or links:
-        return links, files
-    return (Fault(f"empty; put {what} into it", file=str(directory)),), ()
 
 
 def check_packages(
@@ -135,8 +113,17 @@ def check_packages(
 
     `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
     """
-    faults, files = check_directory(directory, what)
-    found, seen = list(faults), dict[Hashable, str]()
+    if not directory.is_dir():
+        return (Fault("no such directory", file=str(directory)),)
+    try:
+        files = list_files(directory)
+    except (FilesError, OSError) as error:
+        return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
+    message = "a symbolic link, which is not served; put the file itself there"
+    found = [Fault(message, file=str(directory / name)) for name in links_in(directory)]
+    if not found and not files:
+        return (Fault(f"empty; put {what} into it", file=str(directory)),)
+    seen = dict[Hashable, str]()
     for file in files:
         try:
             key = identify(file)

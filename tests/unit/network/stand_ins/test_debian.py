@@ -145,18 +145,16 @@ def test_the_index_describes_the_files(app: App, tmp_path: Path) -> None:
 
 
 def test_the_release_file_names_every_index_by_its_digest(app: App) -> None:
-    """Of any suite; the packed form holds the same; the date is a day before the range's clock."""
+    """Of any suite; the date is a day before the range's clock."""
     release = ask(app, "GET", "/dists/bookworm/Release").body.decode()
     assert "Suite: bookworm\nCodename: bookworm\n" in release
     assert "Date: Wed, 08 Oct 2025 08:53:20 UTC" in release
     assert "Architectures: amd64 arm64 riscv64\n" in release
     entries = re.findall(r"^ ([0-9a-f]{64}) (\d+) (\S+)$", release, re.MULTILINE)
-    assert len(entries) == 7 * 3 * 2
+    assert len(entries) == 7 * 3
     for digest, size, name in entries:
         content = ask(app, "GET", f"/dists/bookworm/{name}").body
         assert (hashlib.sha256(content).hexdigest(), len(content)) == (digest, int(size))
-    plain = ask(app, "GET", "/dists/x/main/binary-amd64/Packages").body
-    assert lzma.decompress(ask(app, "GET", "/dists/x/main/binary-amd64/Packages.xz").body) == plain
 
 
 def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
@@ -175,12 +173,8 @@ def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
             b"Origin: Debian\nLabel: Debian\nSuite: buster/updates\n"
         )
     assert b"BEGIN PGP SIGNED" in ask(app, "GET", "/dists/stable/InRelease").body
-    assert b"BEGIN PGP SIGNATURE" in ask(app, "GET", "/dists/stable/Release.gpg").body
+    assert ask(app, "GET", "/dists/stable/Release.gpg").status == 404
     assert b"BEGIN PGP PUBLIC KEY" in ask(app, "GET", "/key.asc").body
-    assert (
-        ask(app, "GET", "/pool/main/t/tool/tool_1.0_all.deb", headers={"range": "bytes=0-6"}).body
-        == b"!<arch>"
-    )
 
 
 @pytest.mark.parametrize(

@@ -43,27 +43,18 @@ def verify(gpgv: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 
 
 def test_the_verifier_accepts_what_was_signed_and_nothing_else(tmp_path: Path, gpgv: str) -> None:
-    """Clear-signed and detached, several keys (so that numbers with leading zeros come by); a
-    changed byte is a bad signature."""
+    """Several keys (so that numbers with leading zeros come by); a changed byte is a bad
+    signature."""
     for number in range(20):
         key = OpenPgpKey.new("Somebody <a@x.example>", 1_700_000_000 + number)
         ring = keyring(tmp_path, key)
-        message, plain, signature = (
-            tmp_path / "InRelease",
-            tmp_path / "Release",
-            tmp_path / "Release.gpg",
-        )
+        message = tmp_path / "InRelease"
         message.write_text(key.clear_signed(TEXT))
-        plain.write_text(TEXT)
-        signature.write_text(key.detached(TEXT.encode()))
-        assert verify(gpgv, "--keyring", ring, message).returncode == 0
-        done = verify(gpgv, "--keyring", ring, signature, plain)
+        done = verify(gpgv, "--keyring", ring, message)
         assert done.returncode == 0
         assert key.fingerprint.hex().upper() in done.stderr
         message.write_text(message.read_text().replace("Origin", "0rigin"))
         assert "BAD signature" in verify(gpgv, "--keyring", ring, message).stderr
-        plain.write_text(TEXT + "x")
-        assert "BAD signature" in verify(gpgv, "--keyring", ring, signature, plain).stderr
 
 
 def test_gnupg_imports_the_certificate(tmp_path: Path) -> None:
