@@ -239,20 +239,19 @@ async def test_npm_installs_and_publishes(agent: Agent) -> None:
 
 
 async def apt_installs_wget(agent: Agent) -> None:
-    """By the range's key, from the usual address of Debian's archive."""
+    """From the usual address of Debian's archive."""
     script = (
-        f"curl -sSf -o /etc/apt/keyrings/range.asc https://{DEBIAN}/key.asc\necho 'deb"
-        f" [signed-by=/etc/apt/keyrings/range.asc] http://{DEBIAN}/debian bookworm main' >"
+        f"echo 'deb [trusted=yes] http://{DEBIAN}/debian bookworm main' >"
         " /etc/apt/sources.list\nexport DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get"
         " -q -y install wget"
     )
-    said = await agent.sh(f"mkdir -p /etc/apt/keyrings; {script}", user="0:0")
+    said = await agent.sh(script, user="0:0")
     assert "Setting up wget" in said
     assert await agent.sh("wget -q -O - https://shop.example/") == "hello"
 
 
 async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
-    """apt checks the signature; the package's own program then asks over TLS."""
+    """apt checks the digests; the package's own program then asks over TLS."""
     await apt_installs_wget(agent)
 
 

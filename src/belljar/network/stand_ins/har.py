@@ -20,8 +20,8 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.documents import (
-    MAX_PROBLEMS,
+from belljar.network.stand_ins.faults import (
+    MAX_FAULTS,
     Fault,
     Faults,
     read_file,
@@ -89,7 +89,7 @@ def load(
         except (LookupError, TypeError, AttributeError):
             what = "not an entry as HAR 1.2 has it"
             faults.append(Fault(what, ("log", "entries", index), name))
-    return tuple(exchanges), tuple(faults[:MAX_PROBLEMS])
+    return tuple(exchanges), tuple(faults[:MAX_FAULTS])
 
 
 def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value

@@ -32,14 +32,13 @@ from packaging.version import InvalidVersion, Version
 from belljar.capture import Capture
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
-from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
     check_packages,
     made_files,
-    page_answer,
     wheel,
 )
 from belljar.network.stand_ins.web import (
@@ -72,12 +71,12 @@ def parse_file_name(name: str) -> tuple[str, Version] | None:
         return None
 
 
-def page(title: str, lines: Iterable[str]) -> bytes:
+def page(title: str, lines: Iterable[str]) -> str:
     """Return a page of links (PEP 503)."""
     head = '<meta name="pypi:repository-version" content="1.0">'
     head += f"<title>{html.escape(title)}</title>"
     body = "".join(f"{line}<br>\n" for line in lines)
-    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n".encode()
+    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n"
 
 
 # ---- uploads
@@ -92,10 +91,6 @@ _BOUNDARY: Final = re.compile(
 )
 _PARAMETER: Final = re.compile(
     rb';\s*(name|filename)="((?:[^"\\\r\n]|\\.)*)"', re.IGNORECASE | re.DOTALL
-)
-_KEPT_FIELDS: Final = (
-    *("filetype", "pyversion", "metadata_version", "sha256_digest"),
-    *("summary", "author", "author_email"),
 )
 
 
@@ -190,7 +185,7 @@ class _Pypi(Registry):
         lines = []
         for base, file in self._projects[project].items():
             name, digest = html.escape(base), (await self.digests(file))["sha256"]
-            lines.append(f'<a href="../../packages/{name}#sha256={digest}">{name}</a>')
+            lines.append(f'<a href="/packages/{name}#sha256={digest}">{name}</a>')
         return lines
 
     async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
@@ -200,30 +195,19 @@ class _Pypi(Registry):
         if request.method not in {"GET", "HEAD"}:
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         match [part for part in request.path.split("/") if part]:
-            case []:
-                return self._page(request, page("Links", ()))
             case ["simple"]:
                 names = (html.escape(name) for name in sorted(self._projects))
                 lines = [f'<a href="{name}/">{name}</a>' for name in names]
-                return self._page(request, page("Simple index", lines))
+                return text_answer(page("Simple index", lines), media=_HTML)
             case ["simple", name] if (project := canonicalize_name(name)) in self._projects:
-                if request.path != f"/simple/{project}/":
-                    return text_answer("", 301, (("location", f"/simple/{project}/"),))
                 lines = await self._links(project)
-                return self._page(request, page(f"Links for {project}", lines))
+                return text_answer(page(f"Links for {project}", lines), media=_HTML)
             case ["packages", name] if named := parse_file_name(name):
                 file = self._projects.get(named[0], {}).get(name)
                 if file is not None:
-                    kind = "application/gzip" if name.endswith(".gz") else ""
-                    media = kind or "application/octet-stream"
-                    etag = (await self.digests(file))["sha256"]
-                    return file_answer(file, request, media=media, etag=etag)
+                    # Of an archive, too: with a `content-encoding` clients would unpack it.
+                    return file_answer(file, media="application/octet-stream")
         return text_answer("404 Not Found", 404)
-
-    @staticmethod
-    def _page(request: Request, content: bytes) -> Answer:
-        cache = ("cache-control", "max-age=600, public")
-        return page_answer(request, content, (("content-type", _HTML), cache))
 
     async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
         """Answer one upload (200, 400, 403, 413), recorded first. Also one that broke off."""
@@ -251,7 +235,6 @@ class _Pypi(Registry):
             "action": word(fields.get(":action", "")),
             "name": word(fields.get("name", "")),
             "version": word(fields.get("version", "")),
-            "fields": {name: word(fields[name]) for name in _KEPT_FIELDS if fields.get(name)},
             "refused": word(form.wrong),
             "filename": "",
             "size_bytes": 0,

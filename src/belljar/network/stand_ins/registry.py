@@ -1,6 +1,6 @@
 """What the package registries share.
 
-Files of a directory or made in memory, digests, faults, pages and records.
+Files of a directory or made in memory, digests, faults and records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from email.utils import formatdate
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -27,16 +26,15 @@ from anyio import Lock
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import (
     FilesError,
     StoredFile,
-    is_fresh,
     links_in,
     list_files,
     pieces_of,
 )
-from belljar.network.stand_ins.web import Answer, Pairs, Request, credentials
+from belljar.network.stand_ins.web import Request, credentials
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
@@ -134,18 +132,6 @@ def check_packages(
             found.append(Fault(f"the same {unique} as {seen[key]}", file=str(file.path)))
         seen.setdefault(key, file.name)
     return tuple(found)
-
-
-def page_answer(
-    request: Request, page: bytes, headers: Pairs, modified_s: int | None = None
-) -> Answer:
-    """A generated page, or 304; its digest is its etag."""
-    etag = hashlib.sha256(page).hexdigest()[:32]
-    headers = (*headers, ("etag", f'"{etag}"'))
-    if modified_s is not None:
-        headers = (*headers, ("last-modified", formatdate(modified_s, usegmt=True)))
-    is_known = is_fresh(request, etag, modified_s)
-    return Answer(status=304 if is_known else 200, headers=headers, body=page)
 
 
 # File name and content of a package; the number is its time

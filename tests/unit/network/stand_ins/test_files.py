@@ -1,4 +1,4 @@
-"""A stand-in's files: what is listed is what may be served, and conditions as RFC 9110 has them."""
+"""A stand-in's files: what is listed is what may be served."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import hashlib
 import os
 from pathlib import Path
 
-import anyio
 import pytest
 from tests.fakes.registries import Ledger, context_for
 
 from belljar.network.stand_ins import files
-from belljar.network.stand_ins.files import StoredFile, file_answer, find
+from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import Registry
-from belljar.network.stand_ins.web import Answer, Request
+from belljar.network.stand_ins.web import Answer
 
 
 def test_only_regular_files_are_listed(tmp_path: Path) -> None:
@@ -75,68 +74,23 @@ async def _digests(registry: Registry, file: StoredFile) -> dict[str, str]:
     return dict(await registry.digests(file))
 
 
-MODIFIED = 1_700_000_000
-DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
+def test_a_file_comes_whole(tmp_path: Path) -> None:
+    """With its type and length, in pieces."""
+    content = os.urandom(files.CHUNK_BYTES + 1)
+    (tmp_path / "a.css").write_bytes(content)
+    answer = file_answer(files.list_files(tmp_path)[0])
+    assert (answer.status, answer.length) == (200, len(content))
+    assert answer.headers == (("content-type", "text/css; charset=utf-8"),)
+    assert asyncio.run(_body(answer)) == content
 
 
-@pytest.fixture(scope="module")
-def entry(tmp_path_factory: pytest.TempPathFactory) -> StoredFile:
-    """A file of ten bytes."""
-    path = tmp_path_factory.mktemp("files") / "a.txt"
-    path.write_bytes(b"0123456789")
-    os.utime(path, (MODIFIED, MODIFIED))
-    return files.list_files(path.parent)[0]
+async def _body(answer: Answer) -> bytes:
+    return b"".join([part async for part in answer.stream()]) if answer.stream else b""
 
 
-def ask(entry: StoredFile, method: str = "GET", **fields: str) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and fields."""
-    headers = tuple((name.replace("_", "-"), value) for name, value in fields.items())
-    answer = file_answer(entry, Request(method=method, path="/", raw_path="/", headers=headers))
-    return answer.status, anyio.run(body, answer), dict(answer.headers)
-
-
-async def body(answer: Answer) -> bytes:
-    """All of a body."""
-    return (
-        answer.body if answer.stream is None else b"".join([part async for part in answer.stream()])
-    )
-
-
-ETAG = f'"{MODIFIED:x}-a"'
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "content"),
-    [
-        ({}, 200, b"0123456789"),
-        ({"range": "bytes=2-4"}, 200, b"0123456789"),
-        ({"if_none_match": ETAG}, 304, b""),
-        ({"if_none_match": f'"x", W/{ETAG}'}, 304, b""),
-        ({"if_none_match": "*"}, 304, b""),
-        ({"if_none_match": '"x"', "if_modified_since": DATE}, 200, b"0123456789"),
-        ({"if_modified_since": DATE}, 304, b""),
-        ({"if_modified_since": "Tue, 14 Nov 2023 22:13:19 GMT"}, 200, b"0123456789"),
-        ({"if_modified_since": "yesterday"}, 200, b"0123456789"),
-        ({"if_match": ETAG, "if_none_match": ETAG}, 304, b""),
-    ],
-)
-def test_conditions(entry: StoredFile, fields: dict[str, str], status: int, content: bytes) -> None:
-    """Each gives what the standard says, a range the whole; validators are on every answer."""
-    found, sent, headers = ask(entry, **fields)
-    assert (found, sent, headers["etag"], headers["last-modified"]) == (status, content, ETAG, DATE)
-
-
-def test_a_directory_is_its_index(tmp_path: Path) -> None:
-    """A directory's page is `index.html`; its name without `/` leads there. Hidden files only if
-    asked for."""
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d/index.html").touch()
+def test_hidden_files_are_listed_if_asked_for(tmp_path: Path) -> None:
+    """As a site's `.well-known` is."""
     (tmp_path / ".well-known").mkdir()
     (tmp_path / ".well-known/x").touch()
-    listed = {file.name: file for file in files.list_files(tmp_path, hidden=True)}
-    assert set(listed) == {"d/index.html", ".well-known/x"}
-    assert (find(listed, "d"), find(listed, "d/"), find(listed, "")) == (
-        "d/",
-        listed["d/index.html"],
-        None,
-    )
+    assert files.list_files(tmp_path) == ()
+    assert [file.name for file in files.list_files(tmp_path, hidden=True)] == [".well-known/x"]
