@@ -153,26 +153,14 @@ class _OpenAi:
         """Return the owner's answer with what a client expects of a completion."""
         try:
             found = parse_json(data)
-            choices = [(choice, dict(choice["message"])) for choice in found["choices"]]
+            ends = [(each["message"]["role"], each["finish_reason"]) for each in found["choices"]]
         except (LookupError, TypeError, ValueError):
-            choices = []
-        if not choices:
+            ends = []
+        if not ends:
             raise RefusedError(500, _DOWN)
-        filled = {
-            "id": f"chatcmpl-{self.context.random(16).hex()}",
-            "object": "chat.completion",
-            "created": int(self.context.clock()),
-            "model": model,
-            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-            **found,
-            "choices": [],
-        }
-        for index, (choice, sent) in enumerate(choices):
-            message = {"role": "assistant", "content": None, **sent}
-            usual = "tool_calls" if message.get("tool_calls") else "stop"
-            given = {"index": index, "logprobs": None, "finish_reason": usual, **choice}
-            filled["choices"].append({**given, "message": message})
-        return filled
+        name, usage = f"chatcmpl-{self.context.random(16).hex()}", ("prompt", "completion", "total")
+        none = {"usage": {f"{part}_tokens": 0 for part in usage}}
+        return {"id": name, "model": model, **none, **found}
 
 
 def _too_large() -> RefusedError:

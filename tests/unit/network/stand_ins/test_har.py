@@ -141,13 +141,11 @@ def faults(settings: dict[str, Any], directory: Path) -> list[str]:
 
 BAD: list[tuple[object, str]] = [
     ({}, "not an entry"),
-    (entry("GET", "/relative"), "`/relative` is no whole URL"),
+    (entry("GET", "/relative"), "no whole URL"),
     (entry("GET", "http://["), ""),
-    (entry("", "http://a/"), "`` is no method"),
-    (entry("GET", "http://a/", status=99), "`99` is no final status"),
+    (entry("GET", "http://a/", status=99), "no final status (99)"),
     (entry("GET", "http://a/", None), "this body was not recorded"),
-    (entry("GET", "http://a/", "?", encoding="base64"), "not base64"),
-    (entry("GET", "http://a/", encoding="rot13"), "a body's encoding"),
+    (entry("GET", "http://a/", "?", encoding="base64"), "base64"),
 ]
 
 

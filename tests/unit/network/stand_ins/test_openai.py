@@ -29,22 +29,11 @@ class Owner:
 
     def __init__(self, message: dict[str, Any] | None = None, **more: object) -> None:
         self.questions: list[dict[str, Any]] = []
-        self.reply = json.dumps(
-            {
-                "choices": [
-                    {
-                        "message": (
-                            message
-                            or {
-                                "role": "assistant",
-                                "content": "Hello, world: this is a longer answer.",
-                            }
-                        )
-                    }
-                ],
-                **more,
-            }
-        ).encode()
+        said = message or {"content": "Hello, world: this is a longer answer."}
+        reason = "tool_calls" if "tool_calls" in said else "stop"
+        choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": reason}
+        answer = {"object": "chat.completion", "created": 1_800_000_000, "choices": [choice]}
+        self.reply = json.dumps({**answer, **more}).encode()
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
         """The same answer each time."""
