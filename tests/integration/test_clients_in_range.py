@@ -403,7 +403,10 @@ async def test_the_openai_client(agent: Agent) -> None:
 
     def answer(kind: str, body: bytes) -> bytes:
         said = json.loads(body)["messages"][-1]["content"].upper()
-        return json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        answer = {"object": "chat.completion", "created": 0, "choices": [choice]}
+        return json.dumps(answer).encode()
 
     assert agent.range.model_requests is not None
     agent.range.model_requests.handler = answer

@@ -75,7 +75,7 @@ class _Metadata:
         if request.method not in ("GET", "HEAD"):
             return plain_error(405, _SERVER)
         headers: Pairs = _SERVER
-        if request.has_header(_TOKEN):
+        if request.header(_TOKEN):
             left = self._tokens.get(request.header(_TOKEN), 0.0) - self._context.clock()
             if left < 1:
                 return plain_error(401, _SERVER)

@@ -234,7 +234,7 @@ class _Npm(Registry):
             case [] | ["-", "ping"]:
                 return json_answer({})
             case ["-", "whoami"]:
-                if not request.has_header("authorization"):
+                if not request.header("authorization"):
                     return json_answer({"error": "unauthorized"}, 401)
                 return json_answer({"username": self.context.settings.get("user", "developer")})
             case ["-", "package", name, "dist-tags"] if name in self._packages:

@@ -17,6 +17,7 @@ MAX_ROUTES: Final = 1000
 MAX_FILE_BYTES: Final = 256 << 20
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
+_NESTED: Final = ("headers", "json")
 _ANSWER: Final = ("status", "headers", "type", *_BODIES)
 _ROUTE: Final = ("path", "method", "methods", "websocket")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
@@ -107,15 +108,12 @@ class _Checker:
         if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
             what = f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`"
             self._wrong((*path, "type"), what)
-        for name, text in self._mapping(answer.get("headers", {}), (*path, "headers")).items():
-            here = (*path, "headers", name)
+        for name in self._mapping(answer.get("headers", {}), (*path, "headers")):
             if not _TOKEN.fullmatch(name) or name.lower() in (*_FRAMING, *_OWN_FIELDS):
                 hint = _OWN_FIELDS.get(name.lower(), "")
-                self._wrong(here, f"{quoted(name)} can't be set{hint}")
-            self._check_text(text, here)
-        for field in ("body", "redirect"):
-            self._check_text(answer.get(field, ""), (*path, field))
-        self._check_value(answer.get("json"), (*path, "json"))
+                self._wrong((*path, "headers", name), f"{quoted(name)} can't be set{hint}")
+        for field in ("headers", "body", "redirect", "json"):
+            self._check_texts(answer.get(field), (*path, field), may_nest=field in _NESTED)
         for field, most in (("file", MAX_FILE_BYTES), ("template", MAX_TEMPLATE_CHARS)):
             if field in answer:
                 data = read_file(self._directory, answer[field], most)
@@ -123,21 +121,18 @@ class _Checker:
                     self._wrong((*path, field), str(data))
                 elif field == "template":
                     text = data.decode("utf-8", "replace")
-                    self._check_text(text, (*path, field), file=f"{answer[field]}: ")
+                    self._check_texts(text, (*path, field), file=f"{answer[field]}: ")
 
-    def _check_value(self, value: object, path: FieldPath) -> None:
-        if isinstance(value, str):
-            self._check_text(value, path)
+    def _check_texts(
+        self, value: object, path: FieldPath, *, may_nest: bool = False, file: str = ""
+    ) -> None:
+        """Check each text of a value as a template."""
+        if isinstance(value, dict | list) and may_nest:
+            for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+                self._check_texts(item, (*path, name), may_nest=True)
         elif isinstance(value, dict | list):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for name, item in items:
-                self._check_value(item, (*path, name))
-
-    def _check_text(self, text: object, path: FieldPath, *, file: str = "") -> None:
-        if isinstance(text, dict | list):
-            self._wrong(path, f"text is needed, but this is {kind_of(text)}")
-            return
-        if problem := problem_of(str(text)):
+            self._wrong(path, f"text is needed, but this is {kind_of(value)}")
+        elif isinstance(value, str) and (problem := problem_of(value)):
             self._wrong(path, file + problem)
 
 

@@ -59,10 +59,6 @@ class Request:
         """Several joined by a comma (RFC 9110, 5.3); "": absent."""
         return ", ".join(value for key, value in self.headers if key == name)
 
-    def has_header(self, name: str) -> bool:
-        """Whether the field is there, even if empty."""
-        return any(key == name for key, _ in self.headers)
-
     @property
     def host(self) -> str:
         """In lower case, without a port."""
