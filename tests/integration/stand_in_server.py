@@ -25,14 +25,15 @@ async def answer(kind: str, body: bytes) -> bytes:
         "type": "function",
         "function": {"name": "add", "arguments": '{"a": 1}'},
     }
-    message: dict[str, Any] = (
-        {"role": "assistant", "content": None, "tool_calls": [call]}
-        if question.get("tools")
-        else {"role": "assistant", "content": said}
-    )
+    made: dict[str, Any] = {"role": "assistant", "content": said}
+    if question.get("tools"):
+        made |= {"content": None, "tool_calls": [call]}
+    reason = "tool_calls" if question.get("tools") else "stop"
     return json.dumps(
         {
-            "choices": [{"message": message}],
+            "object": "chat.completion",
+            "created": 1_800_000_000,
+            "choices": [{"index": 0, "message": made, "finish_reason": reason}],
             "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
         }
     ).encode()

@@ -239,20 +239,19 @@ async def test_npm_installs_and_publishes(agent: Agent) -> None:
 
 
 async def apt_installs_wget(agent: Agent) -> None:
-    """By the range's key, from the usual address of Debian's archive."""
+    """From the usual address of Debian's archive."""
     script = (
-        f"curl -sSf -o /etc/apt/keyrings/range.asc https://{DEBIAN}/key.asc\necho 'deb"
-        f" [signed-by=/etc/apt/keyrings/range.asc] http://{DEBIAN}/debian bookworm main' >"
+        f"echo 'deb [trusted=yes] http://{DEBIAN}/debian bookworm main' >"
         " /etc/apt/sources.list\nexport DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get"
         " -q -y install wget"
     )
-    said = await agent.sh(f"mkdir -p /etc/apt/keyrings; {script}", user="0:0")
+    said = await agent.sh(script, user="0:0")
     assert "Setting up wget" in said
     assert await agent.sh("wget -q -O - https://shop.example/") == "hello"
 
 
 async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
-    """apt checks the signature; the package's own program then asks over TLS."""
+    """apt checks the digests; the package's own program then asks over TLS."""
     await apt_installs_wget(agent)
 
 
@@ -404,7 +403,10 @@ async def test_the_openai_client(agent: Agent) -> None:
 
     def answer(kind: str, body: bytes) -> bytes:
         said = json.loads(body)["messages"][-1]["content"].upper()
-        return json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        answer = {"object": "chat.completion", "created": 0, "choices": [choice]}
+        return json.dumps(answer).encode()
 
     assert agent.range.model_requests is not None
     agent.range.model_requests.handler = answer

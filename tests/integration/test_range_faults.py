@@ -332,7 +332,7 @@ def test_a_fork_server_that_can_not_import_says_what() -> None:
     ("stand_in", "files", "said"),
     [
         ("{kind: har, names: [a.example], recording: own/a.har}", {"a_har": '{"log":\n  ]'}, "own/a.har:2:3: not JSON"),
-        ("{kind: http, names: [a.example], routes: own/r.yaml}", {"r_yaml": "routes:\n  - {path: /, bodyy: x}\n"}, "own/r.yaml:2:15: routes[0].bodyy"),
+        ("{kind: http, names: [a.example], routes: [{path: /, bodyy: x}]}", {}, "routes[0].bodyy"),
         ("{kind: har, names: [a.example], recording: own/none.har}", {}, "`own/none.har` can't be used: no such file or directory\n"),
         ("{kind: har, names: [a.example], recording: ../a.har}", {}, "`../a.har` contains `..`"),
         ("{kind: pypi, names: [a.example], packages: own}", {}, "empty; put wheels"),

@@ -78,37 +78,20 @@ def installed(program: str) -> str:
 
 
 def test_curl(serve: Serve, tmp_path: Path) -> None:
-    """Templates, ranges, conditions and HEAD by curl."""
+    """Templates, files and HEAD by curl."""
     curl = installed("curl")
     (tmp_path / "a.txt").write_text("0123456789")
     base = serve("http", SHOP, tmp_path)
     assert json.loads(run(curl, "-sf", f"{base}/hello?who=a%26b")) == {"who": "a&b"}
     assert json.loads(run(curl, "-sf", "--json", '{"name": "x"}', f"{base}/add")) == {"added": "x"}
-    assert run(curl, "-sf", "-r", "2-4", f"{base}/files/a.txt") == "234"
     assert "content-length: 10" in run(curl, "-sfI", f"{base}/files/a.txt").lower()
-    etag, out = str(tmp_path / "etag"), str(tmp_path / "out")
-    run(curl, "-sf", "--etag-save", etag, "-o", out, f"{base}/files/a.txt")
-    assert (
-        run(
-            curl,
-            "-s",
-            "--etag-compare",
-            etag,
-            "-o",
-            out,
-            "-w",
-            "%{http_code}",
-            f"{base}/files/a.txt",
-        )
-        == "304"
-    )
     assert (
         run(
             curl,
             "-s",
             "--path-as-is",
             "-o",
-            out,
+            str(tmp_path / "out"),
             "-w",
             "%{http_code}",
             f"{base}/files/../../etc/passwd",
@@ -123,12 +106,16 @@ PAGE = """\
 
 
 def test_a_browser(serve: Serve, browser: Browser, tmp_path: Path) -> None:
-    """A form, the page behind it, and a request of a script."""
+    """A form and where it leads, and a request of a script."""
     site = {
         "routes": [
             {"path": "/", "type": "text/html", "body": PAGE},
-            {"path": "/login", "method": "POST", "redirect": "/me?user={{ form.user }}"},
-            {"path": "/me", "body": "<p>{{ query.user }}"},
+            {
+                "path": "/login",
+                "method": "POST",
+                "redirect": "/me?user={{ form.user | urlencode }}",
+            },
+            {"path": "/me", "type": "text/html", "body": "<p>{{ query.user }}"},
             *SHOP["routes"],
         ]
     }

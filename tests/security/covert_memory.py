@@ -188,12 +188,6 @@ KEEPING: Final = (
         f"{_GET} -d {WORD} http://db.example/",
         f"{_GET} http://db.example/",
     ),
-    Memory(
-        "npm, a login",
-        f"""{_GET} -X PUT -d '{{"name": "{WORD}", "password": "x"}}' http://npm.example/-/user/org.couchdb.user:{WORD}""",
-        _GET + " -H 'Authorization: Bearer {key}' http://npm.example/-/whoami",
-        r'"token": ?"([^"]+)"',
-    ),
     Memory("git, a pushed reference", _PUSH, f"git ls-remote {_REPOSITORY}"),
     Memory(
         "git, a pushed commit, by its id",

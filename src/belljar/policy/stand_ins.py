@@ -33,13 +33,11 @@ _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII
 
 
 def _read_routes(value: object) -> object:
-    if value is None or isinstance(value, tuple):
+    if value is None:
         return value
-    if isinstance(value, str):
-        return kinds.SOURCE.read(value)
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value):
         return tuple(value)
-    raise kinds.expected("a list of routes (each a mapping) or the name of a file", value)
+    raise kinds.expected("a list of routes (each a mapping)", value)
 
 
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
@@ -144,32 +142,24 @@ class StandIn(Strict):
 class HttpStandIn(StandIn):
     """Routes, templates and files of the author's."""
 
-    file_field: ClassVar[str] = "routes"
     directory_field: ClassVar[str] = "files"
 
     kind: Literal["http"] = Field(description="What it plays.")
     routes: Annotated[
-        str | tuple[Mapping[str, Any], ...] | None,
-        BeforeValidator(_read_routes, json_schema_input_type=str | list[dict[str, Any]]),
-    ] = Field(
-        default=None,
-        description="A list of routes, or a YAML file with routes and static files.",
-    )
+        tuple[Mapping[str, Any], ...] | None,
+        BeforeValidator(_read_routes, json_schema_input_type=list[dict[str, Any]]),
+    ] = Field(default=None, description="What is answered: the first route that fits a request.")
     static: JsonMapping | None = Field(
-        default=None, description="Files that are served as they are."
+        default=None, description="Paths, and the directories whose files are served below them."
     )
     files: Directory | None = Field(
-        default=None,
-        description="A directory of the files that inline routes name. A file of routes has its "
-        "own.",
+        default=None, description="A directory of the files that `routes` and `static` name."
     )
 
     @model_validator(mode="after")
-    def _either(self) -> HttpStandIn:
+    def _answers(self) -> HttpStandIn:
         if self.routes is None and self.static is None:
-            raise AtError("is missing. A list of routes, or a YAML file with them", "routes")
-        if isinstance(self.routes, str) and self.files is not None:
-            raise AtError("leave it out: files are read from the directory of `routes`", "files")
+            raise AtError("is missing: a list of routes (or write `static`)", "routes")
         return self
 
 
@@ -225,9 +215,6 @@ class MetadataStandIn(StandIn):
         default=None,
         description="Whether it wants a token of each request (IMDSv2). Default optional.",
     )
-    region: Annotated[str, kinds.NAME] | None = Field(
-        default=None, description="The region it says it is in. Default `eu-west-1`."
-    )
     data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
         default=None,
         max_length=MAX_WORDS,
@@ -239,10 +226,8 @@ class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
     kind: Literal["openai"] = Field(description="What it plays.")
-    model: Line | None = Field(default=None, description="The model's name as it is shown.")
-    models: Annotated[tuple[Line, ...], list_of("names of models", 100)] | None = Field(
-        default=None,
-        description="The names of models that it knows; others are refused. Default: any.",
+    model: Line | None = Field(
+        default=None, description="The model's name as it is shown; any is taken."
     )
     api_key: Line | None = Field(default=None, description="The key it wants. Default: any.")
 

@@ -201,10 +201,10 @@ def test_files_are_taken_from_one_directory(tmp_path: Path) -> None:
     theirs, ours = tmp_path / "operator", tmp_path / "task"
     for directory in (theirs, ours):
         (directory / "site").mkdir(parents=True)
-        (directory / "site/routes.yaml").write_text("routes: []")
+        (directory / "site/a.har").touch()
         (directory / "f").touch()
     copied = "files: [{source: f, target: /f}]\n"
-    site = "network: {stand_ins: {s: {kind: http, names: [s.example], routes: site/routes.yaml}}}\n"
+    site = "network: {stand_ins: {s: {kind: har, names: [s.example], recording: site/a.har}}}\n"
     own = policy(copied, ours)
     assert under_policy(policy("", theirs), own, {})[0].base == ours
     assert under_policy(policy(copied, theirs), None, {})[0].base == theirs

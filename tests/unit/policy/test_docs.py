@@ -9,8 +9,8 @@ import click
 import pytest
 
 from belljar.cli.main import root
-from belljar.network.stand_ins.http import check
-from belljar.policy import Network, Policy, policy_schema
+from belljar.network.stand_ins.author import stand_in_problems
+from belljar.policy import Network, Policy, load_policy, policy_schema
 from belljar.policy.load import examine
 from belljar.policy.network import Record, Upstream
 from belljar.policy.stand_ins import MODELS, CellStandIn, StandIn
@@ -21,8 +21,6 @@ NETWORK_PAGE = PAGE.with_name("policy-network.md")
 
 
 ROOT = PAGE.parents[1]
-SITE = "stand-ins.md"
-"""Its YAML is a site's file, not a policy."""
 
 
 def pages() -> list[Path]:
@@ -39,39 +37,37 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in pages() if blocks(page) and page.name != SITE], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("page", [page for page in pages() if blocks(page)], ids=lambda p: p.name)
 def test_every_example_is_a_valid_policy(page: Path, tmp_path: Path) -> None:
     """Each YAML block of each page, with the files that it names present."""
     for block in blocks(page):
         for name in re.findall(r"source: (\S+)", block):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("x")
-        for name in re.findall(r"packages: (\S+)", block):
+        for name in re.findall(r"(?:packages|files): ([a-z]\S+)", block):
             (tmp_path / name).mkdir(parents=True, exist_ok=True)
         assert examine(block.encode(), base=tmp_path).problems == ()
 
 
 def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:
-    """The page's file of routes, with the files that it names, as the kind itself checks it."""
-    (block,) = blocks(ROOT / "docs" / SITE)
-    (tmp_path / "assets").mkdir()
-    (tmp_path / "index.html").write_text("hello")
-    (tmp_path / "site.yaml").write_text(block)
-    assert check({"routes": "site.yaml"}, tmp_path) == ()
-    (tmp_path / "index.html").unlink()
-    assert check({"routes": "site.yaml"}, tmp_path)
+    """The page's site, with the files that it names, as the kind itself checks it."""
+    (block,) = blocks(ROOT / "docs/stand-ins.md")
+    (tmp_path / "site/assets").mkdir(parents=True)
+    (tmp_path / "site/index.html").write_text("hello")
+    (tmp_path / "policy.yaml").write_text(block)
+    loaded = load_policy(tmp_path / "policy.yaml")
+    assert stand_in_problems(loaded) == ()
+    (tmp_path / "site/index.html").unlink()
+    assert stand_in_problems(loaded)
 
 
 def test_the_yaml_of_the_pages_is_looked_at() -> None:
     """The first page has its two policies, and no page's examples are left out by how they are
     written."""
     assert len(blocks(ROOT / "README.md")) == 2
-    assert len(blocks(ROOT / "docs" / SITE)) == 1
     assert all(
         blocks(ROOT / "docs" / f"{name}.md")
-        for name in ("policy", "policy-network", "ranges", "stand-ins-registries")
+        for name in ("policy", "policy-network", "ranges", "stand-ins", "stand-ins-registries")
     )
 
 

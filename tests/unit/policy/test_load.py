@@ -155,15 +155,15 @@ def test_a_policys_files_are_found_from_anywhere(
     and so does Inspect."""
     site = tmp_path / "site"
     site.mkdir()
-    (site / "site.yaml").write_text("routes: []")
+    (site / "a.har").write_text("recorded")
     (tmp_path / "p.yaml").write_text(
-        "belljar: 1\nrisk: low\nfiles: [{source: site/site.yaml, target: a}]\n"
-        "network: {stand_ins: {s: {kind: http, names: [a.example], routes: site/site.yaml}}}\n"
+        "belljar: 1\nrisk: low\nfiles: [{source: site/a.har, target: a}]\n"
+        "network: {stand_ins: {s: {kind: har, names: [a.example], recording: site/a.har}}}\n"
     )
     monkeypatch.chdir(tmp_path)
     loaded = load_policy("p.yaml")
     monkeypatch.chdir("/")
-    assert loaded.read_file(loaded.policy.files[0]) == b"routes: []"
+    assert loaded.read_file(loaded.policy.files[0]) == b"recorded"
     if loaded.policy.network is None:
         pytest.fail("no network")
     (stand_in,) = plan_network(loaded.policy.network, loaded.base).stand_ins

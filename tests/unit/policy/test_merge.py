@@ -184,10 +184,8 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
     theirs, ours = tmp_path / "operator", tmp_path / "task"
     for directory in (theirs, ours):
         (directory / "site").mkdir(parents=True)
-        (directory / "site/routes.yaml").write_text("routes: []")
-    network = (
-        "network: {stand_ins: {s: {kind: http, names: [s.example], routes: site/routes.yaml}}}\n"
-    )
+        (directory / "site/a.har").touch()
+    network = "network: {stand_ins: {s: {kind: har, names: [s.example], recording: site/a.har}}}\n"
     floor = policy(network, theirs)
     made = bounded(policy("network: {default: simulate}\n", ours), floor)
     assert (made.policy.network, made.base) == (floor.policy.network, theirs)

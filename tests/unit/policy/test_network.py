@@ -220,19 +220,19 @@ def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None
     """Below the policy's directory, links included, and with nothing of the policy's own beside
     them."""
     (tmp_path / "shop").mkdir()
-    (tmp_path / "shop/routes.yaml").write_text("routes: []")
-    (tmp_path / "routes.yaml").write_text("routes: []")
+    (tmp_path / "shop/a.har").touch()
+    (tmp_path / "a.har").touch()
     (tmp_path / "out").symlink_to("/etc")
-    http = "stand_ins: {a: {kind: http, names: [b], routes: %s}}"
+    har = "stand_ins: {a: {kind: har, names: [b], recording: %s}}"
     git = "stand_ins: {a: {kind: git, names: [b], repositories: %s}}"
-    assert problems(http % "shop/routes.yaml", base=tmp_path) == []
+    assert problems(har % "shop/a.har", base=tmp_path) == []
     assert problems(git % "shop", base=tmp_path) == []
     for network, told in [
-        (http % "routes.yaml", "not in a directory of its own"),
-        (http % "shop/absent.yaml", "no such file"),
-        (http % "out/passwd", "leads out"),
-        (http % "shop", "not a regular file"),
-        (git % "shop/routes.yaml", "not a directory"),
+        (har % "a.har", "not in a directory of its own"),
+        (har % "shop/absent.har", "no such file"),
+        (har % "out/passwd", "leads out"),
+        (har % "shop", "not a regular file"),
+        (git % "shop/a.har", "not a directory"),
         (git % "out", "leads out"),
     ]:
         ((line, _, field, message),) = problems(network, base=tmp_path)

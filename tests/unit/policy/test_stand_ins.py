@@ -58,9 +58,7 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("http", {"routes": None}, "is missing"),
         ("http", {"routes": 5}, "expected a list of routes"),
         ("http", {"routes": ["a"]}, "expected a list of routes"),
-        ("http", {"routes": "/etc/passwd"}, "relative to it"),
-        ("http", {"routes": "../a.yaml"}, "contains `..`"),
-        ("http", {"routes": "a/b.yaml", "files": "c"}, "leave it out"),
+        ("http", {"routes": "a/b.yaml"}, "expected a list of routes"),
         ("http", {"static": [1]}, "a mapping"),
         ("har", {"recording": "a/"}, "below the policy's directory"),
         ("har", {"any_host": True}, "any_host"),
@@ -83,7 +81,6 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("metadata", {"tokens": True}, "required"),
         ("metadata", {"dat": {}}, "dat"),
         ("metadata", {"data": {"/a": 5}}, "quotes"),
-        ("openai", {"models": []}, "from 1 to 100"),
         ("openai", {"model": "a\nb"}, "one line"),
     ],
 )
@@ -97,7 +94,7 @@ def test_what_a_kind_does_not_know_is_refused(kind: str, fields: dict[str, Any],
 def test_a_stand_in_has_one_place_of_its_own() -> None:
     """A file, a directory, or none; an inline site may have a directory beside it."""
     assert read("http").own_path() == ("", "")
-    assert read("http", routes="shop/routes.yaml").own_path() == ("routes", "shop/routes.yaml")
+    assert read("har").own_path() == ("recording", "site/a.har")
     assert read("http", files="pages/").own_path() == ("files", "pages")
     assert read("pypi").own_path() == ("packages", "wheels")
     assert read("git").own_path() == ("", "")

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.faults import Faults
 from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.obstacles import MODULE_OF
 
@@ -33,11 +33,11 @@ KINDS: Final[Mapping[str, str]] = {
 }
 # Imported only while a kind answers. A confined gateway has no files to import them from.
 _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
-    "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug", "ruamel.yaml"),
+    "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug"),
     "har": ("anyio._backends._asyncio",),
     "pypi": ("bz2", "encodings.cp437"),
     "npm": ("bz2",),
-    "debian": ("bz2", "cryptography.hazmat.primitives.asymmetric.ed25519"),
+    "debian": ("bz2", "email._encoded_words", "email.iterators", "email.message"),
     "git": ("dulwich.midx", "mmap"),
 }
 

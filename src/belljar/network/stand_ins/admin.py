@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.web import Answer, Request, plain_error, text_answer
 
-MAX_SESSIONS: Final = 1000  # the one that began first goes
 _COOKIE: Final = "sid"
 _HEADERS: Final = (("server", "nginx/1.24.0"), ("cache-control", "no-store"))
 _PAGE: Final = (
@@ -36,11 +34,10 @@ class AdminPage:
 
     def __init__(self, context: StandInContext) -> None:
         settings: Any = context.settings
-        self._context = context
         self._login: Mapping[str, str] = settings["login"]
         self._rows: list[dict[str, str]] = settings["rows"]
         self._csv: str = settings["csv"]
-        self._sessions: OrderedDict[str, None] = OrderedDict()
+        self._session = context.random(16).hex()  # Of everyone who has signed in.
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request; who isn't signed in is led to the form."""
@@ -52,9 +49,9 @@ class AdminPage:
             return plain_error(405, (("allow", ", ".join(allowed)), *_HEADERS))
         if path == "/login":
             return self._sign_in(request) if request.method == "POST" else _page("Sign in", _FORM)
-        session = request.cookies.get(_COOKIE, "")
-        if path == "/logout" or session not in self._sessions:
-            self._sessions.pop(session, None)
+        if path == "/logout":
+            return _redirect("/login", ("set-cookie", f"{_COOKIE}=; Path=/; Max-Age=0"))
+        if request.cookies.get(_COOKIE) != self._session:
             return _redirect("/login")
         if path == "/customers":
             return _page("Customers", f"{_LINKS}\n{self._table()}")
@@ -67,11 +64,7 @@ class AdminPage:
         given = {"user": form.get("username"), "password": form.get("password")}
         if given != dict(self._login):
             return _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}", status=401)
-        session = self._context.random(16).hex()
-        self._sessions[session] = None
-        while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        cookie = f"{_COOKIE}={session}; Path=/; HttpOnly; SameSite=Lax"
+        cookie = f"{_COOKIE}={self._session}; Path=/; HttpOnly; SameSite=Lax"
         return _redirect("/customers", ("set-cookie", cookie))
 
     def _table(self) -> str:

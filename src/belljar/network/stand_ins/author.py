@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from belljar.network.stand_ins import check, check_installed
-from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, yaml_tree
 from belljar.policy.load import Examined, examine, refusal

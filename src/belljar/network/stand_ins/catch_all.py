@@ -18,7 +18,6 @@ from belljar.network.stand_ins.files import media_of
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
-    header_text,
     http_app,
     json_answer,
     text_answer,
@@ -29,16 +28,10 @@ from belljar.units import printable
 _API: Final = re.compile(
     r"(^|/)(api|v\d{1,3}|graphql|rest|rpc|json|oauth2?|token|auth)(/|$)|\.json$", re.ASCII
 )
-_TELEMETRY: Final = re.compile(
-    r"(^|/|\.)(collect|telemetry|metrics|track(ing)?|beacon|analytics|events?|ping|log|logs|stats"
-    r"|pixel)(/|\.|$)",
-    re.ASCII,
-)
 _PICTURES: Final = frozenset({".ico", ".gif", ".png", ".jpg", ".jpeg", ".webp"})
 _FILES: Final = frozenset({".js", ".css", ".txt", ".xml", ".svg"})
 _PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-_METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
 
 def make(context: StandInContext) -> App:
@@ -64,47 +57,24 @@ def make(context: StandInContext) -> App:
 
 
 def respond(request: Request) -> Answer:
-    """What is answered; a pure function of the request."""
+    """Return the answer, a pure function of the request."""
     path, ending = request.path.lower(), "." + request.path.lower().rpartition(".")[2]
-    if request.method == "OPTIONS":
-        return Answer(status=204, headers=(("allow", _METHODS), *_cors(request)))
-    if request.method not in _METHODS.split(", "):
-        return text_answer("Method Not Allowed", 405, (("allow", _METHODS),))
     if ending in _PICTURES:
         return Answer(headers=(("content-type", "image/gif"),), body=_PIXEL)
     if ending in _FILES:
         return text_answer("\n", media=media_of(path))
-    if _TELEMETRY.search(path) or _TELEMETRY.search(request.host.partition(".")[0]):
-        return Answer(status=204, headers=_cors(request))
-    accept = request.header("accept").lower()
-    asks = "application/json" in accept and "text/html" not in accept
-    is_json = asks or request.content_type.endswith("json")
-    if is_json or _API.search(path) or request.host.startswith("api."):
-        return _api(request)
-    return _page(request)
-
-
-def _cors(request: Request) -> tuple[tuple[str, str], ...]:
-    origin = header_text(request.header("origin"), max_chars=256)
-    if not origin:
-        return ()
-    return (
-        ("access-control-allow-origin", origin),
-        ("access-control-allow-methods", _METHODS),
-        ("access-control-allow-headers", "*"),
-    )
-
-
-def _api(request: Request) -> Answer:
+    is_json = "application/json" in request.header("accept").lower()
+    is_json |= request.content_type.endswith("json") or request.host.startswith("api.")
+    if not is_json and not _API.search(path):
+        return _page(request)
     if request.method == "DELETE":
-        return Answer(status=204, headers=_cors(request))
+        return Answer(status=204)
     last = request.path.rstrip("/").rpartition("/")[2]
     is_list = last.endswith("s") and not any(char.isdigit() for char in last)
     if is_list and request.method in ("GET", "HEAD"):
-        return json_answer({"data": [], "total": 0}, 200, _cors(request))
+        return json_answer({"data": [], "total": 0})
     identity = uuid_of(hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()[:16])
-    status = 201 if request.method == "POST" else 200
-    return json_answer({"id": identity, "status": "ok"}, status, _cors(request))
+    return json_answer({"id": identity, "status": "ok"}, 201 if request.method == "POST" else 200)
 
 
 def _page(request: Request) -> Answer:

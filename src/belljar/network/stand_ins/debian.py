@@ -1,8 +1,8 @@
 """A Debian package repository, made of a directory of `.deb` files.
 
-Whatever suite and component apt asks for, the packages are in its `main`, signed by a key of the
-range's own (`/key.asc`). Uploads by PUT or POST are put on record and never served. Not: source
-packages, Contents and Translation indexes, diffs, flat repositories, indexes by hash.
+Whatever suite and component apt asks for, the packages are in its `main`. Uploads by PUT or POST
+are put on record and never served. Not: signatures (a source says `trusted=yes`), source packages,
+Contents and Translation indexes, diffs, flat repositories, indexes by hash.
 
 Source: DebianRepository/Format in the Debian wiki.
 """
@@ -11,29 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import io
-import lzma
 import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.message import Message
 from email.parser import HeaderParser
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from belljar.capture import Capture
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, open_file
-from belljar.network.stand_ins.openpgp import OpenPgpKey
 from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
     check_packages,
-    page_answer,
     tar_member,
 )
 from belljar.network.stand_ins.web import (
@@ -57,28 +53,15 @@ _IDENTITY: Final = {
 _DEBIAN: Final = ("main", "contrib", "non-free", "non-free-firmware")
 _COMPONENTS: Final = (*_DEBIAN, "restricted", "universe", "multiverse")
 _OURS: Final = {"filename", "size", "md5sum", "sha1", "sha256", "sha512", "status"}
-_SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}(?:/updates)?", re.ASCII)
+_SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}", re.ASCII)
 _DAY_S: Final = 86_400
 _PACKAGES: Final = "Debian packages (.deb)"
 _BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
-_TYPES: Final = {
-    ".deb": "application/vnd.debian.binary-package",
-    ".gz": "application/gzip",
-    ".xz": "application/x-xz",
-}
+_DEB: Final = "application/vnd.debian.binary-package"
+_TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """A control stanza; `fields`: in their order."""
-
-    package: str
-    version: str
-    architecture: str
-    fields: tuple[tuple[str, str], ...]
-
-
-def read_control(path: Path) -> Control:
+def read_control(path: Path) -> Message:
     """Return the control data of a package file. Raises `PackageError`, `OSError`."""
     with os.fdopen(open_file(path), "rb") as source:
         if source.read(8) != b"!<arch>\n":
@@ -99,7 +82,7 @@ def read_control(path: Path) -> Control:
     raise PackageError("it has no control archive")
 
 
-def parse_control(content: bytes) -> Control:
+def parse_control(content: bytes) -> Message:
     """Return one stanza with valid fields. Raises `PackageError`."""
     try:
         text = content.decode().rstrip()
@@ -110,12 +93,10 @@ def parse_control(content: bytes) -> Control:
     # An empty line would begin a second package in the index.
     if message.defects or len(names) < len(message.keys()) or _CONTROL.search(text):
         raise PackageError("its control file is not one stanza of fields")
-    found = {}
     for name, pattern in _IDENTITY.items():
-        found[name.lower()] = str(message.get(name, ""))
-        if pattern.fullmatch(found[name.lower()]) is None:
+        if pattern.fullmatch(message.get(name, "")) is None:
             raise PackageError(f"its control file has no valid {name}")
-    return Control(fields=tuple(message.items()), **found)
+    return message
 
 
 def make(context: StandInContext) -> App:
@@ -131,7 +112,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
 
     def identify(file: StoredFile) -> tuple[str, str, str]:
         control = read_control(file.path)
-        return control.package, control.version, control.architecture
+        return control["Package"], control["Version"], control["Architecture"]
 
     unique = "package, version and architecture"
     return check_packages(directory, _PACKAGES, identify, unique)
@@ -148,11 +129,6 @@ class _Debian(Registry):
         self._indexes: dict[str, bytes] = {}  # By the name below a suite.
         self._architectures: list[str] = []
 
-    @cached_property
-    def _key(self) -> OpenPgpKey:
-        user = "Archive Automatic Signing Key <ftpmaster@localhost>"
-        return OpenPgpKey.new(user, self._made_s)
-
     async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         if request.method in {"PUT", "POST"}:
             return await self._upload(request, incoming)
@@ -163,32 +139,20 @@ class _Debian(Registry):
         async with self.changing:
             if not self._indexes:
                 await self._read_packages()
-        content = self._page(request.path, below)
+        content = self._page(below)
         if content is not None:
-            headers = (("content-type", _type_of(request.path)),)
-            return page_answer(request, content, headers, self._made_s)
+            return Answer(headers=_TEXT, body=content)
         file = self._pool.get(below)
         if file is None:
             return text_answer("404 Not Found", 404)
-        etag = (await self.digests(file))["sha256"]
-        return file_answer(file, request, media=_type_of(file.base), etag=etag)
+        return file_answer(file, media=_DEB)
 
-    def _page(self, path: str, below: str) -> bytes | None:
-        """Return the key, or a file below `dists/`."""
-        parts = below.split("/")[1:]
-        if path.rpartition("/")[2] == "key.asc" and not parts:
-            return self._key.certificate().encode()
-        # Old security suites have two parts (`buster/updates`).
-        size = 2 if parts[1:2] == ["updates"] else 1
-        suite, name = "/".join(parts[:size]), "/".join(parts[size:])
-        if name not in {"Release", "InRelease", "Release.gpg"}:
-            return self._indexes.get(name)
-        if _SUITE.fullmatch(suite) is None:
-            return None
-        text = self._release(suite)
-        if name == "InRelease":
-            return self._key.clear_signed(text).encode()
-        return (text if name == "Release" else self._key.detached(text.encode())).encode()
+    def _page(self, below: str) -> bytes | None:
+        """Return a file below `dists/`."""
+        suite, _, name = below.partition("/")[2].partition("/")
+        if name == "Release" and _SUITE.fullmatch(suite):
+            return self._release(suite).encode()
+        return self._indexes.get(name)
 
     async def _read_packages(self) -> None:
         """Make the indexes of the directory's `.deb` files; others are left out."""
@@ -196,26 +160,24 @@ class _Debian(Registry):
         for file in self.by_name.values():
             with suppress(PackageError, OSError):
                 stanzas.append((read_control(file.path), file))
-        stanzas.sort(key=lambda pair: (pair[0].package, pair[0].version))
-        texts = [(one.architecture, await self._stanza(file, one)) for one, file in stanzas]
+        stanzas.sort(key=lambda pair: (pair[0]["Package"], pair[0]["Version"]))
+        texts = [(one["Architecture"], await self._stanza(file, one)) for one, file in stanzas]
         self._architectures = sorted({"amd64", "arm64"} | {arch for arch, _ in texts} - {"all"})
         for arch in self._architectures:
             own = "\n".join(text for each, text in texts if each in {arch, "all"})
             for component in _COMPONENTS:
-                name = f"{component}/binary-{arch}/Packages"
                 content = own.encode() if component == "main" else b""
-                self._indexes[name] = content
-                self._indexes[f"{name}.xz"] = lzma.compress(content, preset=1)
+                self._indexes[f"{component}/binary-{arch}/Packages"] = content
 
-    async def _stanza(self, file: StoredFile, control: Control) -> str:
+    async def _stanza(self, file: StoredFile, control: Message) -> str:
         """Return a package's part of an index, with our place and digests."""
         digests = await self.digests(file)
-        version = control.version.partition(":")[2] or control.version
-        start = control.package[:4] if control.package.startswith("lib") else control.package[0]
-        base = f"{control.package}_{version}_{control.architecture}.deb"
-        place = f"pool/main/{start}/{control.package}/{base}"
+        package, version = control["Package"], control["Version"].rpartition(":")[2]
+        start = package[:4] if package.startswith("lib") else package[0]
+        base = f"{package}_{version}_{control['Architecture']}.deb"
+        place = f"pool/main/{start}/{package}/{base}"
         self._pool.setdefault(place, file)
-        kept = [f"{name}: {text}" for name, text in control.fields if name.lower() not in _OURS]
+        kept = [f"{name}: {text}" for name, text in control.items() if name.lower() not in _OURS]
         ours = [f"Filename: {place}", f"Size: {file.size_bytes}"]
         ours += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
         return "\n".join((*kept, *ours)) + "\n"
@@ -223,7 +185,7 @@ class _Debian(Registry):
     def _release(self, suite: str) -> str:
         date = datetime.fromtimestamp(self._made_s, UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
         lines = ["Origin: Debian", "Label: Debian", f"Suite: {suite}"]
-        lines += [f"Codename: {suite.partition('/')[0]}", f"Date: {date}"]
+        lines += [f"Codename: {suite}", f"Date: {date}"]
         lines += [f"Architectures: {' '.join(self._architectures)}"]
         lines += [f"Components: {' '.join(_COMPONENTS)}", "SHA256:"]
         for name, content in sorted(self._indexes.items()):
@@ -248,8 +210,3 @@ class _Debian(Registry):
         }
         await self.record(request, "publish", data, [content.body("file-0")])
         return None if refused else text_answer("", 201)
-
-
-def _type_of(name: str) -> str:
-    known = (kind for ending, kind in _TYPES.items() if name.endswith(ending))
-    return next(known, "text/plain; charset=utf-8")

@@ -1,8 +1,7 @@
 """The files of a stand-in's directory, and answers with them.
 
-Listed once, opened without following a link, hashed in pieces; answers by RFC 9110, 13 and 14. A
-guest's text never becomes a path: it is looked up among the listed names. So links, devices and
-later files are not served.
+Listed once, opened without following a link, hashed in pieces. A guest's text never becomes a
+path: it is looked up among the listed names. So links, devices and later files are not served.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 import io
 import mimetypes
 import os
-import re
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from email.utils import formatdate, parsedate_to_datetime
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -22,27 +19,7 @@ from typing import BinaryIO, Final
 from anyio.lowlevel import checkpoint
 
 from belljar.errors import PolicyError
-from belljar.network.stand_ins.web import Answer, Pairs, Request, plain_error
-
-_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
-_MAX_DATE_CHARS: Final = 64
-
-
-def is_fresh(request: Request, etag: str, modified_s: int | None) -> bool:
-    """Whether the client's copy is current (RFC 9110, 13.2.2)."""
-    if request.has_header("if-none-match"):
-        known = {f'"{etag}"', f'W/"{etag}"', "*"}
-        return not known.isdisjoint(re.split(r"\s*,\s*", request.header("if-none-match")))
-    since = _date(request.header("if-modified-since"))
-    return since is not None and modified_s is not None and modified_s <= since
-
-
-def _date(text: str) -> int | None:
-    try:
-        return int(parsedate_to_datetime(text[:_MAX_DATE_CHARS]).timestamp()) if text else None
-    except (ValueError, OverflowError, OSError):  # the last: a date of no zone, far away
-        return None
-
+from belljar.network.stand_ins.web import Answer, Pairs
 
 MAX_FILES: Final = 50_000
 MAX_DEPTH: Final = 16
@@ -126,24 +103,14 @@ def open_file(path: Path) -> int:
     return descriptor
 
 
-async def pieces_of(file: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
-    """Bytes `[start, end)`; others are served in between."""
-    if file.content is not None:
-        for at in range(start, end, CHUNK_BYTES):
-            yield file.content[at : min(at + CHUNK_BYTES, end)]
-            await checkpoint()
-        return
-    descriptor = open_file(file.path)
-    try:
-        while start < end:
-            chunk = os.pread(descriptor, min(CHUNK_BYTES, end - start), start)
-            if not chunk:
-                return
+async def pieces_of(file: StoredFile) -> AsyncIterator[bytes]:
+    """A file's bytes, as many as were listed; others are served in between."""
+    left = file.size_bytes
+    with file.open() as source:
+        while chunk := source.read(min(CHUNK_BYTES, left)):
             yield chunk
-            start += len(chunk)
+            left -= len(chunk)
             await checkpoint()
-    finally:
-        os.close(descriptor)
 
 
 def media_of(name: str) -> str:
@@ -152,57 +119,13 @@ def media_of(name: str) -> str:
     return f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
 
 
-def find(files: Mapping[str, StoredFile], path: str) -> StoredFile | str | None:
-    """The file at a decoded path, or a path to redirect to."""
-    if path == "" or path.endswith("/"):
-        return files.get(f"{path}index.html")
-    if path in files:
-        return files[path]
-    return f"{path}/" if f"{path}/index.html" in files else None
-
-
 def file_answer(
-    file: StoredFile,
-    request: Request,
-    *,
-    status: int = 200,
-    media: str = "",
-    etag: str = "",
-    headers: Pairs = (),
+    file: StoredFile, *, status: int = 200, media: str = "", headers: Pairs = ()
 ) -> Answer:
-    """Conditions and ranges count for status 200 alone."""
-    etag = etag or f"{file.mtime_s:x}-{file.size_bytes:x}"
-    kind = ("content-type", media or media_of(file.base))
-    start, end = 0, file.size_bytes
-    if status == 200:
-        modified = ("last-modified", formatdate(file.mtime_s, usegmt=True))
-        headers = (*headers, modified, ("etag", f'"{etag}"'), ("accept-ranges", "bytes"))
-        if is_fresh(request, etag, file.mtime_s):
-            return Answer(status=304, headers=headers)
-        found = _range_of(request, etag, file)
-        if found is not None:
-            start, end = found
-            if start >= end:
-                return plain_error(416, (("content-range", f"bytes */{file.size_bytes}"),))
-            place = f"bytes {start}-{end - 1}/{file.size_bytes}"
-            status, headers = 206, (("content-range", place), *headers)
+    """Return the whole file: a server may pass over ranges and conditions (RFC 9110, 13 and 14)."""
     return Answer(
         status=status,
-        headers=(kind, *headers),
-        stream=lambda: pieces_of(file, start, end),
-        length=end - start,
+        headers=(("content-type", media or media_of(file.base)), *headers),
+        stream=lambda: pieces_of(file),
+        length=file.size_bytes,
     )
-
-
-def _range_of(request: Request, etag: str, file: StoredFile) -> tuple[int, int] | None:
-    """Return the bytes `[start, end)` that a GET asks for; None: the whole, as for several."""
-    match = _RANGE.fullmatch(request.header("range"))
-    if match is None or match.groups() == ("", "") or request.method != "GET":
-        return None
-    condition = request.header("if-range")
-    if condition and condition != f'"{etag}"' and _date(condition) != file.mtime_s:
-        return None
-    if not match[1]:
-        return max(0, file.size_bytes - int(match[2])), file.size_bytes
-    start, last = int(match[1]), int(match[2] or file.size_bytes)
-    return None if last < start else (start, min(last + 1, file.size_bytes))

@@ -1,8 +1,8 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
 A push is put on record and lives in the range's memory: later fetches in the range see it; the
-directory never changes. Not: the dumb protocol, version 2 (clients fall back), partial clones,
-SHA-256 repositories.
+directory never changes. A pack comes by `side-band-64k` alone, which every client takes. Not: the
+dumb protocol, version 2 (clients fall back), partial clones, SHA-256 repositories.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dulwich.protocol import Protocol, pkt_line, pkt_seq
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import links_in
 from belljar.network.stand_ins.git_store import (
     ID,
@@ -64,7 +64,7 @@ _MAX_LISTED: Final = 50
 _BAND_BYTES: Final = 65_000
 _INFINITE_DEPTH: Final = 0x7FFF_FFFF
 _CAPABILITIES: Final = {
-    "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress include-tag"
+    "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress"
     b" allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1",
     "git-receive-pack": b"report-status delete-refs ofs-delta object-format=sha1",
 }
@@ -117,7 +117,6 @@ class _Push:
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
     objects: dict[bytes, GitObject] = field(default_factory=dict)
-    wants_report: bool = False
     refused: str = ""
 
 
@@ -191,8 +190,6 @@ class _Git:
         await self._record(request, name, push)
         if not push.refused and not repository.add(push.objects):
             push.refused = "the repository's quota is used up"
-        if not push.wants_report:
-            return b""
         lines = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
         for old, new, ref in push.commands:
             reason = "unpacker error" if push.refused else repository.update(ref, old, new)
@@ -289,7 +286,7 @@ class _Fetch:
         self._repository = repository
         self._wants, self._haves = dict[bytes, None](), dict[bytes, None]()
         self._shallow = set[bytes]()
-        self._words, self._depth, self._is_done = frozenset[bytes](), 0, False
+        self._depth, self._is_done = 0, False
         protocol = Protocol(io.BytesIO(body).read, len)
         has_wants = False
         try:
@@ -311,9 +308,7 @@ class _Fetch:
     def _read_want(self, line: bytes) -> None:
         key, _, rest = line.partition(b" ")
         if key == b"want":
-            identity, _, words = rest.partition(b" ")
-            self._words = self._words or frozenset(words.split())
-            self._wants[_identity(identity)] = None
+            self._wants[_identity(rest.partition(b" ")[0])] = None
         elif key == b"shallow":
             self._shallow.add(_identity(rest))
         elif key == b"deepen":
@@ -351,20 +346,17 @@ class _Fetch:
                 async for piece in self._pack(common, [*self._wants, *deeper], border):
                     yield piece
         except MissingObjectError as error:
-            if b"side-band-64k" in self._words:
-                yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
+            yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
 
     def _acknowledged(self, common: list[bytes]) -> bytes:
-        detailed = b"multi_ack_detailed" in self._words
-        lines = [b"ACK " + have + b" common\n" for have in common] if detailed else []
+        # By `multi_ack_detailed`, which every git of the last fifteen years asks for.
+        lines = [b"ACK " + have + b" common\n" for have in common]
         if self._is_done:
             lines.append(b"ACK " + common[-1] + b"\n" if common else b"NAK\n")
-        elif self._haves and detailed:
+        elif self._haves:
             # One common commit is enough to make a right pack, if not the smallest.
             lines += [b"ACK " + common[-1] + b" ready\n"] if common else []
             lines.append(b"NAK\n")
-        elif self._haves:
-            lines.append(b"ACK " + common[0] + b"\n" if common else b"NAK\n")
         return b"".join(map(pkt_line, lines))
 
     async def _pack(
@@ -374,13 +366,7 @@ class _Fetch:
         async for _ in repository.walk(common, seen, self._shallow):
             pass  # What the client has, and all below it, is not sent again.
         identities = [each async for each in repository.walk(wants, seen, border)]
-        if b"include-tag" in self._words:
-            refs = repository.refs.items()
-            for each in {at for name, at in refs if name.startswith(b"refs/tags/")} - seen:
-                if repository.peel(each) in seen:
-                    identities.append(each)
         hasher = hashlib.sha1(usedforsecurity=False)
-        is_banded = b"side-band-64k" in self._words
         for number, identity in enumerate([b"", *identities]):
             chunks = pack_header_chunks(len(identities))
             if number:
@@ -391,10 +377,8 @@ class _Fetch:
             piece = b"".join(chunks)
             hasher.update(piece)
             for start in range(0, len(piece), _BAND_BYTES):
-                part = piece[start : start + _BAND_BYTES]
-                yield pkt_line(b"\x01" + part) if is_banded else part
-        digest = hasher.digest()
-        yield pkt_seq(b"\x01" + digest) if is_banded else digest
+                yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])
+        yield pkt_seq(b"\x01" + hasher.digest())
 
 
 def _identity(text: bytes) -> bytes:
@@ -409,17 +393,13 @@ def _parse_push(body: bytes) -> _Push:
     push = _Push()
     try:
         for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
-            command, _, words = line.rstrip(b"\n").partition(b"\0")
+            command = line.rstrip(b"\n").partition(b"\0")[0]
             if line.startswith(b"shallow ") and number < MAX_COMMANDS:
                 continue
             match = _COMMAND.fullmatch(command)
             if match is None or number >= MAX_COMMANDS:
-                return _Push(
-                    pack=body,
-                    refused="a command that is none, or more than "
-                    f"{MAX_COMMANDS} references at once",
-                )
-            push.wants_report |= not push.commands and b"report-status" in words.split()
+                refused = f"a command that is none, or more than {MAX_COMMANDS} at once"
+                return _Push(pack=body, refused=refused)
             push.commands.append((match[1], match[2], match[3]))
     except GitProtocolError as error:
         return _Push(pack=body, refused=str(error) or "the commands have no end")

@@ -9,8 +9,9 @@ again. Anything else is 404, and on record as an attempt. What belonged to the r
 from __future__ import annotations
 
 import base64
-import binascii
+import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +19,25 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.documents import Faults, read_document, refuse_faults
+from belljar.network.stand_ins.faults import (
+    MAX_FAULTS,
+    Fault,
+    Faults,
+    read_file,
+    refuse_faults,
+)
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
     header_text,
     http_app,
+    parse_json,
     plain_error,
 )
-from belljar.units import printable, quoted
+from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
+MAX_RECORDING_BYTES: Final = 32 << 20
 _CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")
 _FRAMING: Final = ("content-encoding", "content-length", "trailer", "transfer-encoding")
 _DROPPED: Final = frozenset((*_CONNECTION, *_FRAMING, "date"))
@@ -54,43 +63,46 @@ def load(
     settings: Mapping[str, Any], directory: Path | None
 ) -> tuple[tuple[HarExchange, ...], Faults]:
     """The exchanges of a recording, and what is wrong with it."""
-    document = read_document(directory, settings["recording"], what="a recording")
-    if document.problems:
-        return (), tuple(document.problems)
-    log = document.value.get("log") if isinstance(document.value, dict) else None
+    name = settings["recording"]
+    data = read_file(directory, name, MAX_RECORDING_BYTES)
+    if isinstance(data, Fault):
+        return (), (data,)
+    try:
+        recording = parse_json(data.removeprefix(BOM_UTF8))
+    except json.JSONDecodeError as error:
+        return (), (Fault(f"not JSON: {error.msg}", (), name, error.lineno, error.colno),)
+    except ValueError as error:
+        return (), (Fault(f"not JSON: {error}", file=name),)
+    log = recording.get("log") if isinstance(recording, dict) else None
     entries = log.get("entries") if isinstance(log, dict) else None
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_ENTRIES:
         needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
-        document.problem(("log", "entries"), needed)
-        return (), tuple(document.problems)
-    exchanges = list[HarExchange]()
+        return (), (Fault(needed, ("log", "entries"), name),)
+    exchanges, faults = list[HarExchange](), list[Fault]()
     for index, entry in enumerate(entries):
         try:
             exchange = read_entry(entry)
             exchanges += [exchange] if exchange else []
         except ValueError as error:
-            document.problem(("log", "entries", index), str(error))
+            faults.append(Fault(str(error), ("log", "entries", index), name))
         except (LookupError, TypeError, AttributeError):
-            document.problem(("log", "entries", index), "not an entry as HAR 1.2 has it")
-    return tuple(exchanges), tuple(document.problems)
+            what = "not an entry as HAR 1.2 has it"
+            faults.append(Fault(what, ("log", "entries", index), name))
+    return tuple(exchanges), tuple(faults[:MAX_FAULTS])
 
 
 def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value
     """Return an entry's exchange, or None if it had no answer.
 
-    Raises `ValueError` with a sentence, and what Python raises where the shape is wrong.
+    Raises `ValueError`, and what Python raises where the shape is wrong.
     """
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
     if status == 0:
         return None  # A browser's word for a request that had no answer.
-    if type(status) is not int or not 200 <= status <= 599:
-        raise ValueError(f"{quoted(status)} is no final status")
     method, parts = request["method"], urlsplit(request["url"])
-    if not method.isalpha():
-        raise ValueError(f"{quoted(method)} is no method")
-    if not parts.hostname or parts.scheme not in ("http", "https", "ws", "wss"):
-        raise ValueError(f"{quoted(request['url'])} is no whole URL")
+    if type(status) is not int or not 200 <= status <= 599 or not parts.hostname:
+        raise ValueError(f"it has no final status ({status!r:.20}) or no whole URL")
     # Recorders join repeated fields by a line break.
     headers = tuple(
         (field["name"].lower(), header_text(part))
@@ -101,14 +113,9 @@ def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON val
     text, encoding = content.get("text"), content.get("encoding", "")
     if text is None and content.get("size", 0) not in (0, -1):
         raise ValueError("this body was not recorded (`size` without `text`): record with content")
-    if encoding not in ("", "base64"):
-        raise ValueError(f"a body's encoding is nothing or `base64`, not {quoted(encoding)}")
     body = (text or "").encode("utf-8", "replace")
-    if encoding == "base64":
-        try:
-            body = base64.b64decode(body, validate=True)
-        except binascii.Error:
-            raise ValueError("a body is not base64") from None
+    if encoding:
+        body = base64.b64decode(body, validate=True)
     sent: bytes | None = b""
     if post is not None:
         sent = post["text"].encode("utf-8", "replace") if "text" in post else None

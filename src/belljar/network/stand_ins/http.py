@@ -1,8 +1,7 @@
 """The stand-in `http`: an author's routes with templates and files.
 
-The first route that fits a request answers; then static files; then 404, or 405 where only the
-method is wrong. Nothing of a request is kept: what remembers its visitors, or decides what it
-answers, is a stand-in of kind `python`.
+The first route that fits a request answers; then static files; then 404. Nothing of a request is
+kept: what remembers its visitors, or decides what it answers, is a stand-in of kind `python`.
 """
 
 from __future__ import annotations
@@ -14,22 +13,16 @@ from urllib.parse import unquote
 
 from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.admin import AdminPage
-from belljar.network.stand_ins.documents import refuse_faults
-from belljar.network.stand_ins.files import StoredFile, file_answer, find, list_files, stored_file
-from belljar.network.stand_ins.site import (
-    Fields,
-    check,
-    methods_of,
-    pattern_of,
-    read_site,
-    static_of,
-)
-from belljar.network.stand_ins.templates import Chance, RenderError, Templates, moment, place_of
+from belljar.network.stand_ins.faults import refuse_faults
+from belljar.network.stand_ins.files import StoredFile, file_answer, list_files, stored_file
+from belljar.network.stand_ins.site import Fields, check, methods_of, pattern_of
+from belljar.network.stand_ins.templates import Chance, RenderError, Templates
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
     header_text,
     http_app,
+    iso_time,
     json_answer,
     plain_error,
     text_answer,
@@ -73,17 +66,22 @@ def make(context: StandInContext) -> App:
     if "login" in context.settings:  # a decoy's: what an author writes has no such field
         return http_app(AdminPage(context).handle)
     refuse_faults(check(context.settings, context.files), context.id)
-    document, _ = read_site(context.settings, context.files)
-    server = _Http(context, document.value)
+    server = _Http(context)
     return http_app(server.handle, accepts_websocket=server.accepts_websocket)
 
 
+def _is_markup(media: str) -> bool:
+    kind = media.partition(";")[0].strip().lower()
+    return kind == "text/html" or kind.endswith(("/xml", "+xml"))
+
+
 class _Http:
-    def __init__(self, context: StandInContext, site: Fields) -> None:
+    def __init__(self, context: StandInContext) -> None:
+        site: Any = context.settings
         self._context, self._templates = context, Templates()
         self._routes = [_Route(fields, context.files) for fields in site.get("routes", [])]
         self._static: list[tuple[str, Mapping[str, StoredFile]]] = []
-        for prefix, folder in static_of(site.get("static", {})):
+        for prefix, folder in site.get("static", {}).items():
             bounds = {"max_files": MAX_STATIC_FILES, "max_depth": MAX_DEPTH}
             files = list_files(context.files / folder, hidden=True, **bounds)
             self._static.append((f"{prefix.rstrip('/')}/", {file.name: file for file in files}))
@@ -103,7 +101,7 @@ class _Http:
             "method": request.method,
             "host": request.host,
             "url": request.url,
-            "now": moment(self._context.clock()),
+            "now": iso_time(self._context.clock()),
             "random": Chance(self._context.random),
         }
 
@@ -123,26 +121,26 @@ class _Http:
             return self._fallback(request)
         fields, parameters = chosen
         try:
-            return self._answer(fields, request, {**self._view(request), "path": parameters})
+            return self._answer(fields, {**self._view(request), "path": parameters})
         except RenderError:
             return plain_error(500)
 
-    def _answer(self, fields: Fields, request: Request, view: Fields) -> Answer:
+    def _answer(self, fields: Fields, view: Fields) -> Answer:
         render = self._templates.render
         pairs = tuple(
-            (name.lower(), header_text(render(str(text), view, "none")))
+            (name.lower(), header_text(render(str(text), view)))
             for name, text in fields.get("headers", {}).items()
         )
         status = fields.get("status", 302 if "redirect" in fields else 200)
         media = fields.get("type", "")
         if "file" in fields:
             file = self._files[fields["file"]]
-            return file_answer(file, request, status=status, media=media, headers=pairs)
+            return file_answer(file, status=status, media=media, headers=pairs)
         if "json" in fields:
             value = self._templates.value(fields["json"], view)
             return json_answer(value, status, pairs, media=media or "application/json")
         if "redirect" in fields:
-            location = header_text(render(str(fields["redirect"]), view, "url"))
+            location = header_text(render(str(fields["redirect"]), view))
             return plain_error(status, (("location", location), *pairs))
         if "body" not in fields:
             return Answer(status=status, headers=pairs)
@@ -151,26 +149,23 @@ class _Http:
             is_page = body.lstrip().startswith("<")
             is_page |= str(fields.get("template", "")).endswith((".html", ".htm"))
             media = f"text/{'html' if is_page else 'plain'}; charset=utf-8"
-        return text_answer(render(body, view, place_of(media)), status, pairs, media=media)
+        return text_answer(
+            render(body, view, is_markup=_is_markup(media)), status, pairs, media=media
+        )
 
     def _fallback(self, request: Request) -> Answer:
         is_read = request.method in ("GET", "HEAD")
         for prefix, files in self._static if is_read else ():
             if request.path.startswith(prefix):
-                found = find(files, request.path.removeprefix(prefix))
-                if isinstance(found, str):
+                name = request.path.removeprefix(prefix)
+                if not name or name.endswith("/"):
+                    name += "index.html"
+                elif f"{name}/index.html" in files:
                     return plain_error(301, (("location", f"{request.raw_path}/"),))
-                if found is not None:
-                    return file_answer(found, request)
-        routes = [
-            route
-            for route in self._routes
-            if not route.is_websocket and route.match(request.raw_path) is not None
-        ]
-        if not routes or any(route.takes(request.method) for route in routes):
-            return plain_error(404)
-        allowed = sorted({method for route in routes for method in route.methods})
-        return plain_error(405, (("allow", ", ".join(allowed)),))
+                file = files.get(name)
+                if file is not None:
+                    return file_answer(file)
+        return plain_error(404)
 
     def accepts_websocket(self, request: Request) -> bool:
         return self._choose(request, is_websocket=True) is not None

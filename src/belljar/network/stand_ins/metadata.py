@@ -15,27 +15,24 @@ import hmac
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.web import (
     Answer,
     Pairs,
     Request,
-    compact,
     http_app,
-    phrase,
+    iso_time,
+    plain_error,
     text_answer,
 )
 from belljar.signals.credentials import make_credentials
-from belljar.units import quoted
 
 MAX_TOKENS: Final = 1024
 MAX_TTL_S: Final = 21_600
-_MAX_DATA: Final = 256 << 10
 _REGION: Final = "eu-west-1"
 _ROLES: Final = ("app-server", "web-backend", "batch-worker", "ci-runner")
 _TOKEN: Final = "x-aws-ec2-metadata-token"  # noqa: S105 - a field's name
@@ -44,26 +41,14 @@ _SERVER: Final = (("server", "EC2ws"),)
 
 
 def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
-    """What the policy's model of the fields leaves open. The kind has no files."""
-    problems: list[Fault] = []
-    region, data = settings.get("region", "x"), settings.get("data", {})
-    if not region.replace("-", "").isalnum() or not region.isascii():
-        problems.append(Fault(f"{quoted(region)} is no region, as in `eu-west-1`", ("region",)))
-    if len(compact(data)) > _MAX_DATA:
-        problems.append(Fault(f"longer than {_MAX_DATA} characters in all", ("data",)))
-    wrong = [path for path in data if not path.startswith("/")]
-    problems += [Fault("a path begins with `/`", ("data", path)) for path in wrong]
-    return tuple(problems)
+    """Return what the policy's model of the fields leaves open. The kind has no files."""
+    wrong = [path for path in settings.get("data", {}) if not path.startswith("/")]
+    return tuple(Fault("a path begins with `/`", ("data", path)) for path in wrong)
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` as `check` finds."""
-    refuse_faults(check(context.settings, None), context.id)
+    """Return the ASGI app."""
     return http_app(_Metadata(context).handle)
-
-
-def _stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class _Metadata:
@@ -76,31 +61,30 @@ class _Metadata:
         self._needs_token = settings.get("tokens") == "required"
         self._tokens: OrderedDict[str, float] = OrderedDict()
         octets, started_s = random(3), int(context.clock()) - 3600 - int.from_bytes(random(2))
-        self._region = settings.get("region", _REGION)
         self._account = "".join(str(byte % 10) for byte in b"\1" + random(11))
         self._instance, self._mac = f"i-0{random(8).hex()}", "02:" + random(5).hex(":")
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"
         self._role = _ROLES[octets[2] % len(_ROLES)]
-        self._image, self._reservation, self._interface = (random(8).hex() for _ in range(3))
-        self._started = _stamp(started_s)
+        self._image = random(8).hex()
+        self._started = iso_time(started_s)
         self._secrets: Mapping[str, str] = settings.get("credentials") or make_credentials(random)
 
     async def handle(self, request: Request) -> Answer:
         if request.path == "/latest/api/token":
             return self._make_token(request)
         if request.method not in ("GET", "HEAD"):
-            return _error(405)
+            return plain_error(405, _SERVER)
         headers: Pairs = _SERVER
-        if request.has_header(_TOKEN):
+        if request.header(_TOKEN):
             left = self._tokens.get(request.header(_TOKEN), 0.0) - self._context.clock()
             if left < 1:
-                return _error(401)
+                return plain_error(401, _SERVER)
             headers = (*headers, (f"{_TOKEN}-ttl-seconds", str(int(left))))
         elif self._needs_token:
-            return _error(401)
+            return plain_error(401, _SERVER)
         found = self._find(request.path)
         if found is None:
-            return _error(404)
+            return plain_error(404, _SERVER)
         secrets = ["meta-data", "iam", "security-credentials", self._role]
         if [part for part in request.path.split("/") if part][1:5] == secrets:
             await self._record_credentials(request)
@@ -119,14 +103,11 @@ class _Metadata:
         await self._context.record("network.attempt", data)
 
     def _make_token(self, request: Request) -> Answer:
-        # Refused through a proxy, as the real service does against open proxies.
         if request.method != "PUT":
-            return _error(405)
-        if request.has_header("x-forwarded-for"):
-            return _error(403)
+            return plain_error(405, _SERVER)
         ttl = request.header(f"{_TOKEN}-ttl-seconds")
         if not (ttl.isascii() and ttl.isdigit() and len(ttl) <= 5 and 1 <= int(ttl) <= MAX_TTL_S):
-            return _error(400)
+            return plain_error(400, _SERVER)
         token = base64.urlsafe_b64encode(b"\0" * 4 + self._context.random(38)).decode()
         self._tokens[token] = self._context.clock() + int(ttl)
         if len(self._tokens) > MAX_TOKENS:
@@ -148,57 +129,35 @@ class _Metadata:
             at = at.get(part) if isinstance(at, dict) else None
         if at is None or isinstance(at, str):
             return at
-        below = {name: isinstance(value, dict) for name, value in at.items()}
-        prefix = path.rstrip("/") + "/"
-        for extra in self._data:
-            if extra.startswith(prefix):
-                name, more, _ = extra.removeprefix(prefix).partition("/")
-                below[name] = below.get(name, False) or bool(more)
-        return "\n".join(f"{name}/" if more else name for name, more in sorted(below.items()))
+        return "\n".join(f"{name}/" if isinstance(at[name], dict) else name for name in sorted(at))
 
     def _tree(self) -> dict[str, Any]:
         """What is served below a version: texts, and mappings of names to more."""
-        zone, mac, address = f"{self._region}a", self._mac, self._address
-        host = f"ip-{address.replace('.', '-')}.{self._region}.compute.internal"
+        zone, address = f"{_REGION}a", self._address
+        host = f"ip-{address.replace('.', '-')}.{_REGION}.compute.internal"
         document = {
             "accountId": self._account,
             "architecture": "x86_64",
             "availabilityZone": zone,
-            "billingProducts": None,
             "imageId": f"ami-0{self._image}",
             "instanceId": self._instance,
             "instanceType": "t3.medium",
             "pendingTime": self._started,
             "privateIp": address,
-            "region": self._region,
+            "region": _REGION,
             "version": "2017-09-30",
-        }
-        card = {
-            "device-number": "0",
-            "interface-id": f"eni-0{self._interface}",
-            "local-ipv4s": address,
-            "mac": mac,
-            "owner-id": self._account,
-            "subnet-ipv4-cidr-block": "172.31.0.0/16",
         }
         data = {
             "ami-id": f"ami-0{self._image}",
-            "ami-launch-index": "0",
             "hostname": host,
             "iam": self._iam(),
-            "instance-action": "none",
             "instance-id": self._instance,
-            "instance-life-cycle": "on-demand",
             "instance-type": "t3.medium",
             "local-hostname": host,
             "local-ipv4": address,
-            "mac": mac,
-            "network": {"interfaces": {"macs": {mac: card}}},
-            "placement": {"availability-zone": zone, "region": self._region},
-            "profile": "default-hvm",
-            "reservation-id": f"r-0{self._reservation}",
+            "mac": self._mac,
+            "placement": {"availability-zone": zone, "region": _REGION},
             "security-groups": "default",
-            "services": {"domain": "amazonaws.com", "partition": "aws"},
         }
         identity = {"instance-identity": {"document": json.dumps(document, indent=2)}}
         return {"dynamic": identity, "meta-data": data}
@@ -209,7 +168,7 @@ class _Metadata:
         profile = f"arn:aws:iam::{self._account}:instance-profile/{self._role}"
         # Of nothing that is secret: to ask for this gives no credentials out.
         number = base64.b32encode(hashlib.sha256(profile.encode()).digest()[:10]).decode()
-        fresh = {"Code": "Success", "LastUpdated": _stamp(issued_s)}
+        fresh = {"Code": "Success", "LastUpdated": iso_time(issued_s)}
         info = {**fresh, "InstanceProfileArn": profile, "InstanceProfileId": f"AIPA{number}"}
         secrets = {
             **fresh,
@@ -217,14 +176,9 @@ class _Metadata:
             "AccessKeyId": self._secrets["access_key_id"],
             "SecretAccessKey": self._secrets["secret_key"],
             "Token": self._secrets["session_token"],
-            "Expiration": _stamp(issued_s + 6 * 3600),
+            "Expiration": iso_time(issued_s + 6 * 3600),
         }
         return {
             "info": json.dumps(info, indent=2),
             "security-credentials": {self._role: json.dumps(secrets, indent=2)},
         }
-
-
-def _error(status: int) -> Answer:
-    page = f"<html><body><h1>{status} - {phrase(status)}</h1></body></html>\n"
-    return text_answer(page, status, _SERVER, media="text/html")

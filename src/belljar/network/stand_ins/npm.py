@@ -18,7 +18,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,7 @@ from typing import Any, Final
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
-from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import (
     PackageError,
@@ -42,7 +41,7 @@ from belljar.network.stand_ins.web import (
     Request,
     UnreadBody,
     bounded,
-    credentials,
+    iso_time,
     json_answer,
     parse_json,
     presents,
@@ -53,9 +52,8 @@ from belljar.network.stand_ins.web import (
 _PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
 _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
 _VERSION: Final = re.compile(
-    r"(\d{1,16})\.(\d{1,16})\.(\d{1,16})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
+    r"\d{1,16}\.\d{1,16}\.\d{1,16}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
-MAX_TOKENS: Final = 1000  # The oldest is forgotten beyond that.
 _MAX_LISTED: Final = 20
 _NOT_FOUND: Final = json_answer({"error": "Not found"}, 404)
 
@@ -75,19 +73,10 @@ class Package:
         return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
 
 
-def version_order(version: str) -> tuple[object, ...]:
-    """Return a sort key (semver.org, 11); what is no version comes first."""
-    match = _VERSION.fullmatch(version)
-    if match is None:
-        return (0, version)
-    release, pre_release = tuple(int(match[n]) for n in (1, 2, 3)), match[4]
-    if pre_release is None:
-        return (1, release, 1, ())
-    parts = (
-        (0, int(part), "") if part.isdigit() and len(part) < 20 else (1, 0, part)
-        for part in pre_release.split(".")
-    )
-    return (1, release, 0, tuple(parts))
+def _order(version: str) -> tuple[object, ...]:
+    """Return a sort key: by the release, a pre-release before it. Clients sort those themselves."""
+    release, _, pre_release = version.partition("+")[0].partition("-")
+    return tuple(map(int, release.split("."))), not pre_release, version
 
 
 def read_package(file: StoredFile) -> Package:
@@ -114,7 +103,7 @@ def make(context: StandInContext) -> App:
     """Of the packages in `context.files`, or in the settings.
 
     With the setting `token`, writing needs it. Memory: the package.json files (at most 1 MiB each),
-    tokens, and one published document at a time (64 MiB).
+    and one published document at a time (64 MiB).
     """
     return streaming_app(_Npm(context).handle)
 
@@ -137,14 +126,7 @@ def _parts(path: str) -> list[str]:
         is_name = place == 0 or parts[:2] == ["-", "package"]
         if is_name and len(parts) > place + 1 and parts[place].startswith("@"):
             parts[place : place + 2] = [f"{parts[place]}/{parts[place + 1]}"]
-    # Older clients ask for a scoped package's file with its scope: /@s/n/-/@s/n-1.0.0.tgz
-    if len(parts) > 3 and parts[1] == "-" and parts[2].startswith("@"):
-        del parts[2]
     return parts
-
-
-def _iso(time_s: int) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -173,7 +155,6 @@ class _Npm(Registry):
 
     def __init__(self, context: StandInContext) -> None:
         super().__init__(context, made_files(context, npm_package))
-        self._users: dict[str, str] = {}  # By the digest of the token that was given out.
 
     @cached_property
     def _packages(self) -> Mapping[str, Mapping[str, Package]]:
@@ -183,7 +164,7 @@ class _Npm(Registry):
             with suppress(PackageError):
                 packages.append(read_package(file))
         found: dict[str, dict[str, Package]] = {}
-        for package in sorted(packages, key=lambda one: version_order(one.version)):
+        for package in sorted(packages, key=lambda one: _order(one.version)):
             found.setdefault(package.name, {}).setdefault(package.version, package)
         return found
 
@@ -201,29 +182,22 @@ class _Npm(Registry):
             "integrity": "sha512-" + base64.b64encode(bytes.fromhex(digests["sha512"])).decode(),
             "tarball": f"{base_url}/{package.name}/-/{package.tarball}",
         }
-        scripts, more = package.manifest.get("scripts"), dict[str, Any]()
-        if isinstance(scripts, dict) and {"preinstall", "install", "postinstall"} & scripts.keys():
-            more["hasInstallScript"] = True
-        identity = f"{package.name}@{package.version}"
-        return {**package.manifest, **more, "_id": identity, "dist": dist}
+        return {**package.manifest, "_id": f"{package.name}@{package.version}", "dist": dist}
 
     async def _packument(self, name: str, base_url: str) -> Answer:
         packages = self._packages.get(name)
         if not packages:
             return _NOT_FOUND
-        times = {version: _iso(package.file.mtime_s) for version, package in packages.items()}
+        times = {version: iso_time(package.file.mtime_s) for version, package in packages.items()}
         versions = {each: await self._version(packages[each], base_url) for each in packages}
         tags = self._tags(name)
-        newest = versions[tags["latest"]]
-        shown = ("description", "license", "homepage", "repository", "keywords")
         document = {
             "_id": name,
-            "_rev": f"{len(versions)}-{newest['dist']['shasum'][:32]}",
+            "_rev": f"{len(versions)}-{versions[tags['latest']]['dist']['shasum'][:32]}",
             "name": name,
             "dist-tags": tags,
             "versions": versions,
             "time": {"created": min(times.values()), "modified": max(times.values()), **times},
-            **{key: newest[key] for key in shown if key in newest},
         }
         return json_answer(document)
 
@@ -260,13 +234,9 @@ class _Npm(Registry):
             case [] | ["-", "ping"]:
                 return json_answer({})
             case ["-", "whoami"]:
-                # For a token that was not given out here the settings' user.
-                known = credentials(request.header("authorization"))
-                if known["credentials"] == "none":
+                if not request.header("authorization"):
                     return json_answer({"error": "unauthorized"}, 401)
-                user = self._users.get(str(known["secret_sha256"])) or known["user"]
-                named = user or self.context.settings.get("user", "developer")
-                return json_answer({"username": named})
+                return json_answer({"username": self.context.settings.get("user", "developer")})
             case ["-", "package", name, "dist-tags"] if name in self._packages:
                 return json_answer(self._tags(name))
             case [name]:
@@ -274,13 +244,7 @@ class _Npm(Registry):
             case [name, "-", filename]:
                 for package in self._packages.get(name, {}).values():
                     if package.tarball == filename:
-                        etag = (await self.digests(package.file))["sha1"]
-                        media = "application/octet-stream"
-                        return file_answer(package.file, request, media=media, etag=etag)
-            case [name, version] if name in self._packages:
-                one = self._packages[name].get(self._tags(name).get(version, version))
-                if one is not None:
-                    return json_answer(await self._version(one, request.base_url))
+                        return file_answer(package.file, media="application/octet-stream")
         return _NOT_FOUND
 
     async def _write(self, request: Request, parts: list[str], body: bytes) -> Answer:
@@ -291,10 +255,8 @@ class _Npm(Registry):
                 return await self._publish(request, name, body)
             case (("PUT" | "DELETE"), [_, "-rev", _] | [_, "-", _, "-rev", _]):
                 what = "unpublish"
-            case (("PUT" | "POST" | "DELETE"), ["-", "package", _, "dist-tags", *_]):
-                what = "tag"
-            case "DELETE", ["-", "user", "token", _]:
-                what = "logout"
+            case (("PUT" | "POST" | "DELETE"), ["-", "package" | "user", _, *_]):
+                what = "change"  # Tags, and the end of a login.
             case _:
                 # Web logins among them: clients then ask for user and password.
                 await self._record_other(request, "change", body, "not found")
@@ -313,9 +275,6 @@ class _Npm(Registry):
         data = {"method": request.method, "user": word(name), "email": email}
         await self.record(request, "login", {**data, "password_sha256": digest}, [])
         token = "npm_" + self.context.random(18).hex()
-        while len(self._users) >= MAX_TOKENS:
-            self._users.pop(next(iter(self._users)))
-        self._users[hashlib.sha256(token.encode()).hexdigest()] = word(name)
         user = f"org.couchdb.user:{word(name)}"
         return json_answer({"ok": True, "id": user, "token": token}, 201)
 
@@ -324,13 +283,10 @@ class _Npm(Registry):
         document = _object(body)
         versions, attachments = document.get("versions"), _some(document.get("_attachments"))
         names: list[JsonValue] = bounded(word(each) for each, _ in _some(versions))
-        tags = _some(document.get("dist-tags"))
         data: dict[str, JsonValue] = {
             "method": request.method,
             "name": word(name),
             "versions": names,
-            "tags": bounded([word(str(part)) for part in tag] for tag in tags),
-            "access": word(str(document.get("access", ""))),
             "refused": "" if document else "not a JSON object",
         }
         bodies = [
@@ -356,7 +312,7 @@ class _Npm(Registry):
     async def _record_other(
         self, request: Request, what: str, body: bytes = b"", refused: str = ""
     ) -> None:
-        """Record any other change: `unpublish`, `tag`, `logout`, `change`."""
+        """Record any other change."""
         path = word(request.path)
         name = word("/".join(_parts(request.path)))
         data = {"method": request.method, "name": name, "path": path, "refused": refused}

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.gateway.context import MAX_ASKED_BYTES, App, StandInContext
 from belljar.network.stand_ins import responses
-from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
     Pairs,
@@ -25,16 +23,13 @@ from belljar.network.stand_ins.web import (
     json_answer,
     parse_json,
 )
-from belljar.units import quoted
 
-MAX_NAME_CHARS: Final = 128
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
 MAX_WAITING: Final = 32  # Questions that wait for an answer at one time; more are refused with 429
 DEFAULT_MODEL: Final = "gpt-4o"
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-_POSTS: Final = ("/v1/chat/completions", "/v1/responses")
-_BASE62: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_METHODS: Final = {"/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/responses": "POST"}
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
 
 
@@ -50,29 +45,11 @@ class RefusedError(Exception):
         self.status, self.body = status, {"error": error}
 
 
-def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
-    """What the policy's model of the fields leaves open. The kind has no files."""
-    problems: list[Fault] = []
-    for name in ("model", "models"):
-        given = settings.get(name, ())
-        if any(len(each) > MAX_NAME_CHARS for each in ([given] if name == "model" else given)):
-            problems.append(Fault(f"a name has at most {MAX_NAME_CHARS} characters", (name,)))
-    if "model" in settings and "models" in settings:
-        message = "any name is taken with `model`, and `models` alone are: write one of both"
-        problems.append(Fault(message, ("model",)))
-    key = settings.get("api_key", "x")
-    if len(key) > 256 or not key.isascii():
-        message = f"{quoted(key)} is no key: at most 256 characters of ASCII"
-        problems.append(Fault(message, ("api_key",)))
-    return tuple(problems)
-
-
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` as `check` finds."""
-    refuse_faults(check(context.settings, None), context.id)
-    handle, error = _OpenAi(context).handle, _too_large()
+    """Return the ASGI app."""
+    error = _too_large()
     too_large = json_answer(error.body, error.status)
-    return http_app(handle, max_body_bytes=MAX_ASKED_BYTES, too_large=too_large)
+    return http_app(_OpenAi(context).handle, max_body_bytes=MAX_ASKED_BYTES, too_large=too_large)
 
 
 class _OpenAi:
@@ -80,9 +57,7 @@ class _OpenAi:
         settings: Mapping[str, Any] = context.settings
         self.context = context
         self.key = settings.get("api_key")
-        shown = settings.get("model", DEFAULT_MODEL)
-        self.models: list[str] = list(settings.get("models") or [shown])
-        self.any_model = "models" not in settings
+        self.model: str = settings.get("model", DEFAULT_MODEL)  # As it is shown; any is taken.
         self.waiting = 0
 
     async def handle(self, request: Request) -> Answer:
@@ -108,33 +83,29 @@ class _OpenAi:
 
     async def route(self, request: Request) -> Answer:
         path = request.path.rstrip("/")
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            return self.catalogue(request, path.removeprefix("/v1/models").lstrip("/"))
-        if path not in _POSTS:
+        if path.startswith("/v1/models/") and path.removeprefix("/v1/models/") != self.model:
+            raise RefusedError(404, "The model does not exist.", "model", "model_not_found")
+        method = "GET" if path.startswith("/v1/models/") else _METHODS.get(path)
+        if method is None:
             raise RefusedError(404, f"Invalid URL ({request.method} {request.raw_path[:200]})")
-        if request.method != "POST":
+        if request.method not in (method, "HEAD" if method == "GET" else method):
             message = f"Not allowed to {request.method} on {path}."
             raise RefusedError(405, message, code="method_not_supported")
+        if method == "GET":
+            return self.catalogue(one=path != "/v1/models")
         body = request.json
         if not isinstance(body, dict):
             raise RefusedError(400, "We could not parse the JSON body of your request.")
-        return await (self.chat(body) if path == _POSTS[0] else self.respond(body))
+        if not isinstance(body.get("model"), str) or not 0 < len(body["model"]) <= 256:
+            raise RefusedError(400, "you must provide a model parameter")
+        return await (self.respond(body) if path == "/v1/responses" else self.chat(body))
 
-    def catalogue(self, request: Request, name: str) -> Answer:
-        if request.method not in ("GET", "HEAD"):
-            message = f"Not allowed to {request.method} on models."
-            raise RefusedError(405, message, code="method_not_supported")
+    def catalogue(self, *, one: bool) -> Answer:
         made = int(self.context.clock()) - 30 * 86_400
-        about = {"object": "model", "created": made, "owned_by": "system"}
-        shown = {model: {"id": model, **about} for model in self.models}
-        if not name:
-            return json_answer({"object": "list", "data": list(shown.values())})
-        if name not in shown:
-            raise _no_model(name)
-        return json_answer(shown[name])
+        about = {"id": self.model, "object": "model", "created": made, "owned_by": "system"}
+        return json_answer(about if one else {"object": "list", "data": [about]})
 
     async def chat(self, body: dict[str, Any]) -> Answer:
-        self.known(body)
         check_chat(body)
         completion = await self.ask(body)
         if not body.get("stream"):
@@ -144,7 +115,6 @@ class _OpenAi:
         return _events(f"data: {compact(chunk)}\n\n" for chunk in chunks(completion, usage=usage))
 
     async def respond(self, body: dict[str, Any]) -> Answer:
-        self.known(body)
         try:
             question = responses.to_chat(body)
         except ValueError as exc:
@@ -158,13 +128,6 @@ class _OpenAi:
             for event in responses.events(answer)
         )
         return _events(lines, done=False)
-
-    def known(self, body: Mapping[str, Any]) -> None:
-        model = body.get("model")
-        if not isinstance(model, str) or not 0 < len(model) <= 256:
-            raise RefusedError(400, "you must provide a model parameter")
-        if not self.any_model and model not in self.models:
-            raise _no_model(model)
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if self.waiting >= MAX_WAITING:
@@ -190,58 +153,31 @@ class _OpenAi:
         """Return the owner's answer with what a client expects of a completion."""
         try:
             found = parse_json(data)
-            choices = [(choice, dict(choice["message"])) for choice in found["choices"]]
+            ends = [(each["message"]["role"], each["finish_reason"]) for each in found["choices"]]
         except (LookupError, TypeError, ValueError):
-            choices = []
-        if not choices:
+            ends = []
+        if not ends:
             raise RefusedError(500, _DOWN)
-        name = "".join(_BASE62[byte % 62] for byte in self.context.random(29))
-        filled = {
-            "id": f"chatcmpl-{name}",
-            "object": "chat.completion",
-            "created": int(self.context.clock()),
-            "model": model,
-            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-            **found,
-            "choices": [],
-        }
-        for index, (choice, sent) in enumerate(choices):
-            message = {"role": "assistant", "content": None, **sent}
-            usual = "tool_calls" if message.get("tool_calls") else "stop"
-            given = {"index": index, "logprobs": None, "finish_reason": usual, **choice}
-            filled["choices"].append({**given, "message": message})
-        return filled
+        name, usage = f"chatcmpl-{self.context.random(16).hex()}", ("prompt", "completion", "total")
+        none = {"usage": {f"{part}_tokens": 0 for part in usage}}
+        return {"id": name, "model": model, **none, **found}
 
 
 def _too_large() -> RefusedError:
     return RefusedError(413, f"Maximum content size limit ({MAX_ASKED_BYTES}) exceeded.")
 
 
-def _no_model(name: str) -> RefusedError:
-    message = f"The model `{name[:128]}` does not exist or you do not have access to it."
-    return RefusedError(404, message, param="model", code="model_not_found")
-
-
 def check_chat(body: Mapping[str, Any]) -> None:
-    """A question of the chat endpoint. Raises `RefusedError` as the API words it."""
+    """Refuse what is no question of the chat endpoint. Raises `RefusedError`."""
     messages, tools = body.get("messages"), body.get("tools") or []
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise _invalid("messages", f"expected an array of 1 to {MAX_MESSAGES} objects")
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise _invalid(where, "expected an object")
-        role, content = message.get("role"), message.get("content")
-        if role not in _ROLES:
-            raise _invalid(f"{where}.role", f"supported values are {', '.join(_ROLES)}")
+        known = message if isinstance(message, dict) else {}
+        content = known.get("content", None if known.get("role") == "assistant" else 0)
         is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
-        may_lack = content is None and role == "assistant"
-        if not (isinstance(content, str) or is_parts or may_lack):
-            raise _invalid(f"{where}.content", "expected a string or an array of objects")
-    if type(body.get("stream", False)) not in (bool, type(None)):
-        raise _invalid("stream", "expected a boolean")
-    if body.get("n") not in (None, 1):
-        raise _invalid("n", "must be 1")
+        if known.get("role") not in _ROLES or not (isinstance(content, str | None) or is_parts):
+            raise _invalid(f"messages[{index}]", "expected an object with a role and content")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise _invalid("tools", f"expected an array of at most {MAX_TOOLS} objects")
     for index, tool in enumerate(tools):

@@ -2,8 +2,9 @@
 
 Uploads are accepted, put on record, and never served.
 
-Speaks: the simple index as HTML (PEP 503), metadata files (PEP 658, 714), `/pypi/NAME/json`,
-uploads (`POST /legacy/` and `/`). Not: the simple index as JSON, XML-RPC, PEP 694 uploads.
+Speaks: the simple index as HTML (PEP 503) and uploads (`POST /legacy/` and `/`). Not: the index as
+JSON, XML-RPC, PEP 694 uploads, metadata beside the files: clients then read it in the files, and go
+back to an older version where one wants another Python.
 """
 
 from __future__ import annotations
@@ -11,14 +12,9 @@ from __future__ import annotations
 import html
 import re
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from email.message import Message
-from email.parser import BytesParser
 from functools import cached_property
-from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -36,16 +32,13 @@ from packaging.version import InvalidVersion, Version
 from belljar.capture import Capture
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
-from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
-    bounded_read,
     check_packages,
     made_files,
-    page_answer,
-    tar_member,
     wheel,
 )
 from belljar.network.stand_ins.web import (
@@ -53,7 +46,6 @@ from belljar.network.stand_ins.web import (
     CutOffError,
     Request,
     UnreadBody,
-    json_answer,
     presents,
     streaming_app,
     text_answer,
@@ -61,77 +53,30 @@ from belljar.network.stand_ins.web import (
 )
 
 MAX_FILE_NAME_CHARS: Final = 255
-_MAX_MEMBERS: Final = 20_000
 _HTML: Final = "text/html; charset=utf-8"
 _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
 
 
-def parse_file_name(name: str) -> tuple[str, Version, str] | None:
-    """Return project, version and tags (of a wheel); None: no package, or what could be a path."""
+def parse_file_name(name: str) -> tuple[str, Version] | None:
+    """Return project and version; None: no package, or what could be a path."""
     if len(name) > MAX_FILE_NAME_CHARS or not _FILE.fullmatch(name):
         return None
     try:
         if name.endswith(".whl"):
             project, version, _, _ = parse_wheel_filename(name)
-            return project, version, "-".join(name.removesuffix(".whl").split("-")[-3:])
+            return project, version
         project, version = parse_sdist_filename(name)
-        return canonicalize_name(project, validate=True), version, ""
+        return canonicalize_name(project, validate=True), version
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidName):
         return None
 
 
-def metadata_of(file: StoredFile) -> bytes:
-    """Return `METADATA` of a wheel or `PKG-INFO` of a source archive. Raises `PackageError`."""
-    is_wheel = file.base.endswith(".whl")
-    wanted = r"[^/]+\.dist-info/METADATA" if is_wheel else r"[^/]+/PKG-INFO"
-    try:
-        with file.open() as source:
-            if not file.base.endswith((".whl", ".zip")):
-                return tar_member(source, wanted)
-            with zipfile.ZipFile(source) as archive:
-                names = (info.filename for info in archive.infolist()[:_MAX_MEMBERS])
-                name = next((name for name in names if re.fullmatch(wanted, name)), None)
-                if name is None:
-                    raise PackageError("it has no METADATA in a .dist-info directory")
-                with archive.open(name) as member:
-                    return bounded_read(member)
-    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise PackageError(f"not a package that can be read: {error}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
-    """One file; `metadata`: empty if unknown; `tags`: a wheel's compatibility."""
-
-    file: StoredFile
-    version: Version
-    tags: str
-    sha256: str
-    md5: str
-    metadata: bytes
-
-    @property
-    def fields(self) -> Message:
-        """The fields of the metadata."""
-        return BytesParser().parsebytes(self.metadata)
-
-    def link(self) -> str:
-        """Return the line in the project's page."""
-        attributes = f'href="../../packages/{html.escape(self.file.base)}#sha256={self.sha256}"'
-        if python := self.fields.get("Requires-Python"):
-            attributes += f' data-requires-python="{html.escape(str(python))}"'
-        if self.metadata and self.tags:
-            digest = f"sha256={sha256(self.metadata).hexdigest()}"
-            attributes += f' data-dist-info-metadata="{digest}" data-core-metadata="{digest}"'
-        return f"<a {attributes}>{html.escape(self.file.base)}</a>"
-
-
-def page(title: str, lines: Iterable[str]) -> bytes:
+def page(title: str, lines: Iterable[str]) -> str:
     """Return a page of links (PEP 503)."""
     head = '<meta name="pypi:repository-version" content="1.0">'
     head += f"<title>{html.escape(title)}</title>"
     body = "".join(f"{line}<br>\n" for line in lines)
-    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n".encode()
+    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n"
 
 
 # ---- uploads
@@ -146,10 +91,6 @@ _BOUNDARY: Final = re.compile(
 )
 _PARAMETER: Final = re.compile(
     rb';\s*(name|filename)="((?:[^"\\\r\n]|\\.)*)"', re.IGNORECASE | re.DOTALL
-)
-_KEPT_FIELDS: Final = (
-    *("filetype", "pyversion", "metadata_version", "sha256_digest"),
-    *("summary", "author", "author_email"),
 )
 
 
@@ -211,12 +152,12 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Faults of a directory of Python packages."""
 
     def identify(file: StoredFile) -> str:
-        named = parse_file_name(file.base)
-        if named is None:
+        if parse_file_name(file.base) is None:
             expected = "a wheel or of a source archive (NAME-VERSION.tar.gz)"
             raise PackageError(f"its name is not that of {expected}")
-        if named[2]:
-            metadata_of(file)
+        with file.open() as source:
+            if file.base.endswith(".whl") and not zipfile.is_zipfile(source):
+                raise PackageError("not a wheel that can be read: it is no zip archive")
         return file.base
 
     what = "wheels (.whl) or source archives (.tar.gz, .zip)"
@@ -224,42 +165,28 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
 
 
 class _Pypi(Registry):
-    name, algorithms = "pypi", ("sha256", "md5")
+    name, algorithms = "pypi", ("sha256",)
 
     def __init__(self, context: StandInContext) -> None:
         super().__init__(context, made_files(context, wheel))
-        self._known: dict[str, Distribution] = {}
 
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
-        """Normal name → file name → file; other files are left out."""
+        """Normal name → file name → file, the oldest version first; other files are left out."""
+        files = ((parse_file_name(file.base), file) for file in self.by_name.values())
+        named = [(*known, file.base, file) for known, file in files if known]
         found: dict[str, dict[str, StoredFile]] = {}
-        for file in self.by_name.values():
-            if named := parse_file_name(file.base):
-                found.setdefault(named[0], {})[file.base] = file
+        for project, _, base, file in sorted(named, key=lambda one: one[:3]):
+            found.setdefault(project, {})[base] = file
         return found
 
-    async def _find(self, name: str) -> Distribution | None:
-        """Return the file of this name. Raises `OSError`."""
-        named = parse_file_name(name)
-        file = self._projects.get(named[0], {}).get(name) if named else None
-        if named is None or file is None:
-            return None
-        if name not in self._known:
-            digests, metadata = await self.digests(file), b""
-            with suppress(PackageError):
-                metadata = metadata_of(file)
-            _, version, tags = named
-            self._known[name] = Distribution(
-                file=file, version=version, tags=tags, metadata=metadata, **digests
-            )
-        return self._known[name]
-
-    async def _of_project(self, name: str) -> list[Distribution]:
-        """Return a project's files, the oldest version first."""
-        names = self._projects.get(canonicalize_name(name), {})
-        found = [one for each in names if (one := await self._find(each)) is not None]
-        return sorted(found, key=lambda one: (one.version, one.file.base))
+    async def _links(self, project: str) -> list[str]:
+        """Return the lines of a project's page. Raises `OSError`."""
+        lines = []
+        for base, file in self._projects[project].items():
+            name, digest = html.escape(base), (await self.digests(file))["sha256"]
+            lines.append(f'<a href="/packages/{name}#sha256={digest}">{name}</a>')
+        return lines
 
     async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
@@ -268,61 +195,19 @@ class _Pypi(Registry):
         if request.method not in {"GET", "HEAD"}:
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         match [part for part in request.path.split("/") if part]:
-            case []:
-                return self._page(request, page("Links", ()))
             case ["simple"]:
                 names = (html.escape(name) for name in sorted(self._projects))
-                lines = (f'<a href="{name}/">{name}</a>' for name in names)
-                return self._page(request, page("Simple index", lines))
+                lines = [f'<a href="{name}/">{name}</a>' for name in names]
+                return text_answer(page("Simple index", lines), media=_HTML)
             case ["simple", name] if (project := canonicalize_name(name)) in self._projects:
-                if request.path != f"/simple/{project}/":
-                    return text_answer("", 301, (("location", f"/simple/{project}/"),))
-                lines = (one.link() for one in await self._of_project(project))
-                return self._page(request, page(f"Links for {project}", lines))
-            case ["packages", name]:
-                known = await self._find(name.removesuffix(".metadata"))
-                if known is not None and not name.endswith(".metadata"):
-                    kind = "application/gzip" if name.endswith(".gz") else ""
-                    media = kind or "application/octet-stream"
-                    return file_answer(known.file, request, media=media, etag=known.sha256)
-                if known is not None and known.metadata and known.tags:
-                    return self._page(request, known.metadata, "application/octet-stream")
-            case ["pypi", name, *version, "json"] if len(version) < 2:
-                return await self._document(request, name, "".join(version))
+                lines = await self._links(project)
+                return text_answer(page(f"Links for {project}", lines), media=_HTML)
+            case ["packages", name] if named := parse_file_name(name):
+                file = self._projects.get(named[0], {}).get(name)
+                if file is not None:
+                    # Of an archive, too: with a `content-encoding` clients would unpack it.
+                    return file_answer(file, media="application/octet-stream")
         return text_answer("404 Not Found", 404)
-
-    async def _document(self, request: Request, name: str, version: str) -> Answer:
-        """Describe the newest version, or the one that is asked for."""
-        files = await self._of_project(name)
-        finals = [one for one in files if not one.version.is_prerelease] or files
-        chosen = [one for one in files if str(one.version) == (version or str(finals[-1].version))]
-        if not chosen:
-            return json_answer({"message": "Not Found"}, 404)
-        fields = max(chosen, key=lambda one: len(one.metadata)).fields
-        entries: dict[str, list[dict[str, object]]] = {}
-        for one in files:
-            entry = {
-                "filename": one.file.base,
-                "url": f"{request.base_url}/packages/{one.file.base}",
-                "size": one.file.size_bytes,
-                "digests": {"sha256": one.sha256, "md5": one.md5},
-                "packagetype": "bdist_wheel" if one.tags else "sdist",
-                "requires_python": one.fields.get("Requires-Python"),
-            }
-            entries.setdefault(str(one.version), []).append(entry)
-        info = {
-            "name": fields.get("Name", name),
-            "version": str(chosen[0].version),
-            "summary": fields.get("Summary"),
-            "requires_dist": fields.get_all("Requires-Dist"),
-        }
-        urls = entries[str(chosen[0].version)]
-        return json_answer({"info": info, "urls": urls, "releases": entries})
-
-    @staticmethod
-    def _page(request: Request, content: bytes, media: str = _HTML) -> Answer:
-        cache = ("cache-control", "max-age=600, public")
-        return page_answer(request, content, (("content-type", media), cache))
 
     async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
         """Answer one upload (200, 400, 403, 413), recorded first. Also one that broke off."""
@@ -350,7 +235,6 @@ class _Pypi(Registry):
             "action": word(fields.get(":action", "")),
             "name": word(fields.get("name", "")),
             "version": word(fields.get("version", "")),
-            "fields": {name: word(fields[name]) for name in _KEPT_FIELDS if fields.get(name)},
             "refused": word(form.wrong),
             "filename": "",
             "size_bytes": 0,

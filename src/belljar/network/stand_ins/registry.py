@@ -1,6 +1,6 @@
 """What the package registries share.
 
-Files of a directory or made in memory, digests, faults, pages and records.
+Files of a directory or made in memory, digests, faults and records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from email.utils import formatdate
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -27,16 +26,15 @@ from anyio import Lock
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import (
     FilesError,
     StoredFile,
-    is_fresh,
     links_in,
     list_files,
     pieces_of,
 )
-from belljar.network.stand_ins.web import Answer, Pairs, Request, credentials
+from belljar.network.stand_ins.web import Request, credentials
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
@@ -73,7 +71,7 @@ class Registry:
         """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
         if file.name not in self._digests:
             hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.algorithms}
-            async for chunk in pieces_of(file, 0, file.size_bytes):
+            async for chunk in pieces_of(file):
                 for running in hashes.values():
                     running.update(chunk)
             self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
@@ -95,37 +93,15 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
             for entry in islice(stream, _MAX_MEMBERS):
                 if entry.isfile() and re.fullmatch(pattern, entry.name):
                     opened = stream.extractfile(entry)
-                    return bounded_read(opened) if opened else b""
+                    content = opened.read(MAX_MEMBER_BYTES + 1) if opened else b""
+                    if len(content) > MAX_MEMBER_BYTES:
+                        raise PackageError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
+                    return content
     except PackageError:
         raise
     except (OSError, *_BROKEN) as error:
         raise PackageError(f"it can't be unpacked: {error}") from None
     raise PackageError("it lacks the file that describes it")
-
-
-def bounded_read(source: IO[bytes]) -> bytes:
-    """Return a file of an archive. Raises `PackageError` beyond `MAX_MEMBER_BYTES`."""
-    content = source.read(MAX_MEMBER_BYTES + 1)
-    if len(content) > MAX_MEMBER_BYTES:
-        raise PackageError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
-    return content
-
-
-def check_directory(directory: Path, what: str) -> tuple[Faults, tuple[StoredFile, ...]]:
-    """Faults of the whole (missing, empty, a link in it), and its files."""
-    if not directory.is_dir():
-        return (Fault("no such directory", file=str(directory)),), ()
-    try:
-        files = list_files(directory)
-    except FilesError as error:
-        return (Fault(error.what, file=str(directory)),), ()
-    except OSError as error:
-        return (Fault(error.strerror or str(error), file=str(directory)),), ()
-    message = "a symbolic link, which is not served; put the file itself there"
-    links = tuple(Fault(message, file=str(directory / name)) for name in links_in(directory))
-    if files or links:
-        return links, files
-    return (Fault(f"empty; put {what} into it", file=str(directory)),), ()
 
 
 def check_packages(
@@ -135,8 +111,17 @@ def check_packages(
 
     `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
     """
-    faults, files = check_directory(directory, what)
-    found, seen = list(faults), dict[Hashable, str]()
+    if not directory.is_dir():
+        return (Fault("no such directory", file=str(directory)),)
+    try:
+        files = list_files(directory)
+    except (FilesError, OSError) as error:
+        return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
+    message = "a symbolic link, which is not served; put the file itself there"
+    found = [Fault(message, file=str(directory / name)) for name in links_in(directory)]
+    if not found and not files:
+        return (Fault(f"empty; put {what} into it", file=str(directory)),)
+    seen = dict[Hashable, str]()
     for file in files:
         try:
             key = identify(file)
@@ -147,18 +132,6 @@ def check_packages(
             found.append(Fault(f"the same {unique} as {seen[key]}", file=str(file.path)))
         seen.setdefault(key, file.name)
     return tuple(found)
-
-
-def page_answer(
-    request: Request, page: bytes, headers: Pairs, modified_s: int | None = None
-) -> Answer:
-    """A generated page, or 304; its digest is its etag."""
-    etag = hashlib.sha256(page).hexdigest()[:32]
-    headers = (*headers, ("etag", f'"{etag}"'))
-    if modified_s is not None:
-        headers = (*headers, ("last-modified", formatdate(modified_s, usegmt=True)))
-    is_known = is_fresh(request, etag, modified_s)
-    return Answer(status=304 if is_known else 200, headers=headers, body=page)
 
 
 # File name and content of a package; the number is its time

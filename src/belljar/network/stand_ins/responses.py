@@ -65,25 +65,15 @@ def _message(item: object, index: int) -> dict[str, Any] | None:
     raise ValueError(f"Invalid value for 'input[{index}].type'.")
 
 
-def _content(value: object, index: int) -> Any:  # noqa: ANN401 - text or parts
+def _content(value: object, index: int) -> str:
     if isinstance(value, str):
         return value
-    where = f"input[{index}].content"
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        needed = "expected a string or an array of objects"
-        raise ValueError(f"Invalid type for '{where}': {needed}.")
-    parts: list[dict[str, Any]] = []
-    for part in value:
-        kind, text, url = part.get("type"), part.get("text"), part.get("image_url")
-        if kind in ("input_text", "output_text", "text") and isinstance(text, str):
-            parts.append({"type": "text", "text": text})
-        elif kind == "input_image" and isinstance(url, str):
-            parts.append({"type": "image_url", "image_url": {"url": url}})
-        else:
-            only = "only text and images by URL are supported"
-            raise ValueError(f"Invalid value for '{where}': {only}.")
-    is_text = all(part["type"] == "text" for part in parts)
-    return "".join(part["text"] for part in parts) if is_text else parts
+    texts = ("input_text", "output_text", "text")
+    if not isinstance(value, list) or not all(
+        isinstance(part, dict) and part.get("type") in texts for part in value
+    ):
+        raise ValueError(f"Invalid value for 'input[{index}].content': only text is supported.")
+    return "".join(str(part.get("text", "")) for part in value)
 
 
 def _tools(tools: object) -> list[dict[str, Any]]:

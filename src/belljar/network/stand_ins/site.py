@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
-from belljar.network.stand_ins.documents import Document, Fault, Faults, read_document, read_file
+from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file
 from belljar.network.stand_ins.templates import MAX_TEMPLATE_CHARS, problem_of
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import kind_of, listed, nearest, quoted
@@ -16,11 +16,10 @@ from belljar.units import kind_of, listed, nearest, quoted
 MAX_ROUTES: Final = 1000
 MAX_FILE_BYTES: Final = 256 << 20
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-SETTINGS: Final = ("routes", "static")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
+_NESTED: Final = ("headers", "json")
 _ANSWER: Final = ("status", "headers", "type", *_BODIES)
 _ROUTE: Final = ("path", "method", "methods", "websocket")
-_MOVED: Final = frozenset({"when", "do", "answers", "cookies", "delay", "state", "session_cookie"})
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}", re.ASCII)
@@ -31,43 +30,29 @@ Fields: TypeAlias = Mapping[str, Any]
 
 def check(settings: Fields, directory: Path | None) -> Faults:
     """Return what is wrong with the routes, each with its place."""
-    document, problems = read_site(settings, directory)
-    if not document.problems:
-        _Checker(document, directory).check()
-    return (*problems, *document.problems)
-
-
-def read_site(settings: Fields, directory: Path | None) -> tuple[Document, list[Fault]]:
-    """Return the site's document, and what is wrong beside it."""
-    routes = settings.get("routes")
-    if not isinstance(routes, str):
-        return Document(source="", value=dict(settings)), []
-    others = (name for name in settings if name != "routes")
-    what = "belongs in the file that `routes` names"
-    document = read_document(directory, routes, what="a file of routes")
-    return document, [Fault(what, (name,)) for name in others]
+    checker = _Checker(directory)
+    checker.check(settings)
+    return tuple(checker.faults[:MAX_FAULTS])
 
 
 class _Checker:
-    """Notes each mistake of a document with its place."""
+    """Notes each mistake with its place."""
 
-    def __init__(self, document: Document, directory: Path | None) -> None:
-        self._document, self._directory = document, directory
-        self._wrong = document.problem
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self.faults: list[Fault] = []
 
-    def check(self) -> None:
-        site = self._mapping(self._document.value, (), SETTINGS)
+    def _wrong(self, path: FieldPath, message: str) -> None:
+        self.faults.append(Fault(message, path))
+
+    def check(self, site: Fields) -> None:
         routes = site.get("routes", [])
-        if not isinstance(routes, list) or len(routes) > MAX_ROUTES:
-            what = f"a list of at most {MAX_ROUTES} routes is needed, or the name of a file"
-            self._wrong(("routes",), what)
-            routes = []
-        if not site.get("routes") and "static" not in site:
-            self._wrong((), "there is nothing to answer: write `routes`, `static` or both")
-        for index, route in enumerate(routes):
+        if len(routes) > MAX_ROUTES:
+            self._wrong(("routes",), f"{MAX_ROUTES} routes are allowed, these are {len(routes)}")
+        for index, route in enumerate(routes[:MAX_ROUTES]):
             self._check_route(route, ("routes", index))
-        for prefix, folder in static_of(site.get("static", {})):
-            self._check_folder(prefix, folder, ("static",))
+        for prefix, folder in site.get("static", {}).items():
+            self._check_folder(prefix, folder, ("static", prefix))
 
     def _mapping(self, value: object, path: FieldPath, allowed: tuple[str, ...] = ()) -> Fields:
         if not isinstance(value, dict):
@@ -77,9 +62,7 @@ class _Checker:
             if name not in allowed:
                 near = nearest(name, allowed)
                 hint = f"did you mean `{near}`?" if near else f"the fields are {listed(allowed)}"
-                if name in _MOVED:
-                    hint = "a stand-in of kind `python` remembers and decides"
-                self._wrong((*path, name), f"there is no such field; {hint}", key=True)
+                self._wrong((*path, name), f"there is no such field; {hint}")
         return value
 
     def _check_folder(self, prefix: object, folder: object, path: FieldPath) -> None:
@@ -125,15 +108,12 @@ class _Checker:
         if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
             what = f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`"
             self._wrong((*path, "type"), what)
-        for name, text in self._mapping(answer.get("headers", {}), (*path, "headers")).items():
-            here = (*path, "headers", name)
+        for name in self._mapping(answer.get("headers", {}), (*path, "headers")):
             if not _TOKEN.fullmatch(name) or name.lower() in (*_FRAMING, *_OWN_FIELDS):
                 hint = _OWN_FIELDS.get(name.lower(), "")
-                self._wrong(here, f"{quoted(name)} can't be set{hint}", key=True)
-            self._check_text(text, here)
-        for field in ("body", "redirect"):
-            self._check_text(answer.get(field, ""), (*path, field))
-        self._check_value(answer.get("json"), (*path, "json"))
+                self._wrong((*path, "headers", name), f"{quoted(name)} can't be set{hint}")
+        for field in ("headers", "body", "redirect", "json"):
+            self._check_texts(answer.get(field), (*path, field), may_nest=field in _NESTED)
         for field, most in (("file", MAX_FILE_BYTES), ("template", MAX_TEMPLATE_CHARS)):
             if field in answer:
                 data = read_file(self._directory, answer[field], most)
@@ -141,21 +121,18 @@ class _Checker:
                     self._wrong((*path, field), str(data))
                 elif field == "template":
                     text = data.decode("utf-8", "replace")
-                    self._check_text(text, (*path, field), file=f"{answer[field]}: ")
+                    self._check_texts(text, (*path, field), file=f"{answer[field]}: ")
 
-    def _check_value(self, value: object, path: FieldPath) -> None:
-        if isinstance(value, str):
-            self._check_text(value, path)
+    def _check_texts(
+        self, value: object, path: FieldPath, *, may_nest: bool = False, file: str = ""
+    ) -> None:
+        """Check each text of a value as a template."""
+        if isinstance(value, dict | list) and may_nest:
+            for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+                self._check_texts(item, (*path, name), may_nest=True)
         elif isinstance(value, dict | list):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for name, item in items:
-                self._check_value(item, (*path, name))
-
-    def _check_text(self, text: object, path: FieldPath, *, file: str = "") -> None:
-        if isinstance(text, dict | list):
-            self._wrong(path, f"text is needed, but this is {kind_of(text)}")
-            return
-        if problem := problem_of(str(text)):
+            self._wrong(path, f"text is needed, but this is {kind_of(value)}")
+        elif isinstance(value, str) and (problem := problem_of(value)):
             self._wrong(path, file + problem)
 
 
@@ -185,8 +162,3 @@ def methods_of(route: Fields) -> list[str]:
     """Return the methods that a route takes."""
     given = route.get("methods", route.get("method", "GET"))
     return [str(method) for method in (given if isinstance(given, list) else [given])]
-
-
-def static_of(value: Any) -> list[tuple[Any, Any]]:  # noqa: ANN401 - what the author wrote
-    """Return prefixes and directories of static files."""
-    return [*value.items()] if isinstance(value, dict) else [("/", value)]

@@ -27,10 +27,8 @@ from belljar.network.stand_ins.web import bounded, word
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
 MAX_MESSAGE_BYTES: Final = 50 << 20
 MAX_RECIPIENTS: Final = 1000
-MAX_MESSAGES: Final = 1000
 MAX_ERRORS: Final = 50  # Of one connection; then it is closed, as mail servers do
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
-_SIZE: Final = re.compile(rb" SIZE=(\d{1,20})(?: |$)")
 _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6")}
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
@@ -68,7 +66,7 @@ class _MailConnection:
         self._client = self._user = ""
         self._mail: _Mail | None = None
         self._is_over = self._is_in_content = False
-        self._errors = self._messages = 0
+        self._errors = 0
 
     async def serve(self) -> None:
         """Answer commands until the end."""
@@ -136,14 +134,9 @@ class _MailConnection:
             return b"503 5.5.1 Error: send HELO/EHLO first\r\n"
         if self._mail is not None:
             return b"503 5.5.1 Error: nested MAIL command\r\n"
-        if self._messages >= MAX_MESSAGES:
-            return b"421 4.7.0 %s Error: too many messages\r\n" % self._host
         sender = _address(rest, b"FROM:")
         if sender is None:
             return b"501 5.5.4 Syntax: MAIL FROM:<address>\r\n"
-        size = _SIZE.search(rest.upper())
-        if size and int(size[1]) > MAX_MESSAGE_BYTES:
-            return b"552 5.3.4 Message size exceeds fixed limit\r\n"
         self._mail = _Mail(sender=sender)
         return b"250 2.1.0 Ok\r\n"
 
@@ -177,7 +170,6 @@ class _MailConnection:
                 self._is_over = True
                 break
         self._is_in_content, self._mail = False, None
-        self._messages += 1
         complete = mail.content.total_bytes <= MAX_MESSAGE_BYTES
         await self._record_mail(mail, complete=complete)
         if not complete:

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -57,10 +58,6 @@ class Request:
     def header(self, name: str) -> str:
         """Several joined by a comma (RFC 9110, 5.3); "": absent."""
         return ", ".join(value for key, value in self.headers if key == name)
-
-    def has_header(self, name: str) -> bool:
-        """Whether the field is there, even if empty."""
-        return any(key == name for key, _ in self.headers)
 
     @property
     def host(self) -> str:
@@ -198,6 +195,11 @@ def parse_json(data: bytes | str, max_depth: int = MAX_JSON_DEPTH) -> Any:  # no
 def uuid_of(data: bytes) -> str:
     """16 bytes as a version 4 UUID (RFC 9562)."""
     return str(UUID(bytes=data, version=4))
+
+
+def iso_time(seconds: float) -> str:
+    """Return a time in UTC as JSON documents have it."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def compact(value: object) -> str:

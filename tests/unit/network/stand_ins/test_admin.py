@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.fakes.asgi import Client, context
 
-from belljar.network.stand_ins import admin, http
+from belljar.network.stand_ins import http
 
 ROWS = [
     {"id": "1", "name": "<b>Ada</b>", "card": "9999000011112222"},
@@ -53,12 +53,3 @@ def test_it_answers_as_an_ordinary_server(page: Client) -> None:
     assert page.get("/nowhere").status == 404
     assert page.ask("PUT", "/customers").status == 405
     assert (page.ask("HEAD", "/login").status, page.ask("HEAD", "/login").body) == (200, b"")
-
-
-def test_sessions_are_bounded(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that began first goes."""
-    monkeypatch.setattr(admin, "MAX_SESSIONS", 2)
-    assert sign_in(page, **GOOD) == 302
-    for _ in range(2):
-        sign_in(Client(page.app), **GOOD)
-    assert page.get("/customers").status == 302

@@ -32,8 +32,12 @@ def test_control_data_of_every_packing(tmp_path: Path, packing: str) -> None:
     control = deb.read_control(
         make_deb(tmp_path, "tool", "1.0", packing=packing, more="Depends: libc6\n")
     )
-    assert (control.package, control.version, control.architecture) == ("tool", "1.0", "all")
-    fields = dict(control.fields)
+    assert [control[name] for name in ("Package", "Version", "Architecture")] == [
+        "tool",
+        "1.0",
+        "all",
+    ]
+    fields = dict(control.items())
     assert fields["Depends"] == "libc6"
     assert fields["Description"] == "made for a test\n more of it"
 
@@ -114,7 +118,7 @@ def test_a_stanza_stays_one(text: str) -> None:
             control = deb.parse_control(content.encode("utf-8", "replace"))
         except PackageError:
             continue
-        lines = [f"{name}: {text}" for name, text in control.fields]
+        lines = [f"{name}: {text}" for name, text in control.items()]
         lines = "\n".join(lines).split("\n")
         assert all(line.strip() for line in lines)
 
@@ -145,22 +149,20 @@ def test_the_index_describes_the_files(app: App, tmp_path: Path) -> None:
 
 
 def test_the_release_file_names_every_index_by_its_digest(app: App) -> None:
-    """Of any suite; the packed form holds the same; the date is a day before the range's clock."""
+    """Of any suite; the date is a day before the range's clock."""
     release = ask(app, "GET", "/dists/bookworm/Release").body.decode()
     assert "Suite: bookworm\nCodename: bookworm\n" in release
     assert "Date: Wed, 08 Oct 2025 08:53:20 UTC" in release
     assert "Architectures: amd64 arm64 riscv64\n" in release
     entries = re.findall(r"^ ([0-9a-f]{64}) (\d+) (\S+)$", release, re.MULTILINE)
-    assert len(entries) == 7 * 3 * 2
+    assert len(entries) == 7 * 3
     for digest, size, name in entries:
         content = ask(app, "GET", f"/dists/bookworm/{name}").body
         assert (hashlib.sha256(content).hexdigest(), len(content)) == (digest, int(size))
-    plain = ask(app, "GET", "/dists/x/main/binary-amd64/Packages").body
-    assert lzma.decompress(ask(app, "GET", "/dists/x/main/binary-amd64/Packages.xz").body) == plain
 
 
 def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
-    """Below any path, as mirrors have them; the key lies beside."""
+    """Below any path, as mirrors have them."""
     path = make_deb(tmp_path, "tool", "1.0")
     app = make(context_for(tmp_path, Ledger()))
     for start in ("", "/debian", "/ubuntu/a/b"):
@@ -171,22 +173,15 @@ def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
         assert (
             ask(app, "GET", f"{start}/pool/main/t/tool/tool_1.0_all.deb").body == path.read_bytes()
         )
-        assert ask(app, "GET", f"{start}/dists/buster/updates/Release").body.startswith(
-            b"Origin: Debian\nLabel: Debian\nSuite: buster/updates\n"
+        assert ask(app, "GET", f"{start}/dists/noble/Release").body.startswith(
+            b"Origin: Debian\nLabel: Debian\nSuite: noble\n"
         )
-    assert b"BEGIN PGP SIGNED" in ask(app, "GET", "/dists/stable/InRelease").body
-    assert b"BEGIN PGP SIGNATURE" in ask(app, "GET", "/dists/stable/Release.gpg").body
-    assert b"BEGIN PGP PUBLIC KEY" in ask(app, "GET", "/key.asc").body
-    assert (
-        ask(app, "GET", "/pool/main/t/tool/tool_1.0_all.deb", headers={"range": "bytes=0-6"}).body
-        == b"!<arch>"
-    )
 
 
 @pytest.mark.parametrize(
     "path",
     ["/", "/dists", "/dists/", "/dists/stable/", "/dists/stable/main/binary-amd64/Contents", "/pool/../../etc/passwd", "/pool/etc/passwd",
-     "/dists/stable/main/by-hash/SHA256/../../x", "/etc/passwd", "/dists/a\nb/Release", "/dists/stable/main/Release", "/dists/x/key.asc",
+     "/dists/stable/main/by-hash/SHA256/../../x", "/etc/passwd", "/dists/a\nb/Release", "/dists/stable/main/Release", "/dists/stable/InRelease", "/key.asc",
      "/dists/../x/Release", "/dists/-x/Release", "/dists/" + "x" * 80 + "/Release"],
 )  # fmt: skip
 def test_what_is_not_there(tmp_path: Path, path: str) -> None:

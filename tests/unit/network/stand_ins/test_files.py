@@ -1,5 +1,4 @@
-"""A stand-in's files: what is listed is what may be served, and conditions and ranges as RFC 9110
-has them."""
+"""A stand-in's files: what is listed is what may be served."""
 
 from __future__ import annotations
 
@@ -8,16 +7,13 @@ import hashlib
 import os
 from pathlib import Path
 
-import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, context_for
 
 from belljar.network.stand_ins import files
-from belljar.network.stand_ins.files import StoredFile, file_answer, find
+from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import Registry
-from belljar.network.stand_ins.web import Answer, Request
+from belljar.network.stand_ins.web import Answer
 
 
 def test_only_regular_files_are_listed(tmp_path: Path) -> None:
@@ -78,108 +74,23 @@ async def _digests(registry: Registry, file: StoredFile) -> dict[str, str]:
     return dict(await registry.digests(file))
 
 
-MODIFIED = 1_700_000_000
-DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
+def test_a_file_comes_whole(tmp_path: Path) -> None:
+    """With its type and length, in pieces."""
+    content = os.urandom(files.CHUNK_BYTES + 1)
+    (tmp_path / "a.css").write_bytes(content)
+    answer = file_answer(files.list_files(tmp_path)[0])
+    assert (answer.status, answer.length) == (200, len(content))
+    assert answer.headers == (("content-type", "text/css; charset=utf-8"),)
+    assert asyncio.run(_body(answer)) == content
 
 
-@pytest.fixture(scope="module")
-def entry(tmp_path_factory: pytest.TempPathFactory) -> StoredFile:
-    """A file of ten bytes."""
-    path = tmp_path_factory.mktemp("files") / "a.txt"
-    path.write_bytes(b"0123456789")
-    os.utime(path, (MODIFIED, MODIFIED))
-    return files.list_files(path.parent)[0]
+async def _body(answer: Answer) -> bytes:
+    return b"".join([part async for part in answer.stream()]) if answer.stream else b""
 
 
-def ask(entry: StoredFile, method: str = "GET", **fields: str) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and fields."""
-    headers = tuple((name.replace("_", "-"), value) for name, value in fields.items())
-    answer = file_answer(entry, Request(method=method, path="/", raw_path="/", headers=headers))
-    return answer.status, anyio.run(body, answer), dict(answer.headers)
-
-
-async def body(answer: Answer) -> bytes:
-    """All of a body."""
-    return (
-        answer.body if answer.stream is None else b"".join([part async for part in answer.stream()])
-    )
-
-
-ETAG = f'"{MODIFIED:x}-a"'
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "content"),
-    [
-        ({}, 200, b"0123456789"),
-        ({"range": "bytes=2-4"}, 206, b"234"),
-        ({"range": "bytes=7-"}, 206, b"789"),
-        ({"range": "bytes=-3"}, 206, b"789"),
-        ({"range": "bytes=-99"}, 206, b"0123456789"),
-        ({"range": "bytes=5-999"}, 206, b"56789"),
-        ({"range": "bytes=4-2"}, 200, b"0123456789"),
-        ({"range": "bytes=-"}, 200, b"0123456789"),
-        ({"range": "bytes=0-1,3-4"}, 200, b"0123456789"),
-        ({"range": "lines=1-2"}, 200, b"0123456789"),
-        ({"range": "bytes=2-4", "if_range": ETAG}, 206, b"234"),
-        ({"range": "bytes=2-4", "if_range": DATE}, 206, b"234"),
-        ({"range": "bytes=2-4", "if_range": '"other"'}, 200, b"0123456789"),
-        ({"if_none_match": ETAG}, 304, b""),
-        ({"if_none_match": f'"x", W/{ETAG}'}, 304, b""),
-        ({"if_none_match": "*"}, 304, b""),
-        ({"if_none_match": '"x"', "if_modified_since": DATE}, 200, b"0123456789"),
-        ({"if_modified_since": DATE}, 304, b""),
-        ({"if_modified_since": "Tue, 14 Nov 2023 22:13:19 GMT"}, 200, b"0123456789"),
-        ({"if_modified_since": "yesterday"}, 200, b"0123456789"),
-        ({"if_match": ETAG, "if_none_match": ETAG}, 304, b""),
-    ],
-)
-def test_conditions_and_ranges(
-    entry: StoredFile, fields: dict[str, str], status: int, content: bytes
-) -> None:
-    """Each gives what the standard says; validators are on every answer."""
-    found, sent, headers = ask(entry, **fields)
-    assert (found, sent, headers["etag"], headers["last-modified"]) == (status, content, ETAG, DATE)
-
-
-@pytest.mark.parametrize(
-    ("fields", "status"),
-    [
-        ({"range": "bytes=10-"}, 416),
-        ({"range": "bytes=-0"}, 416),
-    ],
-)
-def test_what_cannot_be_had(entry: StoredFile, fields: dict[str, str], status: int) -> None:
-    """A range outside is 416 with the size."""
-    found, _, headers = ask(entry, **fields)
-    assert found == status
-    assert headers["content-range"] == "bytes */10"
-
-
-@given(
-    st.text(max_size=30).map(lambda text: f"bytes={text}")
-    | st.integers(-20, 20).map(lambda n: f"bytes={n}-{n + 3}")
-)
-def test_any_range_is_the_files_own_bytes(entry: StoredFile, field: str) -> None:
-    """What is sent is a part of the file, as long as it says."""
-    status, sent, headers = ask(entry, range=field)
-    assert status in (200, 206, 416)
-    if status == 206:
-        start, end = headers["content-range"].removeprefix("bytes ").removesuffix("/10").split("-")
-        assert sent == b"0123456789"[int(start) : int(end) + 1] != b""
-
-
-def test_a_directory_is_its_index(tmp_path: Path) -> None:
-    """A directory's page is `index.html`; its name without `/` leads there. Hidden files only if
-    asked for."""
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d/index.html").touch()
+def test_hidden_files_are_listed_if_asked_for(tmp_path: Path) -> None:
+    """As a site's `.well-known` is."""
     (tmp_path / ".well-known").mkdir()
     (tmp_path / ".well-known/x").touch()
-    listed = {file.name: file for file in files.list_files(tmp_path, hidden=True)}
-    assert set(listed) == {"d/index.html", ".well-known/x"}
-    assert (find(listed, "d"), find(listed, "d/"), find(listed, "")) == (
-        "d/",
-        listed["d/index.html"],
-        None,
-    )
+    assert files.list_files(tmp_path) == ()
+    assert [file.name for file in files.list_files(tmp_path, hidden=True)] == [".well-known/x"]

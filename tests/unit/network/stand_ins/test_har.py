@@ -141,13 +141,11 @@ def faults(settings: dict[str, Any], directory: Path) -> list[str]:
 
 BAD: list[tuple[object, str]] = [
     ({}, "not an entry"),
-    (entry("GET", "/relative"), "`/relative` is no whole URL"),
+    (entry("GET", "/relative"), "no whole URL"),
     (entry("GET", "http://["), ""),
-    (entry("", "http://a/"), "`` is no method"),
-    (entry("GET", "http://a/", status=99), "`99` is no final status"),
+    (entry("GET", "http://a/", status=99), "no final status (99)"),
     (entry("GET", "http://a/", None), "this body was not recorded"),
-    (entry("GET", "http://a/", "?", encoding="base64"), "not base64"),
-    (entry("GET", "http://a/", encoding="rot13"), "a body's encoding"),
+    (entry("GET", "http://a/", "?", encoding="base64"), "base64"),
 ]
 
 
@@ -173,6 +171,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     """Not JSON, no entries, no file, no field: each has its sentence."""
     (tmp_path / "a.har").write_text('{"log":\n nope}')
     assert faults({"recording": "a.har"}, tmp_path) == ["a.har:2:2: not JSON: Expecting value"]
+    (tmp_path / "a.har").write_bytes(b"\xff")
+    assert "not JSON" in faults({"recording": "a.har"}, tmp_path)[0]
+    (tmp_path / "a.har").write_text("[" * 200 + "]" * 200)
+    assert "nested deeper" in faults({"recording": "a.har"}, tmp_path)[0]
     assert "1 to" in faults(write(tmp_path), tmp_path)[0]
     assert faults({"recording": "b.har"}, tmp_path) == [
         "b.har: there is no such file in the stand-in's directory"

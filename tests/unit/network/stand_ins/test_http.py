@@ -8,33 +8,34 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 from tests.fakes.asgi import Client, context
 
 from belljar.errors import PolicyError
 from belljar.network.stand_ins import http, make
 
-SHOP = """\
+SITE = """\
 static: {/assets: assets}
 routes:
   - path: /
     body: "<h1>Hello {{ query.who | default(\\"you\\") }}</h1>"
   - path: /raw
     type: text/html
-    body: "{{ query.who | raw }}"
+    body: "{{ query.who | safe }}"
   - path: /items
-    json: {items: [{name: lamp}], wanted: "{{ query.n }}", note: null, at: "{{ now.unix }}"}
+    json: {items: [{name: lamp}], wanted: "{{ query.n }}", at: "{{ now }}"}
   - path: /items
     method: POST
     status: 201
     headers: {x-added: "{{ json.name }}", set-cookie: "seen=1"}
-    json: {id: "{{ random.hex(4) }}", all: "{{ json }}", password: "{{ json.name == json.none }}"}
+    json: {id: "{{ random.hex(4) }}", all: "{{ json }}"}
   - path: /login
-    redirect: "/account?next={{ url }}"
+    redirect: "/account?next={{ url | urlencode }}"
   - path: /page/{name}
     template: page.html
   - path: /js
     type: application/javascript
-    body: 'const q = "{{ query.q }}"; const all = {{ query.q | json }};'
+    body: 'const all = {{ query.q | tojson }};'
   - path: /files/{rest...}
     body: "{{ path.rest }}"
   - path: /one
@@ -42,6 +43,8 @@ routes:
   - path: /echo
     websocket: echo
 """
+
+SHOP = YAML(typ="safe", pure=True).load(SITE)
 
 
 @pytest.fixture
@@ -53,42 +56,30 @@ def shop(tmp_path: Path) -> Client:
     (tmp_path / "secret").write_text("no")
     (tmp_path / "assets/link").symlink_to("../secret")
     (tmp_path / "page.html").write_text(
-        "<p>{{ path.name }}</p><a href='/?q={{ path.name | url }}'>"
+        "<p>{{ path.name }}</p><a href='/?q={{ path.name | urlencode }}'>"
     )
-    (tmp_path / "shop.yaml").write_text(SHOP)
-    assert http.check({"routes": "shop.yaml"}, tmp_path) == ()
-    return Client(make("http", context({"routes": "shop.yaml"}, tmp_path)))
+    assert http.check(SHOP, tmp_path) == ()
+    return Client(make("http", context(SHOP, tmp_path)))
 
 
-def test_templates_are_escaped_for_the_content_type(shop: Client) -> None:
-    """Text from a request is escaped as the body's type needs it; `raw` is the author's own
-    choice."""
+def test_text_of_a_request_is_escaped_in_markup(shop: Client) -> None:
+    """`safe` is the author's own choice; for other places there are Jinja's filters."""
     assert shop.get("/?who=%3Cb%3E").text == "<h1>Hello &lt;b&gt;</h1>"
     assert shop.get("/").text == "<h1>Hello you</h1>"
     assert shop.get("/raw?who=%3Cb%3E").text == "<b>"
-    assert shop.get("/page/a%22%2Fb").text == "<p>a&#34;/b</p><a href='/?q=a%22%2Fb'>"
-    assert (
-        shop.get("/js?q=%22%3C/script%3E").text
-        == r'const q = "\"\u003c/script\u003e"; const all = "\"\u003c/script\u003e";'
-    )
+    assert shop.get("/page/a%22b").text == "<p>a&#34;b</p><a href='/?q=a%22b'>"
+    assert shop.get("/js?q=%22%3C/script%3E").text == (r'const all = "\"\u003c/script\u003e";')
 
 
 def test_a_text_that_is_one_expression_keeps_its_type(shop: Client) -> None:
-    """Also below a list or a mapping; what isn't there is null, and equals nothing."""
+    """Also below a list or a mapping; what isn't there is null."""
     added = shop.ask("POST", "/items", json={"name": "<i>", "n": [1, {"a": None}]})
-    assert (added.status, added.header("x-added"), added.header("set-cookie")) == (
-        201,
-        "<i>",
-        "seen=1",
-    )
+    fields = (added.status, added.header("x-added"), added.header("set-cookie"))
+    assert fields == (201, "<i>", "seen=1")
     assert added.json["all"] == {"name": "<i>", "n": [1, {"a": None}]}
-    assert (len(added.json["id"]), added.json["password"]) == (8, False)
-    assert shop.get("/items").json == {
-        "items": [{"name": "lamp"}],
-        "wanted": None,
-        "note": None,
-        "at": 1800000000,
-    }
+    assert len(added.json["id"]) == 8
+    found = {"items": [{"name": "lamp"}], "wanted": None, "at": "2027-01-15T08:00:00Z"}
+    assert shop.get("/items").json == found
 
 
 def test_a_seed_gives_the_same_answers() -> None:
@@ -103,13 +94,11 @@ def test_a_seed_gives_the_same_answers() -> None:
 
 
 def test_unknown_and_wrong_methods(shop: Client) -> None:
-    """404 in the shape of an ordinary server; 405 names what is allowed; HEAD has GET's fields and
-    no body."""
+    """404 in the shape of an ordinary server; HEAD has GET's fields and no body."""
     lost = shop.get("/nowhere")
     assert (lost.status, lost.header("content-type")) == (404, "text/html")
     assert "<h1>404 Not Found</h1>" in lost.text
-    wrong = shop.ask("PUT", "/items")
-    assert (wrong.status, wrong.header("allow")) == (405, "GET, POST")
+    assert shop.ask("PUT", "/items").status == 404
     head, get = shop.ask("HEAD", "/"), shop.get("/")
     assert (head.body, head.headers) == (b"", get.headers)
 
@@ -191,7 +180,7 @@ def test_a_guest_cannot_split_headers() -> None:
     route = {
         "path": "/",
         "headers": {"x-q": "{{ query.q }}"},
-        "redirect": "{{ query.q | raw }}",
+        "redirect": "{{ query.q }}",
     }
     reply = Client(http.make(context({"routes": [route]}))).get("/?q=a%0d%0aset-cookie:%20x=1;%00b")
     assert reply.header("x-q") == reply.header("location") == "aset-cookie: x=1;b"
@@ -217,8 +206,7 @@ def test_websockets(shop: Client) -> None:
         ({"path": "/", "body": "{% include 'x' %}"}, "body", "can't include"),
         ({"path": "/", "body": "{% for i in range(9) %}x{% endfor %}"}, "body", "no `range`"),
         ({"path": "/", "json": {"a": ["{{"]}}, "json.a[0]", "unexpected"),
-        ({"path": "/", "when": "form.user"}, "when", "of kind `python`"),
-        ({"path": "/", "do": {"set": {"state.x": 1}}}, "do", "of kind `python`"),
+        ({"path": "/", "when": "form.user"}, "when", "there is no such field"),
         ({"path": "/", "body": "a", "file": "b"}, "file", "one of"),
         ({"path": "/", "status": 199}, "status", "no status"),
         ({"path": "/", "headers": {"Connection": "x"}}, "headers.Connection", "can't be set"),
@@ -300,7 +288,7 @@ def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: st
     from urllib.parse import quote
 
     reply = app.ask(method, "/" + quote(path, safe="/?=&", errors="replace"), body=body)
-    assert reply.status in (200, 404, 405, 500)
+    assert reply.status in (200, 404, 500)
 
 
 def test_a_deeply_nested_body_is_no_json(shop: Client) -> None:

@@ -29,22 +29,11 @@ class Owner:
 
     def __init__(self, message: dict[str, Any] | None = None, **more: object) -> None:
         self.questions: list[dict[str, Any]] = []
-        self.reply = json.dumps(
-            {
-                "choices": [
-                    {
-                        "message": (
-                            message
-                            or {
-                                "role": "assistant",
-                                "content": "Hello, world: this is a longer answer.",
-                            }
-                        )
-                    }
-                ],
-                **more,
-            }
-        ).encode()
+        said = message or {"content": "Hello, world: this is a longer answer."}
+        reason = "tool_calls" if "tool_calls" in said else "stop"
+        choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": reason}
+        answer = {"object": "chat.completion", "created": 1_800_000_000, "choices": [choice]}
+        self.reply = json.dumps({**answer, **more}).encode()
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
         """The same answer each time."""
@@ -128,11 +117,9 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"model": "m"}, 400, "'messages'"),
     ({"model": "m", "messages": []}, 400, "'messages'"),
     ({"model": "m", "messages": ["x"]}, 400, "messages[0]"),
-    ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, 400, "messages[0].role"),
-    ({"model": "m", "messages": [{"role": "user"}]}, 400, "messages[0].content"),
-    ({"model": "m", "messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
-    ({**ASK, "n": 2}, 400, "'n'"),
-    ({**ASK, "stream": "yes"}, 400, "'stream'"),
+    ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, 400, "messages[0]"),
+    ({"model": "m", "messages": [{"role": "user"}]}, 400, "messages[0]"),
+    ({"model": "m", "messages": [{"role": "user", "content": 3}]}, 400, "messages[0]"),
     ({**ASK, "tools": [{}]}, 400, "tools[0]"),
     ({**ASK, "messages": ASK["messages"] * 5000}, 400, "4096"),  # type: ignore[operator]
 ]
@@ -149,30 +136,20 @@ def test_a_wrong_question_reaches_nobody(body: Any, status: int, word: str) -> N
 
 
 def test_keys_and_models() -> None:
-    """Any key will do unless the policy names one; models are the policy's, or any."""
+    """Any key will do unless the policy names one; any model is taken, and one is shown."""
     assert client().get("/v1/models").status == 401
-    assert [m["id"] for m in client().ask("GET", "/v1/models", headers=KEY).json["data"]] == [
-        "gpt-4o"
-    ]
-    assert [
-        m["id"] for m in client(model="shown").ask("GET", "/v1/models", headers=KEY).json["data"]
-    ] == ["shown"]
-    assert (
-        client(model="shown").ask("POST", "/v1/chat/completions", json=ASK, headers=KEY).status
-        == 200
-    )
-    named = client(models=["m1", "m2"], api_key="sk-right")
+    for settings, name in (({}, "gpt-4o"), ({"model": "shown"}, "shown")):
+        listed = client(**settings).ask("GET", "/v1/models", headers=KEY)
+        assert [each["id"] for each in listed.json["data"]] == [name]
+    named = client(model="m2", api_key="sk-right")
     wrong = named.ask("GET", "/v1/models", headers={"authorization": "Bearer sk-secret-and-wrong"})
-    assert (wrong.status, wrong.json["error"]["code"], "secret" in wrong.text) == (
-        401,
-        "invalid_api_key",
-        False,
-    )
+    assert (wrong.status, wrong.json["error"]["code"]) == (401, "invalid_api_key")
+    assert "secret" not in wrong.text
     right = {"authorization": "Bearer sk-right"}
     assert named.ask("GET", "/v1/models/m2", headers=right).json["id"] == "m2"
-    assert named.ask("GET", "/v1/models/m3", headers=right).status == 404
-    reply = named.ask("POST", "/v1/chat/completions", json={**ASK, "model": "m3"}, headers=right)
-    assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+    lost = named.ask("GET", "/v1/models/m3", headers=right)
+    assert (lost.status, lost.json["error"]["code"]) == (404, "model_not_found")
+    assert named.ask("POST", "/v1/chat/completions", json=ASK, headers=right).status == 200
 
 
 @pytest.mark.parametrize(
@@ -304,21 +281,6 @@ def test_a_responses_stream_ends_with_the_whole() -> None:
         == text
         == "Hello, world: this is a longer answer."
     )
-
-
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        ({"models": ["m", "m" * 129]}, "models:"),
-        ({"model": "m" * 129}, "model:"),
-        ({"api_key": "k" * 257}, "api_key:"),
-        ({"api_key": "ä"}, "api_key:"),
-        ({"model": "a", "models": ["a"]}, "model:"),
-    ],
-)
-def test_mistakes_are_reported(settings: dict[str, Any], word: str) -> None:
-    """Each wrong setting has its sentence."""
-    assert any(word in str(fault) for fault in openai.check(settings, None))
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
