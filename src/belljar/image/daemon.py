@@ -25,6 +25,10 @@ _MAX_ANSWER_BYTES: Final = 4 << 20
 # Of the program, which keeps what its daemon says.
 _MAX_DATA_BYTES: Final = 2 << 30
 _ANSWER: Final = "answer"
+# A limit of files would bound Podman's own database, too.
+_BOUNDED: Final = (
+    f'{{ "$@"; echo $? >status; }} | head -c {_MAX_ANSWER_BYTES} >{_ANSWER}; exit "$(cat status)"'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +70,10 @@ def ask_daemons(name: str, work: Path, *, timeout_s: float) -> DaemonImage:
 
 
 def _ask(program: str, name: str, work: Path, *, timeout_s: float) -> DaemonImage:
-    limits = [f"--fsize={_MAX_ANSWER_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0", "--"]
+    limits = [tool("prlimit"), f"--data={_MAX_DATA_BYTES}", "--core=0", "--"]
     ask = [program, "image", "inspect", "--format", _FACTS, name]
-    into = ["/bin/sh", "-c", f'exec "$@" >{_ANSWER}', "sh"]
-    run_tool(
-        [*into, tool("prlimit"), *limits, *ask], timeout_s=timeout_s, env=plain_env(), cwd=work
-    )
+    bounded = ["/bin/sh", "-c", _BOUNDED, "sh", *limits, *ask]
+    run_tool(bounded, timeout_s=timeout_s, env=plain_env(), cwd=work)
     answer = work / _ANSWER
     found = json.loads(answer.read_bytes())
     answer.unlink()
