@@ -19,8 +19,7 @@ from typing import Any
 import anyio
 
 from belljar.events import MemoryRecorder
-from belljar.host.cgroups import CONTROLLERS
-from belljar.isolation.cgroup import usable
+from belljar.isolation.trials import find_facts
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import NetworkRange, open_range
@@ -34,7 +33,7 @@ SHOP = StandInPlan(
     ports=(PortPlan(number=80, protocol="http"),),
     settings={"routes": [{"path": "/", "body": "hello"}]},
 )
-NETWORK = NetworkPlan(stand_ins=(SHOP,), controllers=usable(CONTROLLERS))
+NETWORK = NetworkPlan(stand_ins=(SHOP,), controllers=find_facts().cgroup.controllers)
 
 
 def layout() -> RangeLayout:

@@ -1,14 +1,14 @@
-"""A container registry and a Docker daemon on this machine alone, for real skopeo: the pull side of
-both protocols, honest or not.
+"""A container registry on this machine alone, for real skopeo, and a program that stands for
+Docker's: the pull side, honest or not.
 
-Source: distribution-spec v1.1, `GET /v2/<name>/manifests/<reference>` and `/blobs/<digest>`; Docker
-Engine API, `GET /images/…`.
+Source: distribution-spec v1.1, `GET /v2/<name>/manifests/<reference>` and `/blobs/<digest>`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import socket
 import socketserver
@@ -19,14 +19,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
+import pytest
 from tests.fakes.images import ARCH, config_document, sha256
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-MIN_VERSION = 44
-"""Of the API, as Docker 29 has it."""
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 
 
@@ -162,14 +160,28 @@ def registry() -> Iterator[Registry]:
         yield served
 
 
-@dataclass
-class Daemon:
-    """What a daemon has: name or id → what it says of it, and what `docker save` gives."""
+_DOCKER = """#!/bin/sh
+here=$(dirname "$0")
+for name; do :; done
+at=$here/$(printf %s "$name" | tr /:@ ___)
+echo "$*" >> "$here/asked"
+[ ! -e "$here/hangs-in-$1" ] || sleep 60
+case $1 in
+image) cat "$at.json" 2>/dev/null || { echo "Error: No such image: $name" >&2; exit 1; } ;;
+save) cat "$at.tar" > "$3" ;;
+esac
+"""
 
-    host: str
-    images: dict[str, tuple[dict[str, Any], bytes]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    before: Callable[[str], None] = lambda _path: None
+
+@dataclass
+class Docker:
+    """A program `docker` in a directory: what `image inspect` and `save` give for names and ids."""
+
+    directory: Path
+
+    def answer(self, name: str, text: bytes) -> None:
+        """Have this said of a name."""
+        self._at(name, "json").write_bytes(text)
 
     def put(self, name: str, archive: Path, *, digests: Sequence[str] = ()) -> str:
         """Have the only image of a `docker save` archive, under this name and its id."""
@@ -180,56 +192,34 @@ class Daemon:
             listed = json.loads(found.read() if found else b"[]")
             config = opened.extractfile(listed[0]["Config"])
             image_id = f"sha256:{hashlib.sha256(config.read() if config else b'').hexdigest()}"
-        described = {
-            "Id": image_id,
-            "RepoTags": [name],
-            "RepoDigests": [f"{name.partition(':')[0]}@{d}" for d in digests],
-        }
-        self.images[name] = self.images[image_id] = (described, archive.read_bytes())
+        self.describe(image_id, [name], digests=[f"{name.partition(':')[0]}@{d}" for d in digests])
+        self.answer(name, self._at(image_id, "json").read_bytes())
+        self._at(image_id, "tar").write_bytes(archive.read_bytes())
         return image_id
 
+    def describe(self, image_id: str, names: Sequence[str], *, digests: Sequence[str] = ()) -> None:
+        """Have this said of an id."""
+        self.answer(image_id, json.dumps([image_id, list(names), list(digests)]).encode())
 
-class _DaemonHandler(BaseHTTPRequestHandler):
-    daemon_: Daemon
-    protocol_version = "HTTP/1.1"
+    def cut(self, image_id: str, size_bytes: int) -> None:
+        """Have it give the beginning of an image alone."""
+        os.truncate(self._at(image_id, "tar"), size_bytes)
 
-    def do_GET(self) -> None:
-        version = re.match(r"/v1\.(\d+)", self.path)
-        if version and int(version[1]) < MIN_VERSION:
-            _answer(self, 400, b'{"message":"client version is too old"}', "application/json")
-            return
-        path = re.sub(r"^/v1\.\d+", "", unquote(self.path))
-        self.daemon_.asked.append(path)
-        self.daemon_.before(path)
-        named = re.fullmatch(r"/images/(.+)/json|/images/(.+)/get", path)
-        found = self.daemon_.images.get(named[1] or named[2]) if named else None
-        if path == "/_ping":
-            _answer(self, 200, b"OK", "text/plain")
-        elif found is None or named is None:
-            _answer(self, 404, b'{"message":"No such image"}', "application/json")
-        elif named[1]:
-            _answer(self, 200, json.dumps(found[0]).encode(), "application/json")
-        else:
-            _answer(self, 200, found[1], "application/x-tar")
+    def hang(self, word: str) -> None:
+        """Have it say nothing more to this command."""
+        (self.directory / f"hangs-in-{word}").touch()
 
-    def address_string(self) -> str:
-        return "a socket"
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its parent's name
-        """Nothing is logged."""
+    def _at(self, name: str, kind: str) -> Path:
+        return self.directory / f"{re.sub('[/:@]', '_', name)}.{kind}"
 
 
-class _UnixServer(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-
-
-@contextmanager
-def daemon(path: Path) -> Iterator[Daemon]:
-    """A Docker daemon at this socket."""
-    served = Daemon(f"unix://{path}")
-    handler = type("Handler", (_DaemonHandler,), {"daemon_": served})
-    with _served(_UnixServer(str(path), handler)):
-        yield served
+def docker(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str = "docker") -> Docker:
+    """Put a program of this name, that has no image, first in the path."""
+    directory.mkdir()
+    (directory / name).write_text(_DOCKER)
+    (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return Docker(directory)
 
 
 @contextmanager

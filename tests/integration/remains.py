@@ -22,8 +22,6 @@ count."""
 # What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have
 # their own checks.
 _KEPT = ("runs", "reports", "locks", "keys")
-# Made by the first `belljar doctor`, which tests the kill switch: only what is unfinished counts.
-_MADE_LATER = "self-tests"
 _UNFINISHED = re.compile(r"c-[0-9a-f]{12}|\d+-\d+-|/\.[^/]*$|/(tmp|cells|journal)/")
 
 
@@ -130,9 +128,6 @@ def _listing(home: Path) -> Iterator[str]:
     """The store's names, two levels deep."""
     for path in home.iterdir():
         if path.name in _KEPT:
-            continue
-        if path.name == _MADE_LATER:
-            yield from (str(inner) for inner in path.glob(".*"))
             continue
         yield str(path)
         if path.is_dir():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.images import docker_archive, entry, layer
-from tests.fakes.registry import Registry, daemon, registry, silent_socket
+from tests.fakes.registry import Registry, docker, registry
 
 from belljar.cli.main import run
 from belljar.image.store import Store
@@ -50,7 +50,11 @@ def served() -> Iterator[Registry]:
 
 
 def test_all_images_of_a_compose_file_are_got(
-    home: Path, served: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    served: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """From the daemon what it has, from the registry the rest, pinned ones by their digest; a
     second time nothing is fetched."""
@@ -62,21 +66,21 @@ services:
   other: {{image: "{served.address}/team/other:2"}}
   built: {{build: ., image: built-here}}
 """)
-    with daemon(tmp_path / "d.sock") as there:
-        there.put("built-here", docker_archive(tmp_path / "a.tar", [layer(entry("y"))]))
-        assert run(["image", "import", "--from-compose", "compose.yaml"]) == 0
-        store = Store(home)
-        for name in (
-            f"{served.address}/team/pinned@{pinned}",
-            f"{served.address}/team/other:2",
-            "built-here",
-        ):
-            store.find(name)
-        fetched = len(served.asked)
-        capsys.readouterr()
-        assert run(["image", "import", "--from-compose", "compose.yaml", "--json"]) == 0
-        assert [each["was_there"] for each in json.loads(capsys.readouterr().out)] == [True] * 3
-        assert len(served.asked) == fetched
+    there = docker(tmp_path / "bin", monkeypatch)
+    there.put("built-here", docker_archive(tmp_path / "a.tar", [layer(entry("y"))]))
+    assert run(["image", "import", "--from-compose", "compose.yaml"]) == 0
+    store = Store(home)
+    for name in (
+        f"{served.address}/team/pinned@{pinned}",
+        f"{served.address}/team/other:2",
+        "built-here",
+    ):
+        store.find(name)
+    fetched = len(served.asked)
+    capsys.readouterr()
+    assert run(["image", "import", "--from-compose", "compose.yaml", "--json"]) == 0
+    assert [each["was_there"] for each in json.loads(capsys.readouterr().out)] == [True] * 3
+    assert len(served.asked) == fetched
 
 
 @pytest.mark.root
@@ -100,7 +104,11 @@ def test_what_is_built_is_built_when_its_bases_are_there(
 
 
 def test_what_can_not_be_got_is_named_with_its_reason(
-    home: Path, served: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    served: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The others are there all the same, and the exit code is the host's fault; no daemon that
     hangs holds it up."""
@@ -113,8 +121,8 @@ services:
   built: {{build: ./web}}
   sample: {{image: "${{SAMPLE_METADATA_IMAGE}}"}}
 """)
-    with silent_socket(tmp_path / "d.sock"):
-        assert run(["image", "import", "--from-compose", "compose.yaml"]) == 3
+    docker(tmp_path / "bin", monkeypatch).hang("version")
+    assert run(["image", "import", "--from-compose", "compose.yaml"]) == 3
     said = capsys.readouterr().err
     assert "4 of 5" in said
     for words in (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.images import docker_archive, entry, layer, oci_archive, sha256
-from tests.fakes.registry import Registry, daemon, registry, silent_socket
+from tests.fakes.registry import Registry, docker, registry
 
 from belljar.cli.main import run
 from belljar.errors import BelljarError, HostError, PolicyError
@@ -168,109 +168,79 @@ def test_nobody_at_the_registrys_address(home: Path) -> None:
         import_image(home, "docker://127.0.0.1:1/tool:1", limits=HASTY)
 
 
-def test_a_daemon_is_asked_where_docker_host_says(
+def test_docker_is_asked_for_an_image(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name without a tag is its `latest`; its id and the digests that the daemon knows for it are
     known afterwards."""
+    there = docker(tmp_path / "bin", monkeypatch)
     archive = docker_archive(tmp_path / "a.tar", [LAYER])
-    with daemon(tmp_path / "d.sock") as there:
-        image_id = there.put("small:latest", archive, digests=[sha256(b"registry's")])
-        there.images["small"] = there.images["small:latest"]
-        monkeypatch.setenv("DOCKER_HOST", there.host)
-        image = import_image(home, "docker-daemon:small")
-        assert image.names == ("small",)
-        assert {image_id, sha256(b"registry's")} <= set(image.origins)
-        for ref in (
-            "small",
-            "small:latest",
-            "docker.io/library/small",
-            f"small@{sha256(b'''registry's''')}",
-            image_id,
-        ):
-            assert Store(home).find(ref).digest == image.digest
-        assert import_image(home, f"docker-daemon:{image_id}").names == ("small",)
-        there.images[f"small@{sha256(b'??')}"] = there.images["small:latest"]
-        with pytest.raises(PolicyError, match="another digest"):
-            import_image(home, f"docker-daemon:small@{sha256(b'??')}")
-        there.images[image_id][0]["RepoTags"] = ["<none>:<none>", "Bad Name", "small:9"]
-        assert import_image(home, f"docker-daemon:{image_id}").names == ("small", "small:9")
-        with pytest.raises(HostError, match="no such image"):
-            import_image(home, "docker-daemon:none")
+    image_id = there.put("small", archive, digests=[sha256(b"registry's")])
+    image = import_image(home, "docker-daemon:small")
+    assert image.names == ("small",)
+    assert {image_id, sha256(b"registry's")} <= set(image.origins)
+    for ref in (
+        "small",
+        "small:latest",
+        "docker.io/library/small",
+        f"small@{sha256(b'''registry's''')}",
+        image_id,
+    ):
+        assert Store(home).find(ref).digest == image.digest
+    assert import_image(home, f"docker-daemon:{image_id}").names == ("small",)
+    there.answer(f"small@{sha256(b'??')}", f'["{image_id}",[],[]]'.encode())
+    with pytest.raises(PolicyError, match="another digest"):
+        import_image(home, f"docker-daemon:small@{sha256(b'??')}")
+    there.describe(image_id, ["<none>:<none>", "Bad Name", "small:9"])
+    assert import_image(home, f"docker-daemon:{image_id}").names == ("small", "small:9")
+    with pytest.raises(HostError, match="No such image"):
+        import_image(home, "docker-daemon:none")
 
 
-def test_podmans_socket_is_found_without_a_word(
+def test_podman_is_asked_for_what_docker_lacks(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no DOCKER_HOST is set, the sockets of this user's services are asked."""
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "podman").mkdir()
-    with daemon(tmp_path / "podman/podman.sock") as there:
-        there.put("only-podman-has-this", docker_archive(tmp_path / "a.tar", [LAYER]))
-        assert import_image(home, "docker-daemon:only-podman-has-this").names == (
-            "only-podman-has-this",
-        )
+    """Both programs are asked, in this order."""
+    docker(tmp_path / "docker", monkeypatch)
+    podman = docker(tmp_path / "podman", monkeypatch, "podman")
+    podman.put("only-podman-has-this", docker_archive(tmp_path / "a.tar", [LAYER]))
+    assert import_image(home, "docker-daemon:only-podman-has-this").names == (
+        "only-podman-has-this",
+    )
 
 
 @pytest.mark.promise("1.8")
+@pytest.mark.parametrize("word", ["image", "save"])
 def test_a_daemon_that_hangs_is_given_up(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    word: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A socket that accepts and never answers ends in one error, in the time that an answer may
-    take."""
-    with silent_socket(tmp_path / "d.sock") as host:
-        monkeypatch.setenv("DOCKER_HOST", host)
-        with pytest.raises(HostError, match=r"longer than|in time"):
-            import_image(home, "docker-daemon:small", limits=HASTY)
+    """One that never answers ends in one error, in the time that an answer may take; so does one
+    that gives no byte of the image."""
+    there = docker(tmp_path / "bin", monkeypatch)
+    there.put("small", docker_archive(tmp_path / "a.tar", [LAYER]))
+    there.hang(word)
+    hasty = ImportLimits(timeout_s=30, answer_s=1, stall_s=0.2)
+    with pytest.raises(HostError, match=r"longer than|nothing came"):
+        import_image(home, "docker-daemon:small", limits=hasty)
     assert Store(home).list() == ()
 
 
 @pytest.mark.promise("1.8")
-def test_a_daemon_that_stops_sending_is_given_up(
+def test_a_daemon_that_gives_too_much_or_too_little_is_refused(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first byte of the image, in the middle of it, and with more than is allowed: one
-    error, nothing left."""
-    never = threading.Event()
-    with daemon(tmp_path / "d.sock") as there:
-        monkeypatch.setenv("DOCKER_HOST", there.host)
-        image_id = there.put("small:latest", docker_archive(tmp_path / "a.tar", [LAYER]))
-        there.images["small"] = there.images["small:latest"]
-        with pytest.raises(PolicyError, match="larger"):
-            import_image(
-                home, "docker-daemon:small", limits=ImportLimits(max_bytes=-(64 << 20) + 1000)
-            )
-
-        def hang(path: str) -> None:
-            if path.endswith("/get"):
-                never.wait(60)
-
-        there.before = hang
-        try:
-            with pytest.raises(HostError, match="did not answer in time"):
-                import_image(
-                    home,
-                    "docker-daemon:small",
-                    limits=ImportLimits(timeout_s=30, answer_s=1, stall_s=0.2),
-                )
-        finally:
-            never.set()
-        described, archive = there.images[image_id]
-        there.images[image_id] = (described, archive[:3000])
-        with pytest.raises(BelljarError):
-            import_image(home, "docker-daemon:small")
-    assert Store(home).list() == ()
-
-
-@pytest.mark.parametrize("host", ["ssh://somebody@host", "npipe:////./pipe/docker", "fd://"])
-def test_a_daemon_that_is_reached_otherwise_is_told(
-    host: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What isn't taken says how the image gets here all the same."""
-    monkeypatch.setenv("DOCKER_HOST", host)
-    with pytest.raises(HostError, match="docker save"):
+    """More than is allowed, of an image and of an answer, and half an image: one error each."""
+    there = docker(tmp_path / "bin", monkeypatch)
+    image_id = there.put("small", docker_archive(tmp_path / "a.tar", [LAYER]))
+    with pytest.raises(PolicyError, match="larger"):
+        import_image(home, "docker-daemon:small", limits=ImportLimits(max_bytes=-(64 << 20) + 1000))
+    there.cut(image_id, 3000)
+    with pytest.raises(BelljarError):
         import_image(home, "docker-daemon:small")
+    there.answer("small", b" " * (5 << 20))
+    with pytest.raises(HostError, match="no daemon gave"):
+        import_image(home, "docker-daemon:small")
+    assert Store(home).list() == ()
 
 
 @pytest.mark.promise("1.8")

@@ -21,14 +21,16 @@ from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image.store import Store
 from belljar.isolation import program_root as roots
+from belljar.isolation import proofs
 from belljar.isolation.cgroup import plan_groups
+from belljar.isolation.hold import hold
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import trees
 from belljar.isolation.oci.container import Container
 from belljar.isolation.oci.open import open_container
 from belljar.isolation.oci.trees import ensure_tree
-from belljar.isolation.proofs import prove_runtime
+from belljar.isolation.proofs import prove_runtime, prove_switch
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
 from belljar.plan.oci import OciRuntime, OciShape
@@ -333,6 +335,24 @@ async def test_a_runtime_that_works(vm_home: Path, kind: str, path: str) -> None
     proof = await prove_runtime(runtime, home=vm_home)
     assert (proof.works, proof.reason) == (True, "")
     assert nothing_left(vm_home)
+
+
+@pytest.mark.promise("6.3")
+@pytest.mark.parametrize("halts", [True, False])
+async def test_the_kill_switch_tests_itself(
+    halts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the store is held. A switch that halts nothing is told, and nothing is left of
+    what it was to halt."""
+    if not halts:
+        monkeypatch.setattr(proofs, "halt", lambda *_: {})
+    hold(tmp_path)
+    runtime = OciRuntime(name="runc", kind="runc", path="/usr/sbin/runc", version="")
+    found = await prove_switch(runtime, home=tmp_path)
+    assert (found.works, found.reason) == (
+        (True, "") if halts else (False, "its processes were not halted")
+    )
+    assert nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize(

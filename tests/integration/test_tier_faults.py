@@ -45,7 +45,7 @@ static int is(const char *self, const char *how) { return strstr(self, how) != N
 int main(int argc, char **argv) {
     const char *self = strrchr(argv[0], '/') + 1;
     if (argc == 2 && !strcmp(argv[1], "--version")) {
-        if (!is(self, "mute")) printf("%.4s version %s\\n", self, is(self, "old") ? "1.0.3" : is(self, "crun") ? "1.8.1" : "20250101.0");
+        if (!is(self, "mute")) printf("%.4s version %s\\n", self, is(self, "old") ? "1.0.3" : "20250101.0");
         return 0;
     }
     if (is(self, "hangs")) for (;;) pause();
@@ -140,15 +140,6 @@ def host(home: Path, tmp_path: Path) -> Host:
         ("@speaks", ["ended with status 3, and printed: no\\x1b[31m such thing"]),
         ("@idle", ["ended with status 0, but it left no process behind"]),
         ("@aborts", ["ended with signal 6, and printed nothing"]),
-        (
-            "@crun-fails",
-            [
-                "crun",
-                "1.8.1",
-                "without a word where control groups of version 1 and 2 are mixed",
-                "1.9",
-            ],
-        ),
     ],
 )
 def test_a_runtime_that_will_not_do(

@@ -224,7 +224,7 @@ def install_bundle(
         if packages:
             argv = [tool("sh"), str(copy / SCRIPT), "--packages", sys.prefix]
             log = home / "bundle.log"
-            run_logged(argv, log=log, on_line=report, finish_when_interrupted=True)
+            run_logged(argv, log=log, on_line=report)
         facts = {"created": about["created"], "digest": bundle.digest, "signer": bundle.signer}
         (copy / INSTALLED).write_text(json.dumps(facts) + "\n")
         (copy / INSTALLED).replace(home / INSTALLED)

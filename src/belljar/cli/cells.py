@@ -270,9 +270,8 @@ def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) 
     """Remove unused templates, unpacked images, kept parts of builds and guest kernels.
 
     A template is the snapshot of a booted guest from which microVM cells start. Removed are those
-    whose image is gone or that were unused for a while, old guest kernels, and incomplete ones.
-    Images with a name, runs, keys and what a running cell uses stay. What is needed again is made
-    again.
+    whose image is gone or that were unused for a while, and old guest kernels. Images with a name,
+    runs, keys and what a running cell uses stay. What is needed again is made again.
 
     Exit code 3 when something could not be removed.
     """
@@ -291,9 +290,9 @@ def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) 
         print_json({"dry_run": dry_run, "freed_bytes": freed_bytes, "parts": shown})
     else:
         for part in parts:
-            name = part.path.name if part.kind == "half-made" else part.path.name[:12]
             note = f": {part.note}" if part.note else ""
-            what = f"{_PRUNED[part.state]} {part.kind} {name} ({format_size(part.size_bytes)})"
+            name, size = part.path.name[:12], format_size(part.size_bytes)
+            what = f"{_PRUNED[part.state]} {part.kind} {name} ({size})"
             click.echo(printable(f"{what}: {part.why}{note}"))
         freed = f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes)}"
         if gone or not parts:

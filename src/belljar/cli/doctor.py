@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from belljar.cli.console import json_option, print_json
-from belljar.errors import HostError
+from belljar.errors import BelljarError, HostError
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
@@ -43,7 +44,7 @@ class Check:
 @click.option(
     "--no-prove",
     is_flag=True,
-    help="Only look: boot no test guest, run no test container, halt no test jail.",
+    help="Only look: boot no test guest, run and halt no test container.",
 )
 @click.option(
     "--prove-again",
@@ -75,7 +76,7 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
     with reported_if_slow("trying what works here, once: up to half a minute"):
         facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
         of_store = store_checks(home)
-        found = [*host_checks(facts), *of_store, *switch_checks(home, prove=not no_prove)]
+        found = [*host_checks(facts), *of_store, *switch_checks(home, facts, prove=not no_prove)]
     if any((check.what, check.state) == ("guest kernel", "no") for check in of_store):
         later = Check(f"tier {Tier.MICROVM}", "note", "can run after `belljar setup`")
         found = [later if (each.what, each.state) == (later.what, "ok") else each for each in found]
@@ -89,7 +90,7 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
     return 0 if ready else HostError.exit_code
 
 
-def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
+def switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Check]:
     """Whether there is a hold, and whether the kill switch works."""
     from belljar.isolation.hold import RELEASE_HINT, read_hold
 
@@ -97,20 +98,28 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
         yield Check("held", "no", str(held), RELEASE_HINT)
     if not prove:
         return
-    from anyio import run
+    works = [each for each in facts.runtimes if each.state.value == "proven"]
+    detail, hint = "not tested: no runtime starts a container to halt", "see the tiers above"
+    if works:
+        from anyio import run
 
-    from belljar.isolation.self_test import test_switch
+        from belljar.isolation.proofs import prove_switch
+        from belljar.isolation.trials import runtime_of
 
-    found = run(test_switch, home)
-    if found.ok:
-        yield Check("kill switch", "ok", f"works: halted a test jail in {found.duration_ms:.0f} ms")
-    elif found.is_made:
-        hint = "report this as a bug, with the output of `belljar doctor --json`"
-        yield Check("kill switch", "no", f"could not halt a test jail: {found.reason}", hint)
-    else:
-        detail = f"not tested: no test jail could be started: {found.reason}"
-        hint = "fix what the tiers above lack, then run `belljar doctor` again"
-        yield Check("kill switch", "note", detail, hint)
+        try:
+            trial = run(partial(prove_switch, runtime_of(works[0]), home=home))
+        except BelljarError as error:
+            detail, hint = f"not tested: {error.what}", error.hint
+        else:
+            bug = "report this as a bug, with the output of `belljar doctor --json`"
+            why = f"could not halt a test container: {trial.reason}"
+            yield (
+                Check("kill switch", "ok", "works: halted a test container")
+                if trial.works
+                else Check("kill switch", "no", why, bug)
+            )
+            return
+    yield Check("kill switch", "note", detail, hint)
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
@@ -256,7 +265,6 @@ def _tools(facts: HostFacts) -> Iterator[Check]:
 
 def store_checks(home: Path) -> list[Check]:
     """Whether the store is writable and holds the kernel and default image."""
-    from belljar.errors import BelljarError
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
 

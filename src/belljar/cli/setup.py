@@ -7,12 +7,12 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import click
 
@@ -23,27 +23,49 @@ from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources
 from belljar.image.config import debian_arch
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
-from belljar.image.tools import run_logged, tool
-from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir
-from belljar.units import format_size, printable
+from belljar.image.tools import run_logged
+from belljar.store.home import belljar_home, make_store_dir
+from belljar.units import printable
 
 PARTS: Final = ("build", "inspect")
 """Extra parts of `belljar setup --with`."""
 BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
 _BACKPORTS: Final = "bookworm-backports"
-_APT: Final = "apt-get -q -y"
-_TOOLS_DISK_BYTES: Final = 1 << 30
-_IMAGES_DISK_BYTES: Final = 2 << 30
 # Debian 12 and the suites that have everything new enough themselves
 _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
 _VERSION: Final = re.compile(r"version (\d{1,6}\.\d{1,6})")
+Act = Callable[[Callable[[str], None]], object]
+"""Carries a step out; its argument takes a line for each stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A tool: command, Debian's package, what for; `only_with`: the part of `--with` for it."""
+
+    command: str
+    package: str
+    use: str
+    backports: bool = False
+    least_version: str = ""
+    only_with: str = ""
+
+    def __str__(self) -> str:
+        least = f" ≥ {self.least_version}" if self.least_version else ""
+        return f"{self.command}{least} ({self.use})"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do; `command` does the same by hand."""
+
+    title: str
+    command: str
+    act: Act
 
 
 @click.command()
 @click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Only show the steps.")
 @click.option("--no-image", is_flag=True, help="Don't build images.")
-@click.option("--dev-image", is_flag=True, help="Also build the image debian-dev (compilers, pip).")
 @click.option(
     "--with",
     "parts",
@@ -63,9 +85,7 @@ _VERSION: Final = re.compile(r"version (\d{1,6}\.\d{1,6})")
 def setup(
     *,
     yes: bool,
-    dry_run: bool,
     no_image: bool,
-    dev_image: bool,
     parts: tuple[str, ...],
     refresh: bool,
     mirror: str,
@@ -75,7 +95,7 @@ def setup(
 
     Lists the steps with their commands and asks for confirmation. Can be run again: only what is
     missing is installed. Without root, it fetches the kernel, builds the image and prints the
-    commands that root must run.
+    command that root must run.
 
     \b
     Exit codes:
@@ -83,176 +103,92 @@ def setup(
       3  something is still missing
     """
     home = belljar_home()
-    asked = {"default": not no_image, "debian-dev": dev_image, "inspect": "inspect" in parts}
+    asked = {"default": not no_image, "inspect": "inspect" in parts}
     images = tuple(name for name, is_asked in asked.items() if is_asked)
-    plan_now = partial(plan_setup, images=images, mirror=mirror, parts=frozenset(parts))
-    state = host_state(home)
-    plan = left = plan_now(state, refresh=refresh)
-    act = not dry_run and (yes or not as_json) and bool(plan.steps)
-    if not as_json and plan.steps:
+    plan_now = partial(plan_setup, home, images=images, mirror=mirror, parts=frozenset(parts))
+    steps, problem = plan_now(refresh=refresh)
+    act = bool(steps) and (yes or not as_json)
+    if not as_json and steps:
         click.echo("Steps:")
-        for number, step in enumerate(plan.steps, 1):
+        for number, step in enumerate(steps, 1):
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
     if act and not yes:
         if not sys.stdin.isatty():
+            hint = "add --yes, or --json to only show the steps"
             raise MisuseError(
-                "confirmation is needed, but standard input is not a terminal",
-                hint="add --yes, or --dry-run to only show the steps",
+                "confirmation is needed, but standard input is not a terminal", hint=hint
             )
         click.confirm("Continue?", default=True, abort=True)
+    left = steps
     if act:
-        _carry_out(plan, home, mirror, quiet=as_json)
-        left = plan_now(host_state(home))
-    is_ready = not left.problems and not left.steps
+        make_store_dir(home)
+        for number, step in enumerate(steps, 1):
+            title = f"[{number}/{len(steps)}] {step.title}"
+            with progress(title, quiet=as_json, is_step=True) as report:
+                step.act(report)
+        left, problem = plan_now()
+    is_ready = problem is None and not left
     if as_json:
-        steps = [{"title": step.title, "command": step.command, "done": act} for step in plan.steps]
-        problems = [{"what": each.what, "hint": each.hint} for each in left.problems]
-        about = {"ready": is_ready, "host": state.pretty_name, "home": os.fspath(home)}
-        print_json({**about, "steps": steps, "problems": problems})
-    else:
-        for problem in left.problems:
-            click.echo(as_text(of_error(problem)), err=True)
-        if is_ready:
-            click.echo(
-                "This host is ready.\n"
-                "Next: `belljar doctor` shows what it can do, and `belljar exec -- uname -a` runs "
-                "a command in a cell."
-            )
-        elif not act and left.steps:
-            click.echo("Nothing was changed.")
-    return 0 if not left.problems and (dry_run or not left.steps) else HostError.exit_code
-
-
-def _carry_out(plan: SetupPlan, home: Path, mirror: str, *, quiet: bool) -> None:
-    """Each step in order. What apt prints is in a log, which its errors name."""
-    from belljar.image.build import build_image, recipe
-
-    make_store_dir(home)
-    log = home / "setup.log"
-    log.write_text("")
-    log.chmod(0o600)
-    for number, step in enumerate(plan.steps, 1):
-        title = f"[{number}/{len(plan.steps)}] {step.title}"
-        with progress(title, quiet=quiet, is_step=True) as report:
-            if step.kind == "kernel":
-                codename = platform.freedesktop_os_release().get("VERSION_CODENAME") or "bookworm"
-                report("fetching and checking the package")
-                sources = kernel_sources(host_sources(), codename, mirror=mirror)
-                fetch_kernel(home, sources, REQUIRED_MODULES)
-            elif step.kind == "image":
-                build_image(home, recipe(step.detail), mirror=mirror, report=report)
-            elif step.kind == "write":
-                try:
-                    Path(BACKPORTS_FILE).write_text(step.detail)
-                    # Whatever root's umask: an ordinary user's setup reads it, too
-                    Path(BACKPORTS_FILE).chmod(0o644)
-                except OSError as error:
-                    what = f"this file can't be written: {error.strerror}"
-                    raise HostError(what, where=BACKPORTS_FILE, hint=step.command) from error
-            else:
-                # Fetching can be interrupted; unpacking, once begun, is finished first
-                program, *arguments = step.command.split()
-                argv, installs = [tool(program), *arguments], "install" in arguments
-                if installs:
-                    run_logged([*argv, "--download-only"], log=log, on_line=report)
-                run_logged(argv, log=log, on_line=report, finish_when_interrupted=installs)
-
-
-# --- what is present on this host
-
-
-def host_state(home: Path) -> HostState:
-    """The host and the store in `home`. Raises `HostError`."""
-    if platform.system() != "Linux":
-        raise HostError(
-            f"Belljar runs on Linux, and this is {platform.system()}",
-            hint="use a Linux machine, or a virtual machine with Linux",
+        shown = [{"title": step.title, "command": step.command, "done": act} for step in steps]
+        problems = [] if problem is None else [{"what": problem.what, "hint": problem.hint}]
+        about = {"ready": is_ready, "host": _host_name(), "home": os.fspath(home)}
+        print_json({**about, "steps": shown, "problems": problems})
+    elif problem is not None:
+        click.echo(as_text(of_error(problem)), err=True)
+    elif is_ready:
+        click.echo(
+            "This host is ready.\n"
+            "Next: `belljar doctor` shows what it can do, and `belljar exec -- uname -a` runs "
+            "a command in a cell."
         )
-    release: Mapping[str, str] = {}
-    with suppress(OSError):
-        release = platform.freedesktop_os_release()
-    # A kernel without the modules that guests need now counts as missing.
-    kernel_version, images = "", frozenset[str]()
-    with suppress(HostError):
-        kernel = current_kernel(home)
-        kernel_version = kernel.version if kernel.wanted == REQUIRED_MODULES else ""
-    with suppress(HostError):
-        images = frozenset(name for image in Store(home).list() for name in image.names)
-    arch = debian_arch()
-    place = next(path for path in (home, *home.parents) if path.is_dir())
-    return HostState(
-        distribution=release.get("ID", "unknown"),
-        codename=release.get("VERSION_CODENAME", ""),
-        pretty_name=release.get("PRETTY_NAME", "an unknown Linux"),
-        is_root=os.geteuid() == 0,
-        debian_arch=arch,
-        tools=frozenset(need.command for need in needs(arch) if _is_there(need)),
-        sources=tuple(host_sources()),
-        kernel=kernel_version,
-        images=images,
-        free_bytes=shutil.disk_usage(place).free,
-    )
+    return 0 if is_ready else HostError.exit_code
 
 
-def _is_there(need: Need) -> bool:
-    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    if path is None or not need.least_version:
-        return path is not None
-    match = _VERSION.search(ask_text(path, ("--version",)))
-    return match is not None and at_least(match[1], need.least_version)
+def plan_setup(
+    home: Path,
+    *,
+    images: Sequence[str],
+    mirror: str = "",
+    parts: frozenset[str] = frozenset(),
+    refresh: bool = False,
+) -> tuple[list[Step], HostError | None]:
+    """The steps to a ready host, and what prevents readiness after them.
 
-
-# --- what would be done; pure: the state of the host is handed in
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A tool: command, Debian's package, what for; `only_with`: the part of `--with` for it."""
-
-    command: str
-    package: str
-    use: str
-    backports: bool = False
-    least_version: str = ""
-    only_with: str = ""
-
-    def __str__(self) -> str:
-        least = f" ≥ {self.least_version}" if self.least_version else ""
-        return f"{self.command}{least} ({self.use})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostState:
-    """`tools`: the needed commands that are there, and new enough."""
-
-    distribution: str
-    codename: str
-    pretty_name: str
-    is_root: bool
-    debian_arch: str
-    tools: frozenset[str]
-    sources: Sequence[AptSource] = ()
-    kernel: str = ""
-    images: frozenset[str] = frozenset()
-    free_bytes: int = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """`command` does it, too. `detail`: the text of `BACKPORTS_FILE`, or the name of the image."""
-
-    kind: Literal["write", "run", "kernel", "image"]
-    title: str
-    command: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetupPlan:
-    """Ordered steps, and what prevents readiness after them."""
-
-    steps: tuple[Step, ...] = ()
-    problems: tuple[HostError, ...] = ()
+    Raises `HostError` when a step needs a Debian mirror and none is known.
+    """
+    sources, steps, problem = host_sources(), list[Step](), None
+    codename = _release().get("VERSION_CODENAME", "")
+    missing = [
+        need
+        for need in needs(debian_arch())
+        if need.only_with in {"", *parts} and not _is_there(need)
+    ]
+    named = f"missing: {', '.join(map(str, missing))}"
+    if missing and (_release().get("ID") != "debian" or codename not in _SUITES):
+        what = f"{named}; packages are installed on Debian 12 or 13, and this is {_host_name()}"
+        packages = " ".join(need.package for need in missing)
+        hint = f"install them, by Debian's names: {packages}\nthen run `belljar setup` again"
+        return [], HostError(what, where="setup", hint=hint)
+    if missing:
+        line = install_line(missing, codename, sources)
+        if os.geteuid() == 0:
+            title = f"Install {', '.join(sorted(need.package for need in missing))}"
+            steps.append(Step(title, line, partial(_install, home, line)))
+        else:
+            problem = HostError(named, where="setup", hint=f"as root, run:\n{line}")
+    if refresh or not _has_kernel(home):
+        title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
+        kernel = partial(_fetch_kernel, home, codename or "bookworm", mirror)
+        steps.append(Step(title, "belljar setup --no-image", kernel))
+    can_build = problem is None or not {"mmdebstrap", "sqfstar"} & {n.command for n in missing}
+    there = _image_names(home)
+    for name in images if can_build else ():
+        if refresh or name not in there:
+            build = partial(_build_image, home, name, mirror)
+            steps.append(Step(f"Build the image {name}", f"belljar image build {name}", build))
+    if steps:  # without a mirror, refuse before anything is begun
+        debian_sources(sources, "bookworm", mirror=mirror)
+    return steps, problem
 
 
 def needs(debian_arch: str) -> tuple[Need, ...]:
@@ -274,80 +210,72 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
     )
 
 
-def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list[Need]:
-    """The needed tools that are missing or too old."""
-    return [
-        need
-        for need in needs(state.debian_arch)
-        if need.only_with in {"", *parts} and need.command not in state.tools
-    ]
-
-
-def plan_setup(
-    state: HostState,
-    *,
-    images: Sequence[str] = ("default",),
-    refresh: bool = False,
-    mirror: str = "",
-    parts: frozenset[str] = frozenset(),
-) -> SetupPlan:
-    """The steps to a ready host, and remaining problems; `parts`: of `PARTS`.
-
-    Raises `HostError` when a step needs a Debian mirror and none is known, or there is no room.
-    """
-    missing = missing_tools(state, parts)
-    named = f"missing: {', '.join(map(str, missing))}"
-    if missing and (state.distribution != "debian" or state.codename not in _SUITES):
-        what = (
-            f"{named}; packages are installed on Debian 12 or 13, and this is {state.pretty_name}"
-        )
-        packages = " ".join(need.package for need in missing)
-        hint = f"install them, by Debian's names: {packages}\nthen run `belljar setup` again"
-        return SetupPlan(problems=(HostError(what, where="setup", hint=hint),))
-    installing, problems = _installing(state, missing) if missing else [], list[HostError]()
-    if missing and not state.is_root:
-        commands = (step.command for step in installing)
-        hint = "\n".join(["as root, run `belljar setup`, or:", *commands])
-        problems, installing = [HostError(named, where="setup", hint=hint)], []
-    making = list[Step]()
-    if refresh or not state.kernel:
-        title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-        making.append(Step("kernel", title, "belljar setup --no-image"))
-    absent = {need.command for need in missing} if problems else set()
-    for name in images if not absent & {"mmdebstrap", "sqfstar"} else ():
-        if refresh or name not in state.images:
-            build = f"belljar image build {name}"
-            making.append(Step("image", f"Build the image {name}", build, name))
-    if making:  # without a mirror, refuse before anything is begun
-        debian_sources(state.sources, "bookworm", mirror=mirror)
-        needed = sum(_IMAGES_DISK_BYTES for step in making if step.detail) + _TOOLS_DISK_BYTES
-        if state.free_bytes < needed:
-            both = f"{format_size(needed)} of disk is needed, and {format_size(state.free_bytes)}"
-            what = f"about {both} is free where the store is"
-            raise HostError(what, where="setup", hint=HINT_SPACE)
-    return SetupPlan(steps=(*installing, *making), problems=tuple(problems))
-
-
-def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
-    """Add backports if needed, update, install from each suite."""
-    newer = [need.package for need in missing if need.backports and state.codename == "bookworm"]
-    plain = [need.package for need in missing if need.package not in newer]
-    steps = []
-    if newer and not has_suite(state.sources, _BACKPORTS):
-        main = debian_sources(state.sources, "bookworm")[0]
+def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSource]) -> str:
+    """The shell command that installs them on Debian, from backports where 12 needs it. Pure."""
+    apt, commands = "apt-get -q -y", list[str]()
+    newer = sorted(n.package for n in missing if n.backports and codename == "bookworm")
+    plain = sorted({need.package for need in missing} - {*newer})
+    if newer and not has_suite(sources, _BACKPORTS):
+        main = debian_sources(sources, "bookworm")[0]
         suite = AptSource(uri=main.uri, suites=(_BACKPORTS,), signed_by=main.signed_by)
-        text = suite.deb822()
-        on_one_line = text.replace("\n", "\\n")
-        command = f"printf '{on_one_line}' > {BACKPORTS_FILE}"
-        steps.append(Step("write", f"Add the suite {_BACKPORTS} to apt", command, text))
-    steps.append(Step("run", "Read the package lists", f"{_APT} update"))
-    for suite_name, packages, option in (
-        (_BACKPORTS, newer, f" -t {_BACKPORTS}"),
-        (state.codename, plain, ""),
-    ):
+        text = suite.deb822().replace("\n", "\\n")
+        # An ordinary user's setup reads it too, whatever root's umask
+        commands.append(f"printf '{text}' > {BACKPORTS_FILE} && chmod 644 {BACKPORTS_FILE}")
+    commands.append(f"{apt} update")
+    for packages, option in ((newer, f" -t {_BACKPORTS}"), (plain, "")):
         if packages:
-            names = sorted(packages)
-            title = f"Install from {suite_name}: {', '.join(names)}"
-            command = f"{_APT} install --no-install-recommends{option} {' '.join(names)}"
-            steps.append(Step("run", title, command))
-    return steps
+            install = f"{apt} install --no-install-recommends{option}"
+            commands.append(f"{install} {' '.join(packages)}")
+    return " && ".join(commands)
+
+
+def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
+    """What apt prints is in a log, which its errors name."""
+    log = home / "setup.log"
+    log.write_text("")
+    log.chmod(0o600)
+    run_logged(["/bin/sh", "-c", line], log=log, on_line=report)
+
+
+def _fetch_kernel(home: Path, codename: str, mirror: str, report: Callable[[str], None]) -> None:
+    report("fetching and checking the package")
+    sources = kernel_sources(host_sources(), codename, mirror=mirror)
+    fetch_kernel(home, sources, REQUIRED_MODULES)
+
+
+def _build_image(home: Path, name: str, mirror: str, report: Callable[[str], None]) -> None:
+    from belljar.image.build import build_image, recipe
+
+    build_image(home, recipe(name), mirror=mirror, report=report)
+
+
+def _release() -> dict[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
+
+
+def _host_name() -> str:
+    return _release().get("PRETTY_NAME") or platform.system()
+
+
+def _has_kernel(home: Path) -> bool:
+    """A kernel without the modules that guests need now counts as missing."""
+    with suppress(HostError):
+        return current_kernel(home).wanted == REQUIRED_MODULES
+    return False
+
+
+def _image_names(home: Path) -> set[str]:
+    with suppress(HostError):
+        return {name for image in Store(home).list() for name in image.names}
+    return set()
+
+
+def _is_there(need: Need) -> bool:
+    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
+    if path is None or not need.least_version:
+        return path is not None
+    match = _VERSION.search(ask_text(path, ("--version",)))
+    return match is not None and at_least(match[1], need.least_version)

@@ -88,7 +88,6 @@ def gather_facts(
             home / "facts" / "runtimes.json",
             environ=os.environ,
             kernel_release=kernel_release,
-            groups=group.version,
             prove=prove_runtime,
             again=prove_again,
             doubt=doubt,

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError
-from belljar.host.model import CgroupVersion, KvmFact, KvmState, RuntimeFact, RuntimeState
+from belljar.host.model import KvmFact, KvmState, RuntimeFact, RuntimeState
 from belljar.host.tools import (
     SEARCH_PATH,
     ask_text,
@@ -34,7 +34,6 @@ RUNC_MIN: Final = "1.1"
 RUNSC_MIN: Final = "20231009"
 REFUTED_FOR_S: Final = 30.0
 """Saves the cells of a run repeated failing trials."""
-_MIN_VERSIONS: Final = {"runc": RUNC_MIN, "runsc": RUNSC_MIN, "crun": "1.4"}
 _DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)", re.IGNORECASE)
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
@@ -97,7 +96,6 @@ def runtime_facts(
     *,
     environ: Mapping[str, str],
     kernel_release: str,
-    groups: CgroupVersion,
     prove: ProveRuntime | None = None,
     again: bool = False,
     doubt: bool = False,
@@ -109,7 +107,7 @@ def runtime_facts(
     """
     found = []
     for tier, name in (("container", environ.get(RUNTIME_VARIABLE) or "runc"), ("gvisor", "runsc")):
-        fact = _look(tier, name, groups, cache_file)
+        fact = _look(tier, name, cache_file)
         if fact.state is not RuntimeState.UNUSABLE:
             fact = _tried(fact, cache_file, kernel_release, prove, again=again, doubt=doubt)
         found.append(fact)
@@ -128,16 +126,15 @@ def kind_of(name: str) -> str:
     return "runsc" if Path(name).name.startswith("runsc") else "runc"
 
 
-def _look(tier: str, name: str, groups: CgroupVersion, cache_file: Path) -> RuntimeFact:
+def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
     path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    families = (known for known in ("runsc", "crun") if Path(name).name.startswith(known))
-    family = next(families, "runc")
+    kind = kind_of(name)
     fact = RuntimeFact(
         tier=tier,
         name=name,
-        kind=kind_of(name),
+        kind=kind,
         path=str(Path(path).absolute()) if path else "",
-        needed_min=_MIN_VERSIONS[family],
+        needed_min=RUNSC_MIN if kind == "runsc" else RUNC_MIN,
     )
     if tier == "container" and fact.kind == "runsc":
         reason = f"{name} is the gvisor tier's runtime, not the container tier's"
@@ -154,37 +151,29 @@ def _look(tier: str, name: str, groups: CgroupVersion, cache_file: Path) -> Runt
         is_there = Path(name).is_absolute() and os.path.lexists(name)
         why = "is no program that this user can run" if is_there else "is missing"
         return replace(fact, reason=f"{name} {why}", hint=hint)
-    if family == "crun":
-        hint = f"use runc (unset {RUNTIME_VARIABLE}), or crun 1.9 or newer"
-    fact = replace(fact, version=_version(path, family, cache_file), hint=hint)
-    reason = _unfit(fact, family, groups)
+    fact = replace(fact, version=_version(path, fact.kind, cache_file), hint=hint)
+    reason = _unfit(fact)
     state = RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN
     return replace(fact, state=state, reason=reason)
 
 
-def _version(path: str, family: str, cache_file: Path) -> str:
+def _version(path: str, kind: str, cache_file: Path) -> str:
     """Cached: asking takes longer than starting a container."""
     key = f"version of {file_identity(path)}"
     known = read_json(cache_file).get(key)
     if isinstance(known, str) and known:
         return known
-    version = parse_version(family, ask_text(path, ("--version",)))
+    version = parse_version(kind, ask_text(path, ("--version",)))
     if version:
         write_json(cache_file, {**read_json(cache_file), key: version})
     return version
 
 
-def _unfit(fact: RuntimeFact, family: str, groups: CgroupVersion) -> str:
+def _unfit(fact: RuntimeFact) -> str:
     if not fact.version:
-        expected = f"`{family} version {fact.needed_min}`"
-        return f"{fact.path} doesn't say its version, as every OCI runtime does ({expected})"
+        return f"{fact.path} doesn't say its version, as every OCI runtime does"
     if not at_least(fact.version, fact.needed_min):
         return f"{fact.name} {fact.version} is too old: {fact.needed_min} or newer is needed"
-    if family == "crun" and groups is CgroupVersion.HYBRID and not at_least(fact.version, "1.9"):
-        return (
-            f"crun {fact.version} ends with status 1 and without a word where control groups of "
-            f"version 1 and 2 are mixed, as here"
-        )
     return ""
 
 

@@ -17,7 +17,6 @@ from typing import Final
 from belljar.dataclass import replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import debian_arch
-from belljar.image.daemon import save_image
 from belljar.image.layers import ImportLimits
 from belljar.image.origin import (
     ImageParts,
@@ -90,28 +89,32 @@ def fetched(
         with files_of_archive(path, work, limits) as files:
             yield find(files, tag, path, limits)
         return
-    daemon = None
+    names: tuple[str, ...] | None = None
     try:
         if transport == "docker":
             found = _copied(rest, work, limits, report)
         else:
-            daemon, names, digests = daemon_image(rest, limits)
-            save_image(
-                daemon,
-                work / "source",
-                max_bytes=limits.max_bytes + _SLACK_BYTES,
-                stall_s=_DAEMON_STALLS * limits.stall_s,
-                timeout_s=limits.timeout_s,
-                report=report,
-            )
+            names, digests = _saved(rest, work, limits, report)
     except HostError as error:
         raise _refused(error, ref) from error
-    if daemon is None:
+    if names is None:
         yield found
         return
     with files_of_archive(work / "source", work, limits) as files:
         found = image_in_archive(files, "", work / "source", limits)
         yield replace(found, names=names, digests=digests)
+
+
+def _saved(
+    rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Have a daemon's image written to `source`; its names and digests there."""
+    daemon, names, digests = daemon_image(rest, work, limits)
+    save = [daemon.program, "save", "--output", "source", daemon.image_id]
+    patient = replace(limits, stall_s=_DAEMON_STALLS * limits.stall_s)
+    watch, env = _watch(work, printable(rest), patient, report), plain_env(TMPDIR=str(work))
+    run_tool(save, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
+    return names, digests
 
 
 def _copied(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
-from belljar.image.daemon import daemon_answers, daemon_hosts
+from belljar.image.daemon import daemon_programs
 from belljar.image.fetch import fetched, transport_of
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, open_layer
@@ -246,14 +246,9 @@ def obtain(
     limits: ImportLimits,
     build: Build,
     report: Report = lambda _line: None,
-    environ: Mapping[str, str] = os.environ,
 ) -> Iterator[Obtained]:
     """Get each missing image; a failure hides no other."""
-    daemon: HostError | bool
-    try:
-        daemon = any(daemon_answers(host) for host in daemon_hosts(environ))
-    except HostError as error:
-        daemon = error
+    has_daemon = bool(daemon_programs())
     seen = set[WantedImage]()
 
     def each(one: WantedImage) -> Iterator[Obtained]:
@@ -265,7 +260,7 @@ def obtain(
             report(f"{one.image}: {line}")
 
         try:
-            yield _fetched(home, one, limits, report_of, daemon=daemon)
+            yield _fetched(home, one, limits, report_of, has_daemon=has_daemon)
             return
         except BelljarError as error:
             if not one.build and one.image not in MADE_HERE:
@@ -289,9 +284,8 @@ def _fetched(
     limits: ImportLimits,
     report: Report,
     *,
-    daemon: HostError | bool,
+    has_daemon: bool,
 ) -> Obtained:
-    """`daemon`: True when one answers, or its error."""
     if wanted.why:
         raise HostError(f"its image is not known: {wanted.why}", where=wanted.image)
     try:
@@ -300,10 +294,8 @@ def _fetched(
         missing = error
     if wanted.image in MADE_HERE:
         raise missing
-    failed: list[BelljarError] = [daemon] if isinstance(daemon, HostError) else []
-    for each in failed:
-        report(f"not from a daemon: {each.what}")
-    sources = ["docker-daemon:"] if daemon is True else []
+    failed = list[BelljarError]()
+    sources = ["docker-daemon:"] if has_daemon else []
     if not wanted.build and not IMAGE_ID.fullmatch(wanted.image):
         sources.append("docker://")  # a registry can't give an image by its id
     for source in sources:

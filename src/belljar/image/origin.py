@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.image.config import debian_arch
-from belljar.image.daemon import DIGEST, DaemonImage, ask_daemons, daemon_hosts
+from belljar.image.daemon import DIGEST, DaemonImage, ask_daemons
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, is_plain, open_layer
 from belljar.image.layers.headers import ImageEntryKind, read_entries
@@ -189,7 +189,7 @@ _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 
 
 def daemon_image(
-    text: str, limits: ImportLimits
+    text: str, work: Path, limits: ImportLimits
 ) -> tuple[DaemonImage, tuple[str, ...], tuple[str, ...]]:
     """Ask the daemons for a name or an id: the image, its names and its digests.
 
@@ -197,7 +197,7 @@ def daemon_image(
     """
     reference = None if _SHORT_ID.fullmatch(text) else reference_of(text)
     name = reference.untagged.familiar if reference else text
-    found = ask_daemons(daemon_hosts(os.environ), name, timeout_s=limits.answer_s)
+    found = ask_daemons(name, work, timeout_s=limits.answer_s)
     digests = tuple(dict.fromkeys((found.image_id, *found.digests)))
     if reference is not None and reference.digest and reference.digest not in digests:
         raise PolicyError(

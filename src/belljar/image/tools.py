@@ -95,11 +95,10 @@ def run_logged(
     log: Path,
     on_line: Callable[[str], None] = lambda _line: None,
     timeout_s: float = 3600,
-    finish_when_interrupted: bool = False,
 ) -> None:
-    """Run a tool to its end, its output appended to `log`. Raises `HostError` when it fails.
+    """Run an installer to its end, its output appended to `log`. Raises `HostError` when it fails.
 
-    `finish_when_interrupted`: raise an interruption only after it has ended.
+    An interruption is raised only after it has ended: half of a package would be left.
     """
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(argv)}\n".encode())
@@ -116,8 +115,7 @@ def run_logged(
             try:
                 status = _polled(process.wait, argv, timeout_s)
             except KeyboardInterrupt:
-                if finish_when_interrupted:
-                    process.wait(timeout_s)
+                process.wait(timeout_s)
                 raise
     if status != 0:
         raise HostError(

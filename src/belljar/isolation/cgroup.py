@@ -69,12 +69,6 @@ def plan_groups(
     )
 
 
-def usable(controllers: Iterable[str]) -> tuple[str, ...]:
-    """Controllers under which this process can make groups."""
-    parents, _ = _host_parents()
-    return tuple(name for name in controllers if name in parents)
-
-
 def sweep_groups() -> None:
     """Remove trial groups of crashed owners."""
     found = _hierarchies()

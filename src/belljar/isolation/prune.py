@@ -1,6 +1,7 @@
 """Removes unneeded parts of the store.
 
-All are made again when wanted, except unnamed images (`everything` only). Parts in use stay.
+All are made again when wanted, except unnamed images (`everything` only). Parts in use stay. What
+is half made is not its business: each start, and `belljar reap`, sweep it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,16 @@ from belljar.isolation.oci.trees import remove_trees
 from belljar.isolation.program_root import outdated_roots, remove_root
 from belljar.store.journal import Journal
 from belljar.store.locks import in_use, locked
-from belljar.store.scratch import MAKING, is_owned, orphans, remove_tree, retire_unclaimed
+from belljar.store.scratch import remove_tree, retire_unclaimed
 from belljar.units import format_duration
 
-PartKind: TypeAlias = Literal["image", "template", "tree", "build", "root", "kernel", "half-made"]
+PartKind: TypeAlias = Literal["image", "template", "tree", "build", "root", "kernel"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ROOTS: Final = ("vmm", "runtimes", "unpackers", "wires")
 _BLOCK_BYTES: Final = 512
 _UNCLAIMED: Final = frozenset({"root", "kernel", "image"})
-"""Used without a claim: stays while any cell lives."""
-_CLAIMED: Final = frozenset({"template", "tree", "build"})
-_MAY_HAVE: Final = "cells live, and may have it"
+"""Used without a claim, which the others have: stays while any cell lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +97,7 @@ def unneeded(
         ),
         *_kernels(home, before),
     )
-    busy = _cells_live(home)
-    return tuple(_measured(part, busy=busy) for part in (*parts, *_halves(home)))
+    return tuple(_measured(part, home) for part in parts)
 
 
 def _cells_live(home: Path) -> bool:
@@ -160,25 +158,6 @@ def _kernels(home: Path, before: float) -> Iterator[PrunedPart]:
             )
 
 
-def _halves(home: Path) -> Iterator[PrunedPart]:
-    places = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
-    halves = [
-        *orphans(home / "tmp"),
-        *(
-            half
-            for place in places
-            if place.name != "trees"
-            for half in orphans(place, prefix=MAKING)
-        ),
-    ]
-    trees = (home / "trees").glob(f"{MAKING}*") if (home / "trees").is_dir() else ()
-    halves += [half for half in trees if not is_owned(half.name, prefix=MAKING)]
-    for half in halves:
-        yield PrunedPart(
-            kind="half-made", path=half, why="the process that made or removed it died"
-        )
-
-
 def _keyed(directory: Path) -> list[Path]:
     return [
         path for path in sorted(directory.glob("*")) if _KEY.fullmatch(path.name) and path.is_dir()
@@ -194,13 +173,17 @@ def _unused(directory: Path, before: float) -> str:
     return f"not used for {format_duration(max(0.0, time.time() - used))}" if used <= before else ""
 
 
-def _measured(part: PrunedPart, *, busy: bool) -> PrunedPart:
-    sized = replace(part, size_bytes=disk_bytes(part.path))
-    if part.kind in _CLAIMED and in_use(part.path):
-        return replace(sized, state="in use", note="a cell or a build has it")
-    if part.kind in _UNCLAIMED and busy:
-        return replace(sized, state="in use", note=_MAY_HAVE)
-    return sized
+def _measured(part: PrunedPart, home: Path) -> PrunedPart:
+    note = _claimed_by(part, home)
+    state: PartState = "in use" if note else "unneeded"
+    return replace(part, size_bytes=disk_bytes(part.path), state=state, note=note)
+
+
+def _claimed_by(part: PrunedPart, home: Path) -> str:
+    """Who may have it; "": nobody."""
+    if part.kind in _UNCLAIMED:
+        return "cells live, and may have it" if _cells_live(home) else ""
+    return "a cell or a build has it" if in_use(part.path) else ""
 
 
 def disk_bytes(path: Path) -> int:
@@ -231,15 +214,10 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
         if part.path.exists():
             why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
             return replace(part, state="failed", note=why)
-    return replace(part, state="removed") if not part.path.exists() else _kept(part, home)
-
-
-def _kept(part: PrunedPart, home: Path) -> PrunedPart:
-    if part.kind in _UNCLAIMED:
-        note = _MAY_HAVE if _cells_live(home) else "it is needed again"
+    if not part.path.exists():
+        return replace(part, state="removed")
+    if note := _claimed_by(part, home) or ("it is needed again" if part.kind in _UNCLAIMED else ""):
         return replace(part, state="in use", note=note)
-    if part.kind in _CLAIMED and in_use(part.path):
-        return replace(part, state="in use", note="a cell or a build took it meanwhile")
     return replace(part, state="failed", note="it could not be removed")
 
 
@@ -260,5 +238,3 @@ def _remove(part: PrunedPart, home: Path) -> None:
             remove_root(home, part.path)
         case "kernel":
             remove_kernel(home, part.path.name)
-        case _:
-            remove_tree(part.path)

@@ -18,8 +18,8 @@ from tests.integration.range_programs.scene import (
     within,
 )
 
-from belljar.host.cgroups import CONTROLLERS
-from belljar.isolation.cgroup import processes_in, usable
+from belljar.isolation.cgroup import processes_in
+from belljar.isolation.trials import find_facts
 from belljar.network.owner.range import NetworkRange
 from belljar.plan.network import NetworkBounds
 from belljar.store.journal import Journal
@@ -35,7 +35,7 @@ ASK = (
 
 def controllers() -> tuple[str, ...]:
     """What this user has here."""
-    return usable(CONTROLLERS)
+    return find_facts().cgroup.controllers
 
 
 def groups_of(home: Path, made: NetworkRange) -> tuple[Path, ...]:

@@ -26,7 +26,7 @@ from belljar.isolation.program_root import RootRecipe, ensure_root
 from belljar.isolation.prune import PrunedPart, prune, remove_part, unneeded
 from belljar.store.journal import Journal, new_cell_id, own_entry
 from belljar.store.locks import locked
-from belljar.store.scratch import MAKING, owned_name
+from belljar.store.scratch import MAKING
 
 pytestmark = pytest.mark.anyio
 DAY_S = 86_400.0
@@ -147,10 +147,8 @@ async def test_everything_is_what_no_cell_uses(home: Path) -> None:
 
 
 async def test_a_dry_run_says_the_same_and_removes_nothing(home: Path) -> None:
-    """Also of what is half made."""
+    """It makes no difference to what is found."""
     template(home, STALE, used_s_ago=15 * DAY_S)
-    half = home / "templates" / (MAKING + dead_name("c-0123456789ab"))
-    half.mkdir()
     before = everything_in(home)
     said = await prune(home, unused_for_s=14 * DAY_S, dry_run=True)
     assert everything_in(home) == before
@@ -169,9 +167,9 @@ async def test_a_template_of_a_living_cell_stays(home: Path) -> None:
 
 
 async def test_a_template_that_is_being_made_stays(home: Path) -> None:
-    """Whoever makes it has its lock, and what is half made bears its maker's name."""
+    """Whoever makes it has its lock; what is half made is left to each start's sweep."""
     directory = template(home, STALE, used_s_ago=15 * DAY_S)
-    making = home / "templates" / owned_name(MAKING, "c-0123456789ab")
+    making = home / "templates" / (MAKING + dead_name("c-0123456789ab"))
     making.mkdir()
     lock = home / "locks" / lock_name(STALE)
     lock.parent.mkdir()
@@ -307,16 +305,8 @@ async def test_two_prunes_at_once_are_no_error(home: Path, tmp_path: Path) -> No
     program.write_text("newer")
     template(home, STALE)
     (home / "trees" / IMAGE).mkdir(parents=True)
-    (home / "templates" / (MAKING + dead_name("c-0123456789ab"))).mkdir()
     found = unneeded(home, 0, everything=True)
-    assert {part.kind for part in found} == {
-        "root",
-        "kernel",
-        "image",
-        "template",
-        "tree",
-        "half-made",
-    }
+    assert {part.kind for part in found} == {"root", "kernel", "image", "template", "tree"}
     for part in found:
         shutil.rmtree(part.path)
     assert {(await remove_part(part, home)).state for part in found} == {"removed"}
