@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from belljar.host.facts import APPARMOR_SWITCH
 from belljar.host.model import (
     CoreFact,
     CoreState,
@@ -17,13 +15,11 @@ from belljar.host.model import (
     KvmState,
     UsernsFact,
 )
-from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VARIABLE
-from belljar.host.tools import QEMU_MIN
 from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
 from belljar.plan.explain import KVM_HINTS, OBSTACLES, obstacle_text
 from belljar.plan.make import isolation_of
 from belljar.plan.model import Obstacle, ObstacleCode, ObstacleValue
-from belljar.plan.obstacles import MIN_KERNEL, cores_warning
+from belljar.plan.obstacles import cores_warning
 from belljar.policy import Resources, Tier
 
 
@@ -86,24 +82,6 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(
     shown = release if release == "strange" else release.rpartition(".")[0]
     assert obstacle.values == {"tier": tier.value, "release": shown, "needed": "6.6"}
     assert tier_obstacles(Tier.MICROVM, old) == ()
-
-
-def test_what_the_page_on_tiers_says_is_needed() -> None:
-    """The same versions, variable and switch as are checked."""
-    page = (Path(__file__).parents[3] / "docs/tiers.md").read_text()
-    needed = (
-        f"`runc` {RUNC_MIN} or",
-        f"`runsc` {RUNSC_MIN} or",
-        f"QEMU {QEMU_MIN} or",
-        "Linux {}.{} or".format(*MIN_KERNEL),
-    )
-    said = (
-        *needed,
-        RUNTIME_VARIABLE,
-        f"{APPARMOR_SWITCH} is 1",
-        "half a minute" if REFUTED_FOR_S == 30 else "?",
-    )
-    assert [words for words in said if words not in page] == []
 
 
 def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
