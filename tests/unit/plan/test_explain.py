@@ -13,7 +13,7 @@ from belljar.plan import ImageFacts, make_plan, render_plan
 from belljar.plan.explain import ObstacleError, decoy_warnings
 from belljar.plan.make import isolation_of
 from belljar.plan.model import ObstacleCode, OciPlan
-from belljar.policy import Policy, Resources, Tier, load_preset, policy_of, resolve_policy
+from belljar.policy import Resources, Tier, load_preset, policy_of, resolve_policy
 
 
 @pytest.mark.promise("1.6")
@@ -34,20 +34,6 @@ def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFa
     assert "until the image's health check passes" in text(
         replace(image, program="/enter serve", has_check=True)
     )
-
-
-def test_an_author_sees_each_decoy_and_its_place(facts: HostFacts, image: ImageFacts) -> None:
-    """Files where they will be, also at their usual place, and services by name and port."""
-    decoys = [
-        {"id": "aws", "kind": "aws_credentials"},
-        {"id": "crm", "kind": "http", "place": "crm.corp.internal"},
-    ]
-    policy = {"belljar": 1, "risk": "low", "network": {"default": "deny"}, "decoys": decoys}
-    text = "\n".join(render_plan(make_plan(Policy.model_validate(policy), facts, image)))
-    assert "decoys    aws (aws_credentials): ~/.aws/credentials" in text
-    assert "          crm (http): crm.corp.internal:80" in text
-    without = "\n".join(render_plan(make_plan(load_preset("high").policy, facts, image)))
-    assert "decoys" not in without
 
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
