@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.probe.catalogue import PROBES
+
 TIERS: Final = ("container", "gvisor", "microvm")
 BADNESS: Final = ("contained", "void", "breached")
 
@@ -188,7 +190,9 @@ def main() -> None:
         "control groups": "version 2" if delegated else "version 1",
         "as": "root" if os.geteuid() == 0 else "an ordinary user",
     }
-    Path(sys.argv[1]).write_text(containment_page(results, _said("--list"), host), encoding="utf-8")
+    names = ("name", "group", "tries", "why")
+    probes = [{name: getattr(each, name) for name in names} for each in PROBES]
+    Path(sys.argv[1]).write_text(containment_page(results, probes, host), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class FakeCell:
         self.last_op = 0
         self.guard: Any = None
         self.described: dict[str, Any] = {}
-        self.healths = [HealthFinding(ended=True, ran=True, programs=frozenset({"ls", "rm"}))]
+        self.healths = [HealthFinding(began=True, ended=True, ran=True)]
         self.image_command, self.image_entrypoint = (), ()
         self.image_health: dict[str, Any] = {}
         self.run_probe_program = FakeProgram()

@@ -25,30 +25,21 @@ if TYPE_CHECKING:
     from belljar.channel import ExecOutput
 
 
-PROGRAMS: Final = ("ls", "cat", "cp", "mv", "rm", "mkdir", "chmod", "env")
-_SCRIPT: Final = (
-    f'for p in {" ".join(PROGRAMS)}; do command -v "$p" >/dev/null 2>&1 && echo "$p"; done;'
-    " ls -d / >/dev/null 2>&1 && echo +ran; echo +end"
-)
 SHELL: Final = "/bin/sh"
-ARGV: Final = (SHELL, "-c", _SCRIPT)
+ARGV: Final = (SHELL, "-c", "echo +began; ls -d / >/dev/null 2>&1 && echo +ran; echo +end")
 TIMEOUT_S: Final = 15.0
 """Of a check. It takes milliseconds, but a busy host must not look like a broken cell."""
 MAX_OUTPUT_BYTES: Final = 4096
 
 
 class Cause(StrEnum):
-    """What is broken in a cell."""
+    """What is broken in a cell; a damage's detail says where and why."""
 
     AGENT_DIED = "agent_died"
     PROCESS_TABLE_FULL = "process_table_full"
-    USER_MISSING = "user_missing"
-    WORKDIR_UNUSABLE = "workdir_unusable"
     SHELL_MISSING = "shell_missing"
-    SHELL_BROKEN = "shell_broken"
-    COREUTILS_MISSING = "coreutils_missing"
-    COREUTILS_BROKEN = "coreutils_broken"
     CANNOT_START = "cannot_start"
+    PROGRAMS_BROKEN = "programs_broken"
     UNRESPONSIVE = "unresponsive"
 
 
@@ -58,8 +49,8 @@ class HealthFinding:
 
     Attributes:
         stage, errno: where and why the shell could not be started; "" and 0 when it was.
-        ended: the shell ran the script to its end.
-        ran: it could run a program. programs: those of `PROGRAMS` that it found.
+        began, ended: the shell ran the script, to its end.
+        ran: it could run a program of the image.
         timed_out: no answer within `TIMEOUT_S`.
         processes_full: the guest agent met the limit of processes.
         died: why the cell is dead, "" when it lives.
@@ -67,9 +58,9 @@ class HealthFinding:
 
     stage: str = ""
     errno: int = 0
+    began: bool = False
     ended: bool = False
     ran: bool = False
-    programs: frozenset[str] = frozenset()
     timed_out: bool = False
     processes_full: bool = False
     died: str = ""
@@ -84,65 +75,43 @@ class Damage:
 
 
 def read_health(output: ExecOutput) -> HealthFinding:
-    """The facts of one check."""
-    words = output.stdout[:MAX_OUTPUT_BYTES].decode("ascii", "replace").splitlines()
+    """Return the facts of one check; nothing else of the guest's words is kept."""
+    words = output.stdout[:MAX_OUTPUT_BYTES].splitlines()
     return HealthFinding(
         stage=output.stage if output.not_started_errno is not None else "",
         errno=output.not_started_errno or 0,
-        ended="+end" in words,
-        ran="+ran" in words,
-        programs=frozenset(words) & frozenset(PROGRAMS),
+        began=b"+began" in words,
+        ended=b"+end" in words,
+        ran=b"+ran" in words,
         timed_out=output.timed_out,
         processes_full=output.processes_full,
     )
 
 
 def damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
-    """What broke since the baseline. None: nothing, or the baseline can't tell."""
+    """Return what broke since the baseline. None: nothing, or the baseline can't tell."""
     if now.died:
         return Damage(cause=Cause.AGENT_DIED, detail=now.died)
     if baseline.died or baseline.timed_out:
         return None
     if now.timed_out:
         return Damage(cause=Cause.UNRESPONSIVE, detail=f"no answer within {TIMEOUT_S:g} s")
-    if now.errno:
-        return (
-            _not_started(now)
-            if (now.stage, now.errno) != (baseline.stage, baseline.errno)
-            else None
-        )
-    return _shell_damage(baseline, now)
-
-
-def _not_started(now: HealthFinding) -> Damage:
-    why = os.strerror(now.errno)
-    if now.processes_full or (now.stage == "fork" and now.errno == errno.EAGAIN):
+    no_longer = (baseline.ended and not now.ended) or (baseline.ran and not now.ran)
+    is_as_before = (now.stage, now.errno) == (baseline.stage, baseline.errno)
+    if is_as_before if now.errno else not no_longer:
+        return None
+    # A shell that can't fork (dash) ends at the first program that it is to start.
+    stopped = now.began and not now.ended
+    is_full = now.processes_full or (now.stage == "fork" and now.errno == errno.EAGAIN)
+    if is_full or stopped:
         return Damage(cause=Cause.PROCESS_TABLE_FULL, detail="no process can be started")
-    if now.stage == "user":
-        return Damage(cause=Cause.USER_MISSING, detail="the user's account can't be read")
-    if now.stage == "cwd":
-        return Damage(cause=Cause.WORKDIR_UNUSABLE, detail=f"the working directory: {why}")
     if now.stage == "exec" and now.errno in {errno.ENOENT, errno.ENOTDIR}:
         return Damage(cause=Cause.SHELL_MISSING, detail=f"{SHELL} or its loader is missing")
-    if now.stage == "exec":
-        return Damage(cause=Cause.SHELL_BROKEN, detail=f"{SHELL}: {why}")
-    return Damage(cause=Cause.CANNOT_START, detail=f"{now.stage}: {why}")
-
-
-def _shell_damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
-    missing = sorted(baseline.programs - now.programs)
-    no_longer = (baseline.ended and not now.ended) or (baseline.ran and not now.ran)
-    # A shell that can't fork (dash) ends at the first program that it is to start, behind the list.
-    stopped = baseline.ended and not now.ended and bool(now.programs) and not missing
-    if stopped or (no_longer and now.processes_full):
-        return Damage(cause=Cause.PROCESS_TABLE_FULL, detail="the shell can start no process")
-    if baseline.ended and not now.ended:
-        return Damage(cause=Cause.SHELL_BROKEN, detail=f"{SHELL} starts and fails")
-    if missing:
-        return Damage(cause=Cause.COREUTILS_MISSING, detail=f"missing: {', '.join(missing)}")
-    if baseline.ran and not now.ran:
-        return Damage(cause=Cause.COREUTILS_BROKEN, detail="ls is there and can't be run")
-    return None
+    if now.errno:
+        why = f"{now.stage}: {os.strerror(now.errno)}"
+        return Damage(cause=Cause.CANNOT_START, detail=f"{SHELL} can't be started: {why}")
+    what = "the shell starts and fails" if not now.ended else "the shell can't run `ls`"
+    return Damage(cause=Cause.PROGRAMS_BROKEN, detail=what)
 
 
 def may_be_broken(output: ExecOutput) -> bool:

@@ -49,12 +49,6 @@ _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 @click.option(
     "--user", help="Try as this user of the image. Default: the policy's, as the workload."
 )
-@click.option(
-    "--list",
-    "listing",
-    is_flag=True,
-    help="Print the catalogue (what is tried, why, what a breach looks like); no cell.",
-)
 @json_option()
 def probe(
     policy: str | None,
@@ -63,7 +57,6 @@ def probe(
     every: bool,
     groups: tuple[str, ...],
     user: str | None,
-    listing: bool,
     as_json: bool,
 ) -> int:
     """Try to get out of a fresh cell, from inside, and let the host judge what came of it.
@@ -85,7 +78,6 @@ def probe(
       belljar probe critical --all
       belljar probe low --tier gvisor --all --json
       belljar probe --group fingerprint
-      belljar probe --list --group network
     """
     from belljar.probe.catalogue import PROBES
     from belljar.probe.run import ALL, QUICK, chosen
@@ -94,10 +86,8 @@ def probe(
     try:
         chosen(PROBES, wanted)
     except ValueError as error:
-        hint = "`belljar probe --list` lists them"
+        hint = f"use one of {', '.join(sorted({each.group for each in PROBES}))}, or a probe's name"
         raise MisuseError(str(error), param="--group", hint=hint) from None
-    if listing:
-        return _list(groups, as_json=as_json)
     return run_async(_probe, policy, tier, wanted, user, as_json=as_json)
 
 
@@ -202,33 +192,3 @@ def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - r
                 f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
             )
             console.print(text, markup=False, style=COLOURS["breached"])
-
-
-def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
-    from belljar.probe.catalogue import PROBES
-
-    found = [each for each in PROBES if not groups or each.group in groups or each.name in groups]
-    if as_json:
-        names = ("name", "group", "tries", "why", "breach")
-        print_json(
-            [
-                {
-                    **{name: getattr(each, name) for name in names},
-                    "side": each.side.value,
-                    "quick": each.quick,
-                    "expected": dict(each.expected),
-                }
-                for each in found
-            ]
-        )
-        return 0
-    for each in found:
-        click.echo(
-            f"{each.name}{'  (quick)' if each.quick else ''}\n  tries   {each.tries}\n"
-            f"  why     {each.why}\n  breach  {each.breach}\n"
-            f"  seen by {'the host' if each.witness else 'the cell'}"
-        )
-        for tier, why in each.expected.items():
-            click.echo(f"  known   {tier}: {why}")
-    click.echo(f"\n{len(found)} probes, {sum(each.quick for each in found)} of them quick")
-    return 0

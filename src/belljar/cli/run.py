@@ -147,7 +147,7 @@ def run(
         hint = "leave it out, or run on this machine alone"
         raise MisuseError("--warm and --otlp can't be used with --fleet", hint=hint)
     if not resume:
-        check_early(inspect_args, context)
+        check_early(inspect_args)
     if policy:
         check_policy(policy, tier or "")
     with reported_if_slow(LOADING):

@@ -9,7 +9,7 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ from belljar.cli.console import (
     run_async,
     tier_option,
 )
-from belljar.cli.exec import read_descriptor, report_skipped_tiers, standard_input, typed_policy
+from belljar.cli.exec import report_skipped_tiers, standard_input, typed_policy
 from belljar.errors import HostError
 from belljar.units import printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
@@ -32,9 +32,9 @@ from belljar.waiting import FIRST_CELL, reported_if_slow
 if TYPE_CHECKING:
     from anyio.abc import SocketStream, UNIXSocketStream
 
-    from belljar.cell import Cell, RunningCommand
+    from belljar.cell import Cell
 
-LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
+LOGIN_SHELL: Final = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 MAX_CLIENTS: Final = 32
 _LINGER_S: Final = 5.0
 _FORWARD: Final = re.compile(
@@ -62,7 +62,7 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
 
 
 async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
-    from belljar.cell import PtySize, open_cell, start_run
+    from belljar.cell import open_cell, start_run
 
     with start_run("shell", policy or "high", LOGIN_SHELL) as run:
         async with AsyncExitStack() as stack:
@@ -72,14 +72,8 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
             report_skipped_tiers(cell.plan)
             about = f"{cell.tier}, emulated" if cell.emulated else cell.tier
             click.echo(f"cell {cell.id} ({about}); leave with exit or Ctrl-D", err=True)
-            rows, cols = _terminal_size()
-            env = {"TERM": os.environ.get("TERM", "xterm")}
-            pty = PtySize(rows=rows, cols=cols)
-            async with (
-                _attachable(cell),
-                cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=pty) as running,
-            ):
-                code = await converse(running)
+            async with _attachable(cell):
+                code = await _terminal(cell.id, LOGIN_SHELL, user)
         run.finish("completed", exit_code=code)
         click.echo(f"cell destroyed; recorded in {run.path}", err=True)
         return code
@@ -101,35 +95,6 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
     finally:
         with anyio.CancelScope(shield=True):
             await attached.close()
-
-
-async def converse(running: RunningCommand) -> int:
-    """Join this terminal to a command; returns its exit code."""
-    import anyio
-
-    async def send_keys() -> None:
-        with suppress(BrokenPipeError):  # it ended: its output follows
-            async for keys in read_descriptor(0, waits=True):
-                await running.send_stdin(keys)
-        await running.close_stdin()
-
-    async def follow_size() -> None:
-        with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
-            await running.resize(*_terminal_size())  # It may have changed since the start.
-            async for _ in changes:
-                await running.resize(*_terminal_size())
-
-    with _raw_terminal():
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(send_keys, name="keyboard")
-            tasks.start_soon(follow_size, name="terminal size")
-            async for _stream, chunk in running:
-                _write_all(chunk)
-            output = await running.wait()
-            tasks.cancel_scope.cancel()
-    if output.not_started_errno is not None:
-        notice(f"the shell did not start: {output.why_not_started}")
-    return output.returncode
 
 
 def _write_all(content: bytes) -> None:
@@ -173,19 +138,20 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     cell still ends with its sample or shell. Output of the guest goes to your terminal unescaped:
     use a terminal you would trust with hostile output.
     """
+    _check_cell_id(cell_id)
+    return run_async(_terminal, cell_id, command, user)
+
+
+async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> int:
+    """Join this terminal to a command in a cell, by its owner; returns the exit code."""
     from belljar.harness.attach import FrameKind, Opening, frame
 
-    _check_cell_id(cell_id)
     rows, cols = _terminal_size()
     term = os.environ.get("TERM", "xterm")
-    opening = Opening(argv=command, user=user, rows=rows, cols=cols, term=term)
-
-    async def attached() -> str:
-        async with await _connected(cell_id, "attach") as owner:
-            return await relay(owner, frame(FrameKind.OPEN, opening.payload()))
-
-    with _raw_terminal():
-        status = run_async(attached)
+    opening = Opening(argv=tuple(command), user=user, rows=rows, cols=cols, term=term)
+    async with await _connected(cell_id, "attach") as owner:
+        with _raw_terminal():
+            status = await relay(owner, frame(FrameKind.OPEN, opening.payload()))
     code, _, why = status.partition(" ")
     if why:
         notice(why)
@@ -247,6 +213,8 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
 
     async def follow_size() -> None:
         with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
+            if sys.stdin.isatty():  # its size may have changed since the opening
+                await tell(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
             async for _ in changes:
                 await tell(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
 

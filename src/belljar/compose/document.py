@@ -13,7 +13,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -154,8 +154,8 @@ class NotReadError(ValueError):
         self.line = line
 
 
-def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # noqa: ANN401 - YAML
-    """The one document of a text, if any. Raises `NotReadError`. `step`: see `read_tree`."""
+def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
+    """Return the one document of a text, if any. Raises `NotReadError`."""
     from belljar.policy.yaml_tree import Reading, read_tree
 
     limits = Reading(
@@ -168,7 +168,7 @@ def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # 
         max_nodes=MAX_NODES,
         max_characters=MAX_CHARACTERS,
     )
-    tree = read_tree(text, limits, step=step)
+    tree = read_tree(text, limits)
     for problem in tree.problems:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
         raise NotReadError(message, problem.mark.line)

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
-
-import click
 
 from belljar.errors import PolicyError
 from belljar.units import printable
 
-_QUOTED_OPTION: Final = re.compile(r'["/](--[a-z][a-z0-9-]*)(?=["/])')
 
+def check_early(arguments: Sequence[str]) -> None:
+    """Refuse a missing or broken file, where that is certain without Inspect. Raises `PolicyError`.
 
-def check_early(arguments: Sequence[str], context: click.Context) -> None:
-    """Refuse a missing or broken file and an unknown option, where that is certain without Inspect.
-
-    A word after an option may be its value: Inspect's own parser judges it, later. Raises
-    `PolicyError`, `click.NoSuchOption`.
+    A word after an option may be its value: Inspect's own parser judges it, later.
     """
-    words = list(_free_words(arguments))
-    typed = [word.partition("=")[0] for word in words if word.startswith("--")]
-    spec = find_spec("inspect_ai") if typed else None
-    if spec is not None and spec.origin is not None:
-        # An option that Inspect's command line accepts is written in its source
-        sources = [path.read_text() for path in (Path(spec.origin).parent / "_cli").glob("*.py")]
-        known = {name for text in sources for name in _QUOTED_OPTION.findall(text)}
-        for name in typed if known else ():
-            if name not in known:
-                known |= {each for param in context.command.params for each in param.opts}
-                raise click.NoSuchOption(name, possibilities=sorted(known), ctx=context)
-    check_files([word for word in words if not word.startswith("-")])
+    check_files([word for word in _free_words(arguments) if not word.startswith("-")])
 
 
 def _free_words(arguments: Sequence[str]) -> Iterator[str]:

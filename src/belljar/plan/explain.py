@@ -63,30 +63,17 @@ _INSTALL: Final = "run `belljar setup`, or install {package}"
 _CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
 OBSTACLES: Final[Mapping[ObstacleCode, tuple[str, str]]] = {
     ObstacleCode.ARCHITECTURE: (
-        "the microvm tier runs on x86_64 so far, and this is {arch}",
-        "use an x86_64 host; nothing weaker is used instead",
+        "the {tier} tier runs on {known}, and this is {arch}",
+        "use such a host; nothing weaker is used instead",
     ),
-    ObstacleCode.NO_CALL_PROFILE: (
-        "there is no system call profile for {arch}",
-        "use a host of one of these: {known}",
-    ),
-    ObstacleCode.RUNTIME_NOT_CHECKED: (
-        "this host was not checked for an OCI runtime of the {tier} tier",
-        "run `belljar doctor`",
-    ),
-    ObstacleCode.RUNTIME_UNUSABLE: ("{reason}", ""),
+    ObstacleCode.RUNTIME_UNUSABLE: ("{reason}", "run `belljar doctor`"),
     ObstacleCode.RUNTIME_FAILED: (
         "{name} {version} failed to run a test container: {reason}",
         "`belljar doctor` tests it again",
     ),
-    ObstacleCode.TOOL_NOT_CHECKED: ("this host was not checked for {tool}", _INSTALL),
     ObstacleCode.TOOL_MISSING: ("{tool} is missing", _INSTALL),
-    ObstacleCode.TOOL_VERSION_UNKNOWN: (
-        "{path} has an unknown version; {needed} or newer is needed",
-        _INSTALL,
-    ),
     ObstacleCode.TOOL_TOO_OLD: (
-        "{tool} {version} is too old; {needed} or newer is needed",
+        "{tool} is version {version}; {needed} or newer is needed",
         _INSTALL,
     ),
     ObstacleCode.NO_USER_NAMESPACES: (

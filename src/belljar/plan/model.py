@@ -87,13 +87,9 @@ class ObstacleCode(StrEnum):
     """One reason; `explain.OBSTACLES` has its sentence and hint."""
 
     ARCHITECTURE = "architecture"
-    NO_CALL_PROFILE = "no_call_profile"
-    RUNTIME_NOT_CHECKED = "runtime_not_checked"
     RUNTIME_UNUSABLE = "runtime_unusable"
     RUNTIME_FAILED = "runtime_failed"
-    TOOL_NOT_CHECKED = "tool_not_checked"
     TOOL_MISSING = "tool_missing"
-    TOOL_VERSION_UNKNOWN = "tool_version_unknown"
     TOOL_TOO_OLD = "tool_too_old"
     NO_USER_NAMESPACES = "no_user_namespaces"
     NO_IDS = "no_ids"

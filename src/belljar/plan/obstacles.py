@@ -49,17 +49,17 @@ def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
 
 def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
     if facts.arch != "x86_64":
-        yield Obstacle(ObstacleCode.ARCHITECTURE, {"arch": facts.arch})
+        yield _foreign(Tier.MICROVM, ("x86_64",), facts)
     yield from _tools_and_userns("microvm", facts)
 
 
 def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     if facts.arch not in ARCHITECTURES:
-        known = tuple(ARCHITECTURES)
-        yield Obstacle(ObstacleCode.NO_CALL_PROFILE, {"arch": facts.arch, "known": known})
+        yield _foreign(tier, tuple(ARCHITECTURES), facts)
     runtime, of_tier = facts.runtime(tier.value), {"tier": tier.value}
     if runtime is None:
-        yield Obstacle(ObstacleCode.RUNTIME_NOT_CHECKED, of_tier)
+        reason = f"this host was not checked for an OCI runtime of the {tier} tier"
+        yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, {"reason": reason})
     else:
         named = {"name": runtime.name, "version": runtime.version, "reason": runtime.reason}
         if runtime.state is RuntimeState.UNUSABLE:
@@ -98,14 +98,17 @@ def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
         yield _not_available(ObstacleCode.NO_USER_NAMESPACES, facts.userns)
 
 
+def _foreign(tier: Tier, known: tuple[str, ...], facts: HostFacts) -> Obstacle:
+    values = {"tier": tier.value, "known": known, "arch": facts.arch}
+    return Obstacle(ObstacleCode.ARCHITECTURE, values)
+
+
 def _lack(tool: ToolFact, where: str) -> Obstacle:
-    code = ObstacleCode.TOOL_TOO_OLD
     if not tool.path:
-        code = ObstacleCode.TOOL_MISSING
-    elif not tool.version:
-        code = ObstacleCode.TOOL_VERSION_UNKNOWN
-    values = {"tool": tool.name, "path": tool.path, "version": tool.version}
-    return Obstacle(code, {**values, "needed": tool.needed_min}, where, tool.hint)
+        return Obstacle(ObstacleCode.TOOL_MISSING, {"tool": tool.name}, where, tool.hint)
+    version = tool.version or "unknown"
+    values = {"tool": tool.name, "version": version, "needed": tool.needed_min}
+    return Obstacle(ObstacleCode.TOOL_TOO_OLD, values, where, tool.hint)
 
 
 def _not_available(code: ObstacleCode, fact: UsernsFact | IdsFact, where: str = "host") -> Obstacle:
@@ -202,7 +205,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
     where = "network"
     tool = facts.tool("nft")
     if tool is None:
-        yield Obstacle(ObstacleCode.TOOL_NOT_CHECKED, {"tool": "nft"}, where)
+        yield Obstacle(ObstacleCode.TOOL_MISSING, {"tool": "nft"}, where)
     elif not tool.ok:
         yield _lack(tool, where)
     missing = tuple(

@@ -1,13 +1,8 @@
-"""The container's seccomp profile: `seccomp.toml` → OCI's `linux.seccomp`. Deny by default.
-
-`seccomp.json` is the same, parsed before; it counts only with the digest of `seccomp.toml`.
-"""
+"""The container's seccomp profile: `seccomp.toml` → OCI's `linux.seccomp`. Deny by default."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -95,32 +90,14 @@ def seccomp_profile(
 @cache
 def load_rules() -> Rules:
     """The package's rules."""
-    folder = Path(__file__).parent
-    text = (folder / "seccomp.toml").read_bytes()
-    known = json.loads((folder / "seccomp.json").read_bytes())
-    if known["sha256"] == hashlib.sha256(text).hexdigest():
-        return _rules(known["rules"])
-    return parse_rules(text.decode())
+    return parse_rules(Path(__file__).with_name("seccomp.toml").read_text())
 
 
 def parse_rules(text: str) -> Rules:
-    """The rules of such a file. Raises `ValueError`."""
-    import tomllib
+    """Return the rules of such a file. Raises `ValueError`."""
+    import tomllib  # here: the microvm tier needs no profile
 
-    return _rules(tomllib.loads(text))
-
-
-def parsed(text: str) -> str:
-    """`seccomp.json` for this `seccomp.toml`."""
-    import tomllib
-
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return (
-        json.dumps({"sha256": digest, "rules": tomllib.loads(text)}, separators=(",", ":")) + "\n"
-    )
-
-
-def _rules(data: Mapping[str, Any]) -> Rules:
+    data = tomllib.loads(text)
     if unknown := set(data) - {"allow", "agent", "pretend", "refuse", "gvisor"}:
         raise ValueError(f"unknown tables: {sorted(unknown)}")
     rules = Rules(

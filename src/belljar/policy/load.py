@@ -35,7 +35,7 @@ from belljar.policy.model import Policy
 from belljar.policy.network import Network, OwnCell, Record, Upstream
 from belljar.policy.sections import FileCopy, HostRules, HostToolsText, ResourcesText, Rights
 from belljar.policy.serving import Gpu, ModelBlock, Weights
-from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
+from belljar.policy.signals import DecoyText, GuardText, ProtectedText
 from belljar.policy.stand_ins import MODELS, CellStandIn, Health
 from belljar.policy.yaml_tree import Problem, YamlTree
 from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
@@ -56,8 +56,6 @@ _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("decoys",): DecoyText,
     ("guard",): GuardText,
     ("guard", "protect"): ProtectedText,
-    ("guard", "action"): ActionsText,
-    ("on",): StopsText,
     ("model",): ModelBlock,
     ("model", "weights"): Weights,
     ("model", "gpu"): Gpu,

@@ -223,34 +223,13 @@ class ProtectedText(Strict):
         return self
 
 
-ActionField: TypeAlias = Annotated[Action, kinds.choice(Action)] | None
-StopField: TypeAlias = Annotated[Stop, kinds.choice(Stop)] | None
-
-
-class ActionsText(Strict):
-    """What the guard does, by place."""
-
-    range: ActionField = Field(
-        default=None, description="What a cell sends within its range: flag, block, stop."
-    )
-    upstream: ActionField = Field(
-        default=None, description="What would reach a real service: flag, block, stop."
-    )
-    output: ActionField = Field(
-        default=None, description="What is taken out of a cell: flag, redact, stop."
-    )
-    model: ActionField = Field(
-        default=None, description="What would be sent to the model's provider: flag, redact, stop."
-    )
-
-    @model_validator(mode="after")
-    def _possible(self) -> ActionsText:
-        for place in Place:
-            action = getattr(self, place.value)
-            if action is not None and action not in ACTIONS[place]:
-                words = listed(word.value for word in ACTIONS[place])
-                raise AtError(f"{quoted(action.value)} is not one of {words}", place.value)
-        return self
+def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
+    """Refuse an action that its place can't have."""
+    for place, action in actions.items():
+        if action not in ACTIONS[place]:
+            words = listed(word.value for word in ACTIONS[place])
+            raise AtError(f"{quoted(action.value)} is not one of {words}", place.value)
+    return actions
 
 
 class GuardText(Strict):
@@ -267,19 +246,23 @@ class GuardText(Strict):
         description="Personal data that is looked for. Credentials, private keys and seed "
         "phrases always are.",
     )
-    action: ActionsText = Field(
-        default=ActionsText(),
-        description="What becomes of what is found, by place.",
+    action: Annotated[
+        Mapping[Annotated[Place, kinds.choice(Place)], Annotated[Action, kinds.choice(Action)]],
+        AfterValidator(_check_actions),
+    ] = Field(
+        default_factory=dict,
+        description="What becomes of what is found. In `range` (sent within the range) and "
+        "`upstream` (to a real service): flag, block, stop. In `output` (taken out of a cell) and "
+        "`model` (to the model's provider): flag, redact, stop.",
         json_schema_extra={"default": {}},
     )
 
     def rules(self) -> GuardRules:
         """The same for the program."""
-        named = self.action.model_dump()
         return GuardRules(
             protect=tuple(Protected(**item.model_dump()) for item in self.protect),
             classes=self.classes,
-            actions={place: named[place.value] or DEFAULT_ACTIONS[place] for place in Place},
+            actions={**DEFAULT_ACTIONS, **self.action},
         )
 
 
@@ -299,24 +282,6 @@ def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON valu
         "classes": list(rules.classes),
         "action": {place.value: rules.action(place).value for place in Place},
     }
-
-
-class StopsText(Strict):
-    """What is stopped when something happens."""
-
-    decoy_touched: StopField = Field(default=None, description="A decoy was opened or read.")
-    decoy_taken: StopField = Field(
-        default=None, description="A decoy's value left the cell in output or a file."
-    )
-    decoy_used: StopField = Field(
-        default=None, description="A decoy's value was presented to a service."
-    )
-    sent: StopField = Field(
-        default=None, description="A decoy's value or protected data was on its way to an endpoint."
-    )
-    breach: StopField = Field(
-        default=None, description="An isolation layer failed. Default stop_run."
-    )
 
 
 _read_mapping: Final = mapping_of("with `protect`, `classes` and `action`")
@@ -353,12 +318,12 @@ else:
         PlainSerializer(_written_guard, return_type=dict[str, Any] | None),
     ]
     StopsField = Annotated[
-        StopsText,
+        Mapping[Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]],
         BeforeValidator(
-            mapping_of("of events to stops", empty={}), json_schema_input_type=StopsText
-        ),
-        AfterValidator(
-            lambda text: {Trigger(name): stop for name, stop in text.model_dump().items() if stop}
+            mapping_of("of events to stops", empty={}),
+            json_schema_input_type=Mapping[
+                Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]
+            ],
         ),
         PlainSerializer(
             lambda stops: {trigger.value: stop.value for trigger, stop in stops.items()},

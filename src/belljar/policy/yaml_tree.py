@@ -125,25 +125,19 @@ def field_name(path: Path) -> str:
     return "".join(shown).removeprefix(".")
 
 
-def read_tree(
-    data: bytes | str, reading: Reading = POLICY, *, step: Callable[[], None] = lambda: None
-) -> YamlTree:
-    """The values of one YAML document and their places.
+def read_tree(data: bytes | str, reading: Reading = POLICY) -> YamlTree:
+    """Return the values of one YAML document and their places.
 
     Never raises for what `data` holds: see `YamlTree.problems`. A value that an alias names is
     the same object wherever it stands.
-
-    Args:
-        step: called for each parser event and for each name that a merge key inserts.
     """
     tree = YamlTree()
     text = data if isinstance(data, str) else _decode(data, tree, reading)
     if text is None:
         return tree
-    builder = _Builder(tree, reading, step)
+    builder = _Builder(tree, reading)
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
-            step()
             if not builder.take(event):
                 break
     except MarkedYAMLError as exc:
@@ -236,10 +230,9 @@ class _Builder:
     An anchor is known once its value is complete, so none can contain itself.
     """
 
-    def __init__(self, tree: YamlTree, reading: Reading, step: Callable[[], None]) -> None:
+    def __init__(self, tree: YamlTree, reading: Reading) -> None:
         self.tree = tree
         self.reading = reading
-        self.step = step
         self.stack: list[_OpenNode] = []
         self.anchors: dict[str, _Anchored] = {}
         self.documents = self.nodes = self.characters = 0
@@ -436,9 +429,7 @@ class _Builder:
         own = dict(value)
         value.clear()
         for source in (*reversed(sources), own):
-            for name in source:
-                self.step()
-                value[name] = source[name]
+            value.update(source)
         return True
 
 

@@ -62,30 +62,6 @@ def tree_of(folder: Path) -> Path:
     return tree
 
 
-def test_a_tree_survives_the_way(tmp_path: Path) -> None:
-    """Every directory is left where it was entered; the digest depends on names and contents."""
-    tree = tree_of(tmp_path)
-    manifest = bring(sent(tree), tmp_path / "back")
-    there = {str(p.relative_to(tree)) for p in tree.rglob("*")}
-    assert {str(p.relative_to(tmp_path / "back")) for p in (tmp_path / "back").rglob("*")} == there
-    assert (tmp_path / "back" / "b" / "l" / "c" / "f").read_text() == "deep"
-    before = manifest.transfer().sha256
-    (tree / "z").write_text("lost")
-    assert bring(sent(tree), tmp_path / "again").transfer().sha256 != before
-    assert names(tmp_path) == ["again", "back", "tree"]
-
-
-def test_a_file_survives_the_way(tmp_path: Path) -> None:
-    """Also an empty one; a directory is not replaced by it."""
-    (tmp_path / "f").write_bytes(b"")
-    bring(sent(tmp_path / "f"), tmp_path / "g")
-    assert (tmp_path / "g").read_bytes() == b""
-    (tmp_path / "d").mkdir()
-    with pytest.raises(IsADirectoryError):
-        bring(sent(tmp_path / "f"), tmp_path / "d", overwrite=True)
-    assert not names(tmp_path / "d")
-
-
 def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
     """Before anything is read: too many, too large, a link out, a pipe; then what changes its
     size, either way."""
@@ -106,23 +82,6 @@ def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
     os.mkfifo(tree / "pipe")
     with pytest.raises(ValueError, match="not a regular file"):
         list_source(tree, **BOUNDS)
-
-
-def test_a_directory_that_is_there_is_added_to(tmp_path: Path) -> None:
-    """Its own entries stay; one file in the way stops all, unless it may be replaced; a link that
-    is there is replaced, never followed."""
-    tree = tree_of(tmp_path)
-    target, outside = tmp_path / "target", tmp_path / "outside"
-    (target / "a").mkdir(parents=True)
-    (target / "a" / "own").write_text("own")
-    outside.write_text("outside")
-    (target / "z").symlink_to(outside)
-    with pytest.raises(FileExistsError):
-        bring(sent(tree), target)
-    assert sorted(p.name for p in target.rglob("*")) == ["a", "own", "z"]
-    bring(sent(tree), target, overwrite=True)
-    assert (outside.read_text(), (target / "z").read_text()) == ("outside", "last")
-    assert (target / "a" / "own").read_text() == "own"
 
 
 @pytest.mark.promise("4.3")

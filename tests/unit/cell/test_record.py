@@ -79,59 +79,6 @@ def test_an_end_is_the_guests_word() -> None:
     assert [body.name for body in event.bodies] == ["stdin", "stdout", "stderr"]
 
 
-def test_a_timeout_and_a_failed_start_are_kinds_of_their_own() -> None:
-    """Three ways to end are three kinds, not one with flags."""
-    timed_out = finished(ExecOutput(returncode=137, code=9, timed_out=True), timeout_s=2)
-    assert timed_out.kind is Kind.EXEC_TIMED_OUT
-    assert checked(timed_out)["timeout_s"] == 2
-    missing = ExecOutput(
-        returncode=127, code=2, not_started_errno=2, stage="exec", detail="no \udc80 program"
-    )
-    not_started = finished(missing)
-    data = checked(not_started)
-    assert (not_started.kind, not_started.bodies) == (Kind.EXEC_FAILED, ())
-    assert (data["stage"], data["errno"], data["reason"]) == (
-        "exec",
-        2,
-        "exec: no \\udc80 program: No such file or directory",
-    )
-
-
-def test_empty_streams_are_no_bodies() -> None:
-    """Nothing is stored for a stream on which nothing came."""
-    empty = body_of("stdout", b"")
-    event = record.exec_finished(
-        OPERATION,
-        ExecOutput(returncode=0, code=0),
-        timeout_s=None,
-        stdout=empty,
-        stderr=empty,
-        stdin=None,
-    )
-    assert event.bodies == ()
-    assert checked(event)["stdin_bytes"] == 0
-
-
-def test_every_limit_that_fired_is_an_event() -> None:
-    """Timeout, memory and output each; none when none did."""
-    output = ExecOutput(
-        returncode=137,
-        code=9,
-        timed_out=True,
-        out_of_memory=True,
-        output_cap_reached=True,
-        stdout_dropped_bytes=2,
-        stderr_dropped_bytes=3,
-    )
-    hit = [checked(event) for event in record.limits_hit(OPERATION, output, timeout_s=1)]
-    assert [(data["limit"], data["value"]) for data in hit] == [
-        ("exec_timeout", 1),
-        ("memory", None),
-        ("output", 5),
-    ]
-    assert record.limits_hit(OPERATION, ExecOutput(returncode=1, code=1), timeout_s=1) == []
-
-
 def test_whose_word_a_limit_is() -> None:
     """What the host saw too is the host's; the agent's alone is the guest's; a file that did not
     fit names the disk, another failure nothing."""

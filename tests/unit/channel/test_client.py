@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, endless, talking
 
-from belljar.channel import ExecRequest, FileTooLargeError, PtySize, Stream
+from belljar.channel import ExecRequest, Stream
 from belljar.channel.client import BusyError
 from belljar.errors import CellError
 
@@ -20,31 +19,6 @@ pytestmark = pytest.mark.anyio
 
 
 # ---- what it promises
-
-
-async def test_exec() -> None:
-    """Input goes in, output and outcome come back; what can't start is a result."""
-    async with talking() as (_, client):
-        outcome = await client.exec(CAT, input=b"hello")
-        assert (outcome.returncode, outcome.stdout) == (0, b"hello")
-        missing = await client.exec(ExecRequest(argv=["missing"]))
-        assert (missing.not_started_errno, missing.returncode, missing.stage) == (
-            errno.ENOENT,
-            127,
-            "exec",
-        )
-        assert missing.detail == "no such program"
-
-
-async def test_more_than_every_window_both_ways() -> None:
-    """Input and output larger than their windows, and a request larger than a frame, flow without a
-    stall."""
-    content = bytes(range(256)) * 40_000
-    async with talking() as (_, client):
-        outcome = await client.exec(
-            ExecRequest(argv=["cat", "x" * 200_000], max_stdout_bytes=1 << 30), input=content
-        )
-    assert outcome.stdout == content
 
 
 async def test_input_in_pieces() -> None:
@@ -71,17 +45,6 @@ async def test_input_in_pieces() -> None:
     assert closed
 
 
-async def test_head_and_tail() -> None:
-    """`keep_bytes` bounds what is returned, from the end asked for, and the rest is counted."""
-    async with talking() as (_, client):
-        head = await client.exec(CAT, input=b"0123456789", keep_bytes=4)
-        assert (head.stdout, head.stdout_dropped_bytes) == (b"0123", 6)
-        tail = await client.exec(
-            ExecRequest(argv=["cat"]), input=b"0123456789", keep="tail", keep_bytes=3
-        )
-        assert (tail.stdout, tail.stdout_dropped_bytes) == (b"789", 7)
-
-
 async def test_on_output_sees_everything() -> None:
     """Every byte passes the callback, kept or not; what it raises ends the command and reaches the
     caller."""
@@ -102,31 +65,6 @@ async def test_on_output_sees_everything() -> None:
             with pytest.raises(LookupError, match="mine"):
                 await client.exec(CAT, input=content, on_output=fail)
         assert guest.ops == {}
-
-
-async def test_streaming() -> None:
-    """Streams, input, signals and sizes of a command that runs."""
-
-    async def script(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.output(op, 1, b"out")
-        await guest.stdin(op)
-        await guest.output(op, 2, b"err")
-        while not (op.signals and op.sizes):
-            await op.news.wait()
-        assert (op.signals, op.sizes) == ([(15, 0)], [(3, 4)])
-        await guest.finish(op, g.SIGNALED, 15)
-
-    async with talking({b"script": script}) as (_, client):
-        async with client.open_exec(ExecRequest(argv=["script"], stdin=True, pty=None)) as running:
-            assert await anext(running) == (Stream.STDOUT, b"out")
-            await running.send_stdin(b"go")
-            assert await anext(running) == (Stream.STDERR, b"err")
-            await running.signal(15)
-            await running.resize(3, 4)
-            assert (await running.wait()).returncode == 143
-        with pytest.raises(ValueError, match="terminal"):
-            PtySize(rows=0, cols=1)
 
 
 async def test_output_that_nobody_iterated_is_counted() -> None:
@@ -157,32 +95,6 @@ async def test_credit_is_returned_as_output_is_taken() -> None:
         assert len(chunk) == 1 << 20
         await anext(running)
         assert sum(guest.credits) == 1 << 20
-
-
-async def test_files() -> None:
-    """Files go in and come back; errors are the builtins with the path in them."""
-    content = bytes(range(256)) * 10_000
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"one "
-        yield b"two"
-
-    async with talking() as (_, client):
-        await client.write_file("/a", content)
-        await client.write_file("/b", pieces())
-        await client.write_file("/empty", b"")
-        assert await client.read_file("/a", max_bytes=1 << 30) == content
-        assert await client.read_file("/b", max_bytes=7) == b"one two"
-        assert await client.read_file("/empty", max_bytes=0) == b""
-        with pytest.raises(FileNotFoundError, match="/missing"):
-            await client.read_file("/missing", max_bytes=1)
-        with pytest.raises(FileTooLargeError) as caught:
-            await client.read_file("/a", max_bytes=100)
-        assert (caught.value.size_bytes, caught.value.errno, caught.value.filename) == (
-            2_560_000,
-            errno.EFBIG,
-            "/a",
-        )
 
 
 async def test_requests_that_can_not_be_sent() -> None:
@@ -238,22 +150,6 @@ async def test_the_guests_limit_holds() -> None:
 # ---- endings
 
 
-async def test_cancelled_operations_are_killed() -> None:
-    """A cancelled operation has been killed and has ended in the guest when its caller goes on;
-    nothing is left of it."""
-    async with talking() as (guest, client):
-        for request in (HANG, FLOOD, CAT):
-            with anyio.move_on_after(0.05) as scope:
-                await client.exec(request, input=endless())
-            assert scope.cancelled_caught
-            assert guest.ops == {}
-        with anyio.move_on_after(0.05) as scope:
-            await client.write_file("/half", endless())
-        assert scope.cancelled_caught
-        assert guest.files == {}
-        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
-
-
 async def test_cancelled_at_every_step() -> None:
     """Wherever a cancellation hits, the connection stays whole."""
     async with talking() as (guest, client):
@@ -272,17 +168,6 @@ async def _cancel_after(scope: anyio.CancelScope, checkpoints: int) -> None:
     for _ in range(checkpoints):
         await anyio.lowlevel.checkpoint()
     scope.cancel()
-
-
-async def test_leaving_the_block_kills() -> None:
-    """`open_exec` left by a return or an error ends its command."""
-    async with talking() as (guest, client):
-        async with client.open_exec(HANG):
-            pass
-        with pytest.raises(LookupError):
-            async with client.open_exec(HANG):
-                raise LookupError
-        assert guest.ops == {}
 
 
 @pytest.mark.promise("4.1")

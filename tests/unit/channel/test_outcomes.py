@@ -134,13 +134,6 @@ def test_returncode_is_the_shells(
     assert output.not_started_errno == (code if status is Outcome.NOT_STARTED else None)
 
 
-def test_success_is_a_zero_in_time() -> None:
-    """Status 0 of a command that was stopped by its timeout is no success."""
-    assert ExecOutput(returncode=0, code=0).success
-    assert not ExecOutput(returncode=0, code=0, timed_out=True).success
-    assert not ExecOutput(returncode=1, code=1).success
-
-
 def test_why_it_did_not_start() -> None:
     """One line with the stage and the guest's detail, or the errno's words; nothing for a command
     that ran."""
@@ -148,30 +141,6 @@ def test_why_it_did_not_start() -> None:
     assert ExecOutput(returncode=1, code=1, stage="exec", detail="x").why_not_started == ""
     assert replace(missing, stage="fork").why_not_started == "fork: No such file or directory"
     assert missing.why_not_started == "No such file or directory"
-
-
-@pytest.mark.parametrize(
-    ("stage", "code", "detail", "named"),
-    [
-        ("user", errno.ENOENT, "ann:staff", "user `ann`"),
-        ("user", errno.ENOENT, ":staff", "group `staff`"),
-        ("user", errno.ENOENT, "what a guest says", "user `ann`"),
-        ("cwd", errno.ENOENT, "/x", "directory `/x`"),
-        ("cwd", errno.ENOTDIR, "/x", "`/x` is not a directory"),
-        ("cwd", errno.EACCES, "/x", "user `ann` can't enter `/x`"),
-    ],
-)
-def test_what_is_missing_is_named(stage: str, code: int, detail: str, named: str) -> None:
-    """A user, a group and a directory by name; users and groups by the host's own words."""
-    output = ExecOutput(
-        returncode=126,
-        code=code,
-        not_started_errno=code,
-        stage=stage,
-        detail=detail,
-        user="ann:staff",
-    )
-    assert named in output.why_not_started
 
 
 @pytest.mark.parametrize(

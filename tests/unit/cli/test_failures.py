@@ -197,7 +197,7 @@ def test_options_of_run_are_suggested_from_both_parsers(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Belljar's own and Inspect's."""
-    assert run(["run", "task.py", typed, "x"]) == 2
+    assert run(["run", "package/task", typed, "x"]) == 2
     assert f"`{meant}`" in capsys.readouterr().err
 
 

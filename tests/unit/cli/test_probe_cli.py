@@ -114,17 +114,6 @@ def test_all_is_tried_as_root_too(cell: Opened, capsys: pytest.CaptureFixture[st
     assert (code, said["verdict"]) == (2, "void")
 
 
-def test_the_catalogue_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of at least 60 probes with what it tries, why, and what a breach looks like; as JSON
-    too. No cell is opened."""
-    assert run(["probe", "--list", "--json"]) == 0
-    entries = json.loads(capsys.readouterr().out)
-    assert len(entries) == len(PROBES) >= 60
-    assert all(entry["tries"] and entry["why"] and entry["breach"] for entry in entries)
-    assert run(["probe", "--list", "--group", "files"]) == 0
-    assert "files.read_host  (quick)" in capsys.readouterr().out
-
-
 def test_an_unknown_name_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """A group that does not exist would try nothing: refused."""
     assert run(["probe", "--group", "nonsense"]) == 2

@@ -21,7 +21,6 @@ from belljar.harness.compat import (
     shaping_variables,
 )
 from belljar.harness.config import BelljarConfig, load
-from belljar.policy.network import Network
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
 
@@ -31,39 +30,6 @@ AS_IN_DOCKER = Rights(setuid_programs="auto")
 def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
     """A compose file with one service."""
     return {"services": {"default": fields}}
-
-
-def test_a_plain_compose_file_is_honoured() -> None:
-    """Image, directory, user and environment are converted; what is true of every cell is
-    accepted."""
-    compose = service(
-        image="ctf:1",
-        working_dir="/srv",
-        user="agent",
-        environment=["A=1", "B"],
-        network_mode="none",
-        init=True,
-        command="tail -f /dev/null",
-    )
-    judgement = judge_compose(compose)
-    assert judgement.changes == {
-        "image": "ctf:1",
-        "workdir": "/srv",
-        "user": "agent",
-        "env": (("A", "1"),),
-        "network": "none",
-        "program": ServiceProgram(arguments=("tail", "-f", "/dev/null")),
-        "rights": AS_IN_DOCKER,
-        "builds": (),
-    }
-    assert [(fact.kind, fact.key) for fact in judgement.differences] == [
-        (DifferenceKind.CHANGED, "environment")
-    ]
-    judgement = judge_compose(service(image="docker.io/aisiuk/inspect-tool-support:latest"))
-    assert judgement.changes["image"] == "inspect"
-    assert [(fact.kind, fact.key) for fact in judgement.differences] == [
-        (DifferenceKind.CHANGED, "image")
-    ]
 
 
 @pytest.mark.promise("1.5")
@@ -83,22 +49,6 @@ def test_what_a_cell_does_not_keep_is_refused_by_name(fields: dict[str, Any]) ->
     """An evaluation never runs in less, more or other than its author wrote."""
     with pytest.raises(TaskRefused, match=next(iter(fields))):
         judge_compose(service(**{"image": "x", **fields}))
-
-
-def test_several_services_are_a_range() -> None:
-    """As a policy's network, in a configuration that Inspect can keep in its log; shared volumes
-    are refused."""
-    judgement = judge_compose(
-        {"services": {"default": {}, "shop": {"image": "shop", "mem_limit": "1g"}}}
-    )
-    config = BelljarConfig().model_copy(update=dict(judgement.changes))
-    assert BelljarConfig.model_validate(config.model_dump()) == config
-    assert isinstance(config.network, Network)
-    assert list(config.network.stand_ins) == ["shop"]
-    assert hash(config)
-    shared = {"volumes": ["v:/v"]}
-    with pytest.raises(TaskRefused):
-        judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}})
 
 
 FLAGGED = service(

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
@@ -212,66 +210,6 @@ def test_files_are_taken_from_one_directory(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="directory of one policy"):
         under_policy(policy(site, theirs), own, {})
     assert under_policy(policy(site + copied, theirs), own, {}, override=True)[0].base == theirs
-
-
-_WALLS = st.builds(
-    "".join,
-    st.tuples(
-        st.sampled_from(["risk: low\n", "risk: medium\n", "risk: high\n"]),
-        st.sampled_from(["", "tier: microvm\n"]),
-        st.sampled_from(
-            ["", "resources: {memory: 128MiB, cpus: 2}\n", "resources: {output: 1MiB}\n"]
-        ),
-        st.sampled_from(["", "host_tools: refuse\n", "host_tools: {allow: [a]}\n"]),
-        st.sampled_from(["", NETWORK, "network: {}\n", "network: none\n"]),
-        st.sampled_from(["", "image: mine\n", "user: agent\nenv: {A: b}\n"]),
-    ),
-)
-_OWN = st.none() | st.builds(
-    "".join,
-    st.tuples(
-        st.sampled_from(["risk: low\n", "risk: medium\n"]),
-        st.sampled_from(["", "resources: {memory: 2GiB, cpus: 4}\n"]),
-        st.sampled_from(["", "host_tools: {allow: ['*']}\n"]),
-        st.sampled_from(
-            [
-                "",
-                NETWORK,
-                REAL,
-                "network: {sink: true}\n",
-                (
-                    "network: {stand_ins: {db: {kind: cell, names: [db], ports: [all], command:"
-                    " [x], tier: container, resources: {memory: 4GiB}}}}\n"
-                ),
-            ]
-        ),
-        st.sampled_from(["", "image: ctf:2\n"]),
-    ),
-)
-_ASKED = st.fixed_dictionaries(
-    {},
-    optional={
-        "image": st.just("i"),
-        "env": st.just({"A": "1"}),
-        "network": st.sampled_from([NO_NETWORK, SERVICES]),
-        "resources": st.sampled_from([{"memory": "4GiB"}, {"cpus": 8, "processes": 20}]),
-    },
-)
-
-
-@pytest.mark.promise("1.4", "1.5")
-@given(_WALLS, _OWN, _ASKED, st.booleans())
-def test_never_looser_than_the_operators_policy(
-    run_policy: str, own: str | None, asked: dict[str, Any], override: bool
-) -> None:
-    """Whatever a task says in its own policy and in its compose file, overridden or not."""
-    if "tier: container" in (own or "") and "medium" in (own or ""):
-        own = (own or "").replace("tier: container, ", "")
-    theirs = policy(run_policy)
-    made, _ = under_policy(theirs, policy(own) if own else None, asked, override=override)
-    assert bounded(made, theirs).policy == made.policy
-    network = made.policy.network
-    assert network is None or not network.upstreams
 
 
 ASKED: dict[str, Any] = {

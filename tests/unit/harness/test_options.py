@@ -10,12 +10,10 @@ from pathlib import Path
 
 import click
 import pytest
-from inspect_ai._cli.eval import eval_command
 from tests.fakes.cell import RecordedCells
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness import dotenv
-from belljar.harness.arguments import check_early
 from belljar.harness.evaluate import check_tasks, run_evaluation
 from belljar.harness.options import (
     TAKEN,
@@ -45,18 +43,6 @@ def work():
 def quick() -> Task:
     return Task(dataset=[Sample(id="s", input="x")], solver=work())
 """
-
-
-def test_every_option_of_inspects_passes_the_early_check() -> None:
-    """It refuses only what Inspect's own parser would."""
-    names = [name for param in eval_command.params for name in param.opts + param.secondary_opts]
-    context = click.Context(click.Command("run"))
-    for name in names:
-        check_early([name], context)
-    assert len(names) > 100
-    check_early(["-T", "nosuch.py", "--model", "--modle"], context)  # values of options
-    with pytest.raises(click.NoSuchOption):
-        check_early(["--modle", "x"], context)
 
 
 # (variable, value): every one that Inspect reads for an option of the table, and none that agrees

@@ -9,7 +9,6 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
 from belljar.differences import Difference, DifferenceKind
-from belljar.errors import HostError
 from belljar.harness import config as configs
 from belljar.harness.adapt import adapt_task
 from belljar.harness.operator import Operator
@@ -20,7 +19,7 @@ from belljar.harness.preview import (
     summary,
     with_images,
 )
-from belljar.harness.source import RealCells, differences_of_images, missing_images
+from belljar.harness.source import differences_of_images
 from belljar.host.settings import Settings
 from belljar.image.config import ImageConfig
 from belljar.image.store import SetuidPrograms, Store
@@ -97,28 +96,6 @@ def test_a_summary_is_silent_where_nothing_differs(tmp_path: Path) -> None:
     assert "sample b" in line
     (line,) = summary(previews(tmp_path, own))
     assert "sample" not in line
-
-
-def test_all_missing_images_are_named_at_once(tmp_path: Path) -> None:
-    """Those of the other cells of a range too, each with what gets it."""
-    (tmp_path / "compose.yaml").write_text(
-        "services: {default: {image: 'team/one:1'}, web: {image: 'team/two:2'}}"
-    )
-    policies = [
-        each.policy
-        for each in previews(tmp_path, Sample(id=1, input="x"))
-        if each.policy is not None
-    ]
-    missing = missing_images(policies, tmp_path / "home")
-    assert [each.image for each in missing] == ["team/one:1", "team/two:2"]
-    assert all("belljar image" in each.command for each in missing)
-    with pytest.raises(HostError) as raised:
-        RealCells().check_images(policies, home=tmp_path / "home")
-    assert all(
-        each.image in raised.value.what and each.command in raised.value.what for each in missing
-    )
-    assert "service `web`" in raised.value.what
-    assert "--from-compose" in raised.value.hint
 
 
 def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> None:

@@ -13,14 +13,7 @@ from belljar.plan import ImageFacts, make_plan, render_plan
 from belljar.plan.explain import ObstacleError, decoy_warnings
 from belljar.plan.make import isolation_of
 from belljar.plan.model import ObstacleCode, OciPlan
-from belljar.policy import Policy, Resources, Tier, load_preset, policy_of, resolve_policy
-
-
-@pytest.mark.parametrize("width", [60, 80, 110])
-def test_lines_fit(width: int, facts: HostFacts, image: ImageFacts) -> None:
-    """Wrapped under their label; only a digest is never broken."""
-    lines = render_plan(make_plan(load_preset("high").policy, facts, image), width=width)
-    assert all(len(line) <= width for line in lines if "sha256:" not in line)
+from belljar.policy import Resources, Tier, load_preset, policy_of, resolve_policy
 
 
 @pytest.mark.promise("1.6")
@@ -41,46 +34,6 @@ def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFa
     assert "until the image's health check passes" in text(
         replace(image, program="/enter serve", has_check=True)
     )
-
-
-def test_what_is_real_can_be_shown_apart(facts: HostFacts, image: ImageFacts) -> None:
-    """Every line of such a sentence is given to the caller's function, and no other."""
-    network = {
-        "upstreams": [
-            {
-                "host": "real.example",
-                "ports": [443],
-                "methods": ["GET"],
-                "budget": "1MiB",
-                "reason": "because " * 30,
-            }
-        ]
-    }
-    plan = make_plan(
-        Policy.model_validate({"belljar": 1, "risk": "low", "network": network}), facts, image
-    )
-    plain = render_plan(plan)
-    marked = [
-        line for line in render_plan(plan, real=lambda line: f"!{line}") if line.startswith("!")
-    ]
-    assert len(marked) > 2
-    assert "REAL network: real.example" in marked[0]
-    first = plain.index(marked[0][1:])
-    assert [f"!{line}" for line in plain[first : first + len(marked)]] == marked
-
-
-def test_an_author_sees_each_decoy_and_its_place(facts: HostFacts, image: ImageFacts) -> None:
-    """Files where they will be, also at their usual place, and services by name and port."""
-    decoys = [
-        {"id": "aws", "kind": "aws_credentials"},
-        {"id": "crm", "kind": "http", "place": "crm.corp.internal"},
-    ]
-    policy = {"belljar": 1, "risk": "low", "network": {"default": "deny"}, "decoys": decoys}
-    text = "\n".join(render_plan(make_plan(Policy.model_validate(policy), facts, image)))
-    assert "decoys    aws (aws_credentials): ~/.aws/credentials" in text
-    assert "          crm (http): crm.corp.internal:80" in text
-    without = "\n".join(render_plan(make_plan(load_preset("high").policy, facts, image)))
-    assert "decoys" not in without
 
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from belljar.host.model import HostFacts
-from belljar.plan.explain_network import bounds, reach, warnings
+from belljar.plan.explain_network import reach, warnings
 from belljar.plan.model import REAL
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
 
@@ -27,19 +27,6 @@ UPSTREAM = UpstreamPlan(
     run_budget_bytes=100 << 20,
     reason="a\x1b[2J b",
 )
-
-
-def test_every_stand_in_is_told_by_name_and_port() -> None:
-    """With who answers; the metadata service with its address."""
-    said = reach(NetworkPlan(stand_ins=(SHOP, CLOUD, CELL)))
-    assert (
-        "shop (http, simulated by the gateway): shop.example, *.shop.example on 80/http, 443/tls"
-        in said
-    )
-    assert "cloud (metadata, simulated by the gateway): 169.254.169.254 on 80/http" in said
-    assert "db (cell, a target cell of the range): db on 5432/tcp" in said
-    assert "no other name: it doesn't exist (NXDOMAIN)" in said
-    assert not any("ANY" in sentence or sentence.startswith(REAL) for sentence in said)
 
 
 def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
@@ -68,11 +55,3 @@ def test_target_cells_that_may_not_fit_are_noted(facts: HostFacts) -> None:
     small = replace(facts, memory_available_mib=1000)
     assert "may take 2 GiB of memory" in next(warnings(network, small))
     assert "unknown names are simulated" in next(warnings(NetworkPlan(default="simulate"), facts))
-
-
-def test_what_cells_can_make_grow_is_bounded() -> None:
-    """Connections, the gateway's memory, the packet record, bodies: each with what holds it."""
-    held = {bound.what: bound.most for bound in bounds(NetworkPlan())}
-    assert held["packet record on this host's disk"].startswith("512 MiB")
-    assert held["connections to the gateway"].startswith("10,000 open")
-    assert all(bound.enforced_by for bound in bounds(NetworkPlan()))

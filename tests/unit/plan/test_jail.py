@@ -43,42 +43,15 @@ SPEC = JailSpec(
 def test_golden() -> None:
     """Everything the launcher is told, in its order; lifetimes in milliseconds."""
     fds = JailFds(lifeline=5, status=6, kept=(7, 8), hold=9)
-    assert jail_argv("/p/jail", SPEC, fds, ("/usr/bin/vmm", "-x")) == (
-        *(
-            "/p/jail",
-            "--cell",
-            "c-0123456789ab",
-            "--root",
-            "/s/vmm/k/root",
-            "--owner",
-            "42",
-            "--privileged",
-        ),
-        *("--uid", "1879048193", "1000", "--gid", "1879048193", "1000"),
-        *("--lifeline", "5", "--status", "6", "--lifetime-ms", "1500", "--hold", "9"),
-        *(
-            "--bind",
-            "/s/i/rootfs.sqfs",
-            "/i/disk",
-            "--cgroup",
-            "/sys/fs/cgroup/memory/cell-c-0123456789ab",
-        ),
-        *(
-            "--rlimit",
-            "core",
-            "1",
-            "--rlimit",
-            "nofile",
-            "256",
-            "--rlimit",
-            "memlock",
-            "65536",
-            "--rlimit",
-            "nproc",
-            "81",
-        ),
-        *("--rlimit", "fsize", "0", "--keep", "7", "--keep", "8", "--", "/usr/bin/vmm", "-x"),
-    )
+    expected = """
+        /p/jail --cell c-0123456789ab --root /s/vmm/k/root --owner 42 --privileged
+        --uid 1879048193 1000 --gid 1879048193 1000
+        --lifeline 5 --status 6 --lifetime-ms 1500 --hold 9
+        --bind /s/i/rootfs.sqfs /i/disk --cgroup /sys/fs/cgroup/memory/cell-c-0123456789ab
+        --rlimit core 1 --rlimit nofile 256 --rlimit memlock 65536 --rlimit nproc 81
+        --rlimit fsize 0 --keep 7 --keep 8 -- /usr/bin/vmm -x
+    """
+    assert [*jail_argv("/p/jail", SPEC, fds, ("/usr/bin/vmm", "-x"))] == expected.split()
 
 
 def test_an_ordinary_user_without_groups() -> None:
@@ -123,33 +96,16 @@ def test_golden_of_a_runtime() -> None:
     """A runtime's jail: maps instead of one id, no limit that would break it, and what it is
     given."""
     fds = JailFds(lifeline=5, status=6, kept=(), stdin=7)
-    assert jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run")) == (
-        *(
-            "/p/jail",
-            "--cell",
-            "c-0123456789ab",
-            "--root",
-            "/s/vmm/k/root",
-            "--owner",
-            "42",
-            "--privileged",
-        ),
-        *("--uid-map", "0", "1000", "1", "--uid-map", "1", "100000", "65536"),
-        *("--gid-map", "0", "1001", "1", "--gid-map", "1", "200000", "65536"),
-        *("--newuidmap", "/u/newuidmap", "--newgidmap", "/u/newgidmap"),
-        *("--lifeline", "5", "--status", "6", "--lifetime-ms", "1500", "--rlimit", "core", "1"),
-        *(
-            "--stdin",
-            "7",
-            "--hostname",
-            "vm",
-            "--env",
-            "PATH=/usr/bin",
-            "--keep-capabilities",
-            "--init",
-        ),
-        *("--", "/runc", "run"),
-    )
+    expected = """
+        /p/jail --cell c-0123456789ab --root /s/vmm/k/root --owner 42 --privileged
+        --uid-map 0 1000 1 --uid-map 1 100000 65536
+        --gid-map 0 1001 1 --gid-map 1 200000 65536
+        --newuidmap /u/newuidmap --newgidmap /u/newgidmap
+        --lifeline 5 --status 6 --lifetime-ms 1500 --rlimit core 1
+        --stdin 7 --hostname vm --env PATH=/usr/bin --keep-capabilities --init
+        -- /runc run
+    """
+    assert [*jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run"))] == expected.split()
 
 
 @pytest.mark.parametrize(

@@ -475,7 +475,7 @@ def test_a_network_needs_its_tools_and_namespaces(facts: HostFacts, image: Image
     without = replace(facts, tools=tuple(tool for tool in facts.tools if tool.name != "nft"))
     with pytest.raises(ObstacleError) as refused:
         make_plan(policy, without, image)
-    assert codes(refused.value) == [ObstacleCode.TOOL_NOT_CHECKED]
+    assert codes(refused.value) == [ObstacleCode.TOOL_MISSING]
     assert (refused.value.where, bool(refused.value.hint)) == ("network", True)
     assert make_plan(load_preset("low").policy, without, image).network is None
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from belljar.host.facts import APPARMOR_SWITCH
 from belljar.host.model import (
     CoreFact,
     CoreState,
@@ -17,13 +15,11 @@ from belljar.host.model import (
     KvmState,
     UsernsFact,
 )
-from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VARIABLE
-from belljar.host.tools import QEMU_MIN
 from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
 from belljar.plan.explain import KVM_HINTS, OBSTACLES, obstacle_text
 from belljar.plan.make import isolation_of
 from belljar.plan.model import Obstacle, ObstacleCode, ObstacleValue
-from belljar.plan.obstacles import MIN_KERNEL, cores_warning
+from belljar.plan.obstacles import cores_warning
 from belljar.policy import Resources, Tier
 
 
@@ -38,7 +34,7 @@ def test_a_good_host_has_none(facts: HostFacts) -> None:
     [
         ("", "", ObstacleCode.TOOL_MISSING),
         ("/q", "8.1", ObstacleCode.TOOL_TOO_OLD),
-        ("/q", "", ObstacleCode.TOOL_VERSION_UNKNOWN),
+        ("/q", "", ObstacleCode.TOOL_TOO_OLD),
     ],
 )
 def test_a_vmm_that_will_not_do_is_named(
@@ -47,7 +43,8 @@ def test_a_vmm_that_will_not_do_is_named(
     """Missing, too old, or of unknown age."""
     tool = replace(facts.tools[0], path=path, version=version, ok=False, hint="run `belljar setup`")
     (obstacle,) = tier_obstacles(Tier.MICROVM, replace(facts, tools=(tool,)))
-    assert (obstacle.code, obstacle.values["version"]) == (code, version)
+    assert obstacle.code is code
+    assert not path or obstacle.values["version"] == (version or "unknown")
     assert obstacle.hint == "run `belljar setup`"
 
 
@@ -88,24 +85,6 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(
     assert tier_obstacles(Tier.MICROVM, old) == ()
 
 
-def test_what_the_page_on_tiers_says_is_needed() -> None:
-    """The same versions, variable and switch as are checked."""
-    page = (Path(__file__).parents[3] / "docs/tiers.md").read_text()
-    needed = (
-        f"`runc` {RUNC_MIN} or",
-        f"`runsc` {RUNSC_MIN} or",
-        f"QEMU {QEMU_MIN} or",
-        "Linux {}.{} or".format(*MIN_KERNEL),
-    )
-    said = (
-        *needed,
-        RUNTIME_VARIABLE,
-        f"{APPARMOR_SWITCH} is 1",
-        "half a minute" if REFUTED_FOR_S == 30 else "?",
-    )
-    assert [words for words in said if words not in page] == []
-
-
 def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
     """A missing or old nft, missing modules, no namespaces, an ordinary user without user
     namespaces or ids."""
@@ -117,7 +96,7 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
     refused = UsernsFact(available=False, reason="a switch", hint="switch it")
     no_ids = IdsFact(available=False, reason="none", hint="add some")
     for host, code in [
-        (replace(facts, tools=()), ObstacleCode.TOOL_NOT_CHECKED),
+        (replace(facts, tools=()), ObstacleCode.TOOL_MISSING),
         (replace(facts, tools=old), ObstacleCode.TOOL_TOO_OLD),
         (replace(facts, tools=gone), ObstacleCode.TOOL_MISSING),
         (replace(facts, modules_missing=("dns", "h11")), ObstacleCode.MODULES_MISSING),
@@ -200,9 +179,7 @@ def test_each_code_has_its_sentence_and_hint() -> None:
     }
     texts = {code: obstacle_text(Obstacle(code, values)) for code in ObstacleCode}
     assert all("{" not in what + hint and "()" not in what for what, hint in texts.values())
-    assert all(
-        hint for code, (_, hint) in texts.items() if code is not ObstacleCode.RUNTIME_UNUSABLE
-    )
+    assert all(hint for _, hint in texts.values())
     assert "1 GiB for what holds the cell" in texts[ObstacleCode.TOO_LITTLE_MEMORY][0]
     assert texts[ObstacleCode.RIGHTS_NEED_OTHER_TIER][1] == "run it in tier gvisor or microvm"
     assert "for c in cpu pids; do" in texts[ObstacleCode.CGROUPS_NOT_OWNED][1]
