@@ -141,6 +141,8 @@ def test_a_run_leaves_a_page_of_what_it_did(
 def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> None:
     """With hostile text in every field no dialog opens, nothing is requested, no script but ours
     runs; filter, sorting and timelines work by keyboard and mouse."""
+    from playwright.sync_api import expect
+
     browser_page = browser.new_page()
     target = tmp_path / "page.html"
     target.write_bytes(hostile_page())
@@ -163,9 +165,7 @@ def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> 
     assert "<script>alert(1)</script>" in browser_page.locator("#s0 .entries").inner_text()
     browser_page.locator("#s0 .player summary").click()
     browser_page.locator("#s0 .player button").click()
-    browser_page.wait_for_function(
-        "document.querySelector('#s0 .player button').textContent === 'Play'"
-    )
+    expect(browser_page.locator("#s0 .player button")).to_have_text("Play")
     assert "<script>alert(1)</script>" in browser_page.locator("#s0 .player pre").inner_text()
     assert browser_page.locator("#s0 .player pre *").count() == 0
     shown = browser_page.locator("#table tbody tr:visible")
@@ -173,7 +173,7 @@ def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> 
     assert shown.count() == 0
     browser_page.check("#deep")
     browser_page.fill("#search", EVIL[:40])
-    browser_page.wait_for_function("document.getElementById('progress').hidden")
+    expect(browser_page.locator("#progress")).to_be_hidden()
     assert shown.count() > 0
     browser_page.fill("#search", "")
     browser_page.locator("#table thead button").first.click()

@@ -247,7 +247,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import digest_file
     from belljar.ledger.keys import load_or_make_key
-    from belljar.report.samples import as_json
+    from belljar.report.collect import collect
     from belljar.report.verdict import LedgerState
     from belljar.store.home import belljar_home
 
@@ -265,7 +265,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
             where=str(path),
             hint="export it on the host that made the run",
         )
-    found = as_json(findings_of(path, evidence)[0])
+    found = collect(findings_of(path, evidence)[0])
     if unsealed := found.get("unsealed_logs"):
         raise HostError(
             "its verdict rests on a log outside of the record, which anybody may have changed",

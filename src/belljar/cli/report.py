@@ -94,7 +94,8 @@ def make_page(
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import is_being_written
     from belljar.ledger.listing import read_body
-    from belljar.report.collect import MAX_BODY_BYTES, collect
+    from belljar.report.collect import collect
+    from belljar.report.entries import MAX_BODY_BYTES
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines

@@ -94,7 +94,7 @@ class BlindSpot:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        return {**asdict(self), "text": str(self)}
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.detail}" if self.detail else self.code.value

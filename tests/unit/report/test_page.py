@@ -29,7 +29,8 @@ from belljar.ledger import Line, Verification
 from belljar.ledger.kinds import DATA, Optional
 from belljar.ledger.schema import BodyRef
 from belljar.ledger.verification import Status
-from belljar.report.collect import MAX_BODY_BYTES, MAX_DETAIL_BYTES, MAX_UNITS, collect
+from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
+from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
 from belljar.report.samples import RunFindings, Transcript
 from belljar.report.source import RunSource
@@ -362,7 +363,7 @@ def test_of_very_many_samples_the_worst_are_shown() -> None:
     noted = [replace(each, notes=("<&>" * 1000,) * 300) for each in transcripts]
     report = collect(findings_of(noted, lines), source_of(lines))
     assert len(report["units"]) == MAX_UNITS
-    assert report["left_out"] == 50
+    assert report["units_left_out"] == 50
     assert bad in {unit["name"] for unit in report["units"]}
     assert len(render(report)) < 4 * MAX_DETAIL_BYTES
 
