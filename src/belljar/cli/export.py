@@ -114,7 +114,8 @@ def replay(run: str, place: str, speed: float, idle_s: float) -> None:
     path = run_path(run)
     with reading(path, "RUN"):
         for event in _documents(path, "cast", place):
-            if isinstance(event, list) and event[1] != "i":  # a terminal echoes what is typed
+            # A terminal echoes what is typed, and the reader's has its own size
+            if isinstance(event, list) and event[1] in ("o", "x"):
                 after_s, code, data = event
                 sys.stdout.flush()
                 time.sleep(min(after_s / speed, idle_s))

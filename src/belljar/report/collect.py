@@ -9,12 +9,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
 from belljar.dataclass import asdict
 from belljar.differences import sentences
 from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings
+from belljar.report.cells import CellFindings, TranscriptAction
 from belljar.report.entries import entries_of
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
@@ -28,7 +29,7 @@ from belljar.report.remarks import (
     run_remarks,
 )
 from belljar.report.samples import Row, RunFindings, Transcript, headline
-from belljar.report.signals import SignalCode
+from belljar.report.signals import Blind, SignalCode
 from belljar.report.source import (
     MAX_LISTED,
     RunSource,
@@ -160,6 +161,12 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
     chosen, left_out = _units(findings, facts, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
     units = [_unit(kind, row, found, source, share) for kind, row, found in chosen]
+    activity = deepcopy(timelines.activity)
+    for cell in (cell for _, row, _ in chosen for cell in row.cells):
+        for each in cell.operations.values():
+            is_own = each.own and cell.probings  # as in its timeline
+            if each.action is TranscriptAction.EXEC and each.started and not is_own:
+                activity.add(Group.COMMAND.value, each.started)
     counts = Counter(each["verdict"] for each in facts["samples"])
     signals = Counter(each["code"] for found in facts["samples"] for each in found["signals"])
     return {
@@ -177,6 +184,7 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
         "targets": targets_of(findings, source),
         "hits": [(*key, count) for key, count in timelines.hits.most_common()],
         "plans": [plan_of(each) for each in source.plans.values()],
+        "activity": activity.to_json(),
         "units": units,
         "units_left_out": left_out,
         "facts": facts_of(source),
@@ -289,7 +297,10 @@ def _unit(
         "verdict": found["verdict"],
         "score": shown(score, max_chars=_MAX_NAME_CHARS),
         "reasons": texts_of((each["text"] for each in found["reasons"]), room),
-        "missing": texts_of((f"not seen: {each['text']}" for each in found["signals_blind"]), room),
+        "missing": texts_of(
+            (f"{Blind(each['code']).text}: {each['detail']}" for each in found["signals_blind"]),
+            room,
+        ),
         "remarks": texts_of(_remarks(row, found), room),
         "signals": [
             (each["code"], each["count"], shown(", ".join(each["involved"]), max_chars=room))

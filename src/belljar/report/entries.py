@@ -14,10 +14,11 @@ from belljar.errors import LedgerError
 from belljar.ledger.schema import BodyRef
 from belljar.report.cells import CellFindings
 from belljar.report.source import RunSource
-from belljar.report.timeline import Group, TimelineEntry, shown
+from belljar.report.timeline import Group, TimelineEntry, shown, shown_terminal
 from belljar.units import format_size
 
 MAX_BODY_BYTES: Final = 8 << 10
+MAX_TERMINAL_BYTES: Final = 64 << 10  # a terminal draws the same places again and again
 _ENTRY_BYTES: Final = 60  # of an entry without its texts, in JSON
 
 
@@ -65,7 +66,7 @@ def entries_of(
     for entry in sorted(kept, key=lambda each: (order.index(each.group), each.seq)):
         made[entry.seq] = _entry(entry, shown(names.get(entry.place, "")))
         for body, times in entry.bodies if left > 0 else ():
-            found = _body(body, source, left)
+            found = _body(body, source, left, is_terminal=bool(entry.sizes))
             made[entry.seq][-1].append([*found, times])
             left -= _page_bytes(*found) + 16 * len(times)
     return [made[seq] for seq in _in_order(kept)], left_out
@@ -92,14 +93,14 @@ def _page_bytes(*texts: str) -> int:
 def _entry(entry: TimelineEntry, cell: str) -> list[Any]:
     """As `page.js` reads it; the last item is for the bodies that fit."""
     what = f"{cell}: {entry.what}" if cell else entry.what
-    facts = (int(entry.is_bad), int(entry.by_guest), entry.notes, len(entry.bodies))
+    facts = (int(entry.is_bad), int(entry.by_guest), entry.notes, len(entry.bodies), entry.sizes)
     texts = (entry.time[11:23], entry.group.value, what, entry.outcome)
     return [entry.seq, *texts, *facts, []]
 
 
-def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:
+def _body(body: BodyRef, source: RunSource, room: int, *, is_terminal: bool) -> list[str]:
     """Its name, its beginning as text, and what of it is not here."""
-    max_bytes = min(room, MAX_BODY_BYTES)
+    max_bytes = min(room, MAX_TERMINAL_BYTES if is_terminal else MAX_BODY_BYTES)
     try:
         content = source.read(body, max_bytes)
     except (OSError, LedgerError) as error:
@@ -112,7 +113,7 @@ def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:
     note += format_size(body.kept_bytes)
     if body.kept_bytes < body.total_bytes:
         note += f", kept of {format_size(body.total_bytes)}"
-    text = shown(text, max_chars=max_bytes)
+    text = shown_terminal(text) if is_terminal else shown(text, max_chars=max_bytes)
     if (size := _page_bytes(text)) > room:  # what is shown as numbers or escaped takes more
         text, note = text[: room * len(text) // size], f"the beginning of {note}"
     return [shown(body.name), text, note]

@@ -25,7 +25,11 @@ _HERE: Final = Path(__file__).parent
 
 def render(report: Mapping[str, Any]) -> bytes:
     """The page of what `collect` found. The same report gives the same bytes."""
-    style, script = ((_HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
+    style, script = (
+        (_HERE.parent / "live" / f"uplot.{kind}").read_text().rstrip() + "\n" + ours.read_text()
+        for kind in ("css", "js")
+        for ours in (_HERE / f"page.{kind}",)
+    )
     environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(_HERE),
