@@ -38,6 +38,8 @@ WHEELS = (
 DEBIAN_PACKAGES = ("wget",)
 INSPECT_EVALS = "inspect-evals==0.28.0"
 """Read, not run: what it depends on is not all in the registry."""
+NPM_PACKAGES = (ASCIINEMA := "asciinema-player@3.18.0", UPLOT := "uplot@1.6.32")
+"""What plays our recordings in a test, and what is shipped with Belljar as it is published."""
 # Of the default image.
 _CODENAME, _PYTHON, _NEWEST_GLIBC = "bookworm", "3.11", 36
 
@@ -69,6 +71,21 @@ def inspect_evals() -> Path:
             shutil.unpack_archive(wheel, Path(draft, "all"), "zip")
             Path(draft, "all").rename(found)
     return found / "inspect_evals"
+
+
+def npm_package(name: str) -> Path:
+    """The files of a package of npm's registry, `NAME@VERSION`, fetched when they aren't there yet.
+    Raises `CalledProcessError`."""
+    found = ROOT / "build" / name
+    found.parent.mkdir(exist_ok=True)
+    with locked(found.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=found.parent) as draft:
+        if not found.is_dir():
+            argv = ["npm", "pack", "--silent", "--ignore-scripts", f"--pack-destination={draft}"]
+            subprocess.run([*argv, name], check=True, capture_output=True)
+            (archive,) = Path(draft).glob("*.tgz")
+            shutil.unpack_archive(archive, Path(draft, "all"), filter="data")
+            Path(draft, "all", "package").rename(found)
+    return found
 
 
 def real_model(home: Path | None = None) -> None:
@@ -135,6 +152,8 @@ if __name__ == "__main__":
     try:
         real_packages()
         inspect_evals()
+        for package in NPM_PACKAGES if shutil.which("npm") else ():
+            npm_package(package)
         real_model()
     except (BelljarError, subprocess.CalledProcessError) as error:
         sys.exit(f"the packages for the tests' clients can't be fetched: {error}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+from tests.real_packages import UPLOT, npm_package
 from tests.unit.report.stories import findings_of
 from tests.unit.report.test_page import (
     EVIL,
@@ -23,7 +26,7 @@ from belljar.report.collect import collect
 from belljar.report.html import render
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Dialog
+    from playwright.sync_api import Browser, Dialog, ViewportSize
     from tests.integration.conftest import Belljar
 
 TASK = """
@@ -141,6 +144,8 @@ def test_a_run_leaves_a_page_of_what_it_did(
 def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> None:
     """With hostile text in every field no dialog opens, nothing is requested, no script but ours
     runs; filter, sorting and timelines work by keyboard and mouse."""
+    from playwright.sync_api import expect
+
     browser_page = browser.new_page()
     target = tmp_path / "page.html"
     target.write_bytes(hostile_page())
@@ -163,9 +168,7 @@ def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> 
     assert "<script>alert(1)</script>" in browser_page.locator("#s0 .entries").inner_text()
     browser_page.locator("#s0 .player summary").click()
     browser_page.locator("#s0 .player button").click()
-    browser_page.wait_for_function(
-        "document.querySelector('#s0 .player button').textContent === 'Play'"
-    )
+    expect(browser_page.locator("#s0 .player button")).to_have_text("Play")
     assert "<script>alert(1)</script>" in browser_page.locator("#s0 .player pre").inner_text()
     assert browser_page.locator("#s0 .player pre *").count() == 0
     shown = browser_page.locator("#table tbody tr:visible")
@@ -173,12 +176,70 @@ def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> 
     assert shown.count() == 0
     browser_page.check("#deep")
     browser_page.fill("#search", EVIL[:40])
-    browser_page.wait_for_function("document.getElementById('progress').hidden")
+    expect(browser_page.locator("#progress")).to_be_hidden()
     assert shown.count() > 0
     browser_page.fill("#search", "")
     browser_page.locator("#table thead button").first.click()
     assert browser_page.locator("#table thead th").first.get_attribute("aria-sort") == "ascending"
     assert told == [target.as_uri()]
+
+
+@pytest.mark.promise("4.4")
+@pytest.mark.thorough
+def test_a_hostile_terminal_is_played_as_text(browser: Browser, tmp_path: Path) -> None:
+    """Escape sequences of any kind, unfinished ones too, hide none of our lines from whoever plays
+    a session by keyboard, and make no element; outside of the player they are named."""
+    hostile = (
+        "\x1b]0;t\x07\x1b[99;99H\x1b[2J\x1b[H" + EVIL + "\x1b[?1049h\x1b[999999999@\x1b]0;hidden"
+    )
+    lines, transcripts = many(1, 2)
+    for number in (2, 4):
+        lines[number] = replace(
+            lines[number], data={**lines[number].data, "pty": True, "cols": 0, "rows": 9**9}
+        )
+    target = tmp_path / "page.html"
+    source = source_of(lines, hostile.encode("utf-8", "surrogatepass"))
+    target.write_bytes(render(collect(findings_of(transcripts, lines), source)))
+    page = browser.new_page()
+    told: list[str] = []
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.goto(f"{target.as_uri()}#s0")
+    page.locator("#s0 .player summary").press("Enter")
+    page.locator("#s0 .player input").press("End")
+    shown = page.locator("#s0 .player pre")
+    assert shown.inner_text().count("$ echo xxx") == 2
+    assert "hidden" not in shown.inner_text()
+    assert "<script>alert(1)</script>" in shown.inner_text()
+    assert shown.locator("*").count() == 0
+    page.locator("#s0 .entries details summary").first.click()
+    assert "\\x1b]0;hidden" in page.locator("#s0 .entries").inner_text()
+    assert told == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_readable_on_a_phone(
+    browser: Browser, tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
+    """Nothing is wider than the screen, and a timeline's texts have most of its width."""
+    lines, transcripts = many(3, 5)
+    lines = [
+        replace(each, time=f"2026-11-20T22:00:{at:02}.000000Z") for at, each in enumerate(lines)
+    ]
+    target = tmp_path / "page.html"
+    target.write_bytes(render(collect(findings_of(transcripts, lines), source_of(lines))))
+    size: ViewportSize = {"width": 390, "height": 844}
+    page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
+    page.goto(f"{target.as_uri()}#s0")
+    page.wait_for_selector("#s0 .entries")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    what = page.locator("#s0 .entries .what").first.bounding_box()
+    assert what is not None
+    assert what["width"] > 200
+    chart = page.locator("#plot canvas").bounding_box()
+    assert chart is not None
+    assert 300 < chart["width"] <= 390
 
 
 @pytest.mark.thorough
@@ -226,6 +287,22 @@ def test_the_pictures_of_the_docs_are_of_a_real_page(
     assert page.locator("details[open] .entries .turn").first.is_visible()
     assert not page.locator("#filter").is_visible()
     assert page.locator("details.unit:not([open])").first.is_hidden()
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_the_chart_is_drawn_by_what_its_authors_published() -> None:
+    """uPlot's script, style and licence are byte for byte those of npm's package, and a page has
+    both whole."""
+    root, published = Path(__file__).parents[2], npm_package(UPLOT)
+    page = render(collect(findings_of([], []), source_of([])))
+    for ours, theirs in (
+        ("src/belljar/live/uplot.js", "dist/uPlot.iife.min.js"),
+        ("src/belljar/live/uplot.css", "dist/uPlot.min.css"),
+        ("licenses/uplot.txt", "LICENSE"),
+    ):
+        content = (published / theirs).read_bytes()
+        assert (root / ours).read_bytes() == content
+        assert content.strip() in page or theirs == "LICENSE"
 
 
 @pytest.mark.thorough

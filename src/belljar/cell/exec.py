@@ -145,6 +145,7 @@ class RunningCommand:
     async def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size."""
         await self._channel.resize(rows, cols)
+        self._seen.resized(rows, cols)
 
     async def leave(self) -> None:
         """Let a service's program run on by itself, and wait until that is said, or its end."""

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from belljar.capture import Capture
 from belljar.channel import ExecOutput, ExecRequest, FileTooLargeError, Stream
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import asdict, dataclass, replace
 from belljar.errors import CellError
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.sandbox import Sandbox
@@ -71,6 +71,7 @@ def exec_started(operation: RecordedOperation, request: ExecRequest) -> Event:
             "timeout_s": request.timeout_s,
             "stdin": request.stdin,
             "pty": request.pty is not None,
+            **({} if request.pty is None else asdict(request.pty)),
         },
     )
 
@@ -159,11 +160,13 @@ def failed(
     *,
     bodies: Sequence[Body] = (),
     action: str = "",
+    times: Mapping[str, JsonValue] | None = None,
 ) -> Event:
     """An operation ended without a result: a guest's error, a dead cell, or cancelled by its
     caller.
     """
-    data: dict[str, JsonValue] = {"reason": f"{type(error).__name__}: {text(str(error))}"[:4096]}
+    reason = f"{type(error).__name__}: {text(str(error))}"[:4096]
+    data: dict[str, JsonValue] = {"reason": reason, **(times or {})}
     if action:
         data["action"] = action
     if isinstance(error, OSError) and error.errno is not None:
@@ -218,7 +221,7 @@ class LimitWatch:
 
 
 class StreamTimes:
-    """When how many bytes of each stream had passed, for a replay."""
+    """When how many bytes of each stream had passed, and a terminal was resized, for a replay."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -232,6 +235,12 @@ class StreamTimes:
             found[-1][1] = total_bytes
         else:
             found.append([now_ms, total_bytes])
+
+    def resized(self, rows: int, cols: int) -> None:
+        """Note the size of its terminal from now on."""
+        found = self._of.setdefault("size", [])
+        del found[MAX_TIMES - 1 :]
+        found.append([round((time.monotonic() - self._began_s) * 1000), cols, rows])
 
     def data(self) -> dict[str, JsonValue]:
         """As fields of the command's last event."""
@@ -284,6 +293,10 @@ class CommandRecord:
         if self._has_keystrokes and chunk:
             self._times.note("stdin", self._stdin.total_bytes)
 
+    def resized(self, rows: int, cols: int) -> None:
+        """Keep the new size of its terminal."""
+        self._times.resized(rows, cols)
+
     def signalled(self, signal: Signals, *, whole_tree: bool) -> None:
         """Record a signal that is about to be sent."""
         data = {"signal": signal.name, "scope": "tree" if whole_tree else "main"}
@@ -298,7 +311,8 @@ class CommandRecord:
         """Record the end; None: it was left before that, and its tree was killed."""
         if output is None:
             error = CellError("left before the command had ended; its tree was killed")
-            event = failed(self.operation, Kind.EXEC_FAILED, error, bodies=self.bodies())
+            times, bodies = self._times.data(), self.bodies()
+            event = failed(self.operation, Kind.EXEC_FAILED, error, bodies=bodies, times=times)
             self._recorder.record(event)
             return
         timeout_s = self.request.timeout_s

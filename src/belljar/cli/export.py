@@ -114,7 +114,8 @@ def replay(run: str, place: str, speed: float, idle_s: float) -> None:
     path = run_path(run)
     with reading(path, "RUN"):
         for event in _documents(path, "cast", place):
-            if isinstance(event, list) and event[1] != "i":  # a terminal echoes what is typed
+            # A terminal echoes what is typed, and the reader's has its own size
+            if isinstance(event, list) and event[1] in ("o", "x"):
                 after_s, code, data = event
                 sys.stdout.flush()
                 time.sleep(min(after_s / speed, idle_s))
@@ -247,7 +248,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import digest_file
     from belljar.ledger.keys import load_or_make_key
-    from belljar.report.samples import as_json
+    from belljar.report.collect import collect
     from belljar.report.verdict import LedgerState
     from belljar.store.home import belljar_home
 
@@ -265,7 +266,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
             where=str(path),
             hint="export it on the host that made the run",
         )
-    found = as_json(findings_of(path, evidence)[0])
+    found = collect(findings_of(path, evidence)[0])
     if unsealed := found.get("unsealed_logs"):
         raise HostError(
             "its verdict rests on a log outside of the record, which anybody may have changed",

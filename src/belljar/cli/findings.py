@@ -1,11 +1,11 @@
-"""A run's findings as text: samples, networks, signals, remarks."""
+"""Renders what `report.collect` found of a run as text: samples, networks, signals, remarks."""
 
 from __future__ import annotations
 
 import shlex
 import traceback
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from belljar.harness.evaluate import RunOutcome
-    from belljar.report.ranges import RangeFindings
-    from belljar.report.requests import Requests
-    from belljar.report.samples import Row, RunFindings
+    from belljar.report.samples import RunFindings
 
+Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
 MAX_NETWORK_LINES: Final = 400
 MAX_SIGNAL_LINES: Final = 200  # Of all samples, for a person; `findings.json` has the rest
 MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
@@ -67,33 +66,35 @@ def show_findings(
 def _show(
     findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool, every: bool
 ) -> None:
-    from belljar.report.remarks import model_sentence, problems_and_errors
-    from belljar.report.samples import headline
-    from belljar.report.tools import tool_lines
+    from belljar.report.collect import collect
 
+    facts = collect(findings)
     console = rich_console()
     console.print()
-    if findings.rows:
-        console.print(table(findings, every=every))
+    if facts["samples"]:
+        console.print(table(facts, every=every))
     lines = (
-        *map(model_sentence, findings.models),
-        *network_lines(findings, findings.run_id, verbose=verbose),
-        *signal_lines(findings, verbose=verbose),
-        *remarks(findings),
-        *tool_lines(findings.tools),
+        *(each["text"] for each in facts["model_cells"]),
+        *network_lines(facts, verbose=verbose),
+        *signal_lines(facts, verbose=verbose),
+        *remarks(facts),
+        *tool_lines(facts),
         *more,
     )
     for line in lines:
         console.print(line, markup=False)
-    for line in findings.left.lines():
-        console.print(line, markup=False, style="bold red" if findings.left.destinations else None)
-    for line in problems_and_errors(findings):
+    left = facts["left_this_host"]
+    style = "bold red" if left["destinations"] else None
+    console.print(f"\nWhat left this host: {left['claim']}", markup=False, style=style)
+    for line in left["lines"]:
+        console.print(f"  {line}", markup=False, style=style)
+    for line in facts["problems_and_errors"]:
         console.print(line, markup=False)
-    verdict = findings.verdict.value
-    colour = "void" if findings.exit_code and verdict == "contained" else verdict
-    console.print(f"\n{headline(findings)}", markup=False, style=COLOURS[colour])
-    where = [f"run {printable(findings.run_id)}: {printable(str(path))}"]
-    if findings.rows and (path / INSPECT_LOGS).is_dir():
+    verdict = facts["verdict"]
+    colour = "void" if facts["exit_code"] and verdict == "contained" else verdict
+    console.print(f"\n{facts['headline']}", markup=False, style=COLOURS[colour])
+    where = [f"run {printable(facts['run_id'])}: {printable(str(path))}"]
+    if facts["samples"] and (path / INSPECT_LOGS).is_dir():
         view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
         where.append(f"Inspect's log, with tracebacks: {printable(view)}")
     console.print("\n".join(where), markup=False, soft_wrap=True)  # in lines that can be copied
@@ -113,7 +114,7 @@ def dropped(outcome: RunOutcome) -> list[str]:
     return [f"{count} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
-def table(findings: RunFindings, *, every: bool = False) -> Table:
+def table(facts: Facts, *, every: bool = False) -> Table:
     """One line per sample; one for equal contained ones of more than `MAX_ROWS`, unless `every`."""
     from rich.markup import escape
     from rich.table import Table
@@ -122,12 +123,12 @@ def table(findings: RunFindings, *, every: bool = False) -> Table:
     for name in _SAMPLE_COLUMNS:
         right = name in {"commands", "in", "out", "time"}
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
-    alike: dict[object, list[Row]] = {}
-    for row in findings.rows:
-        is_plain = row.verdict.value == "contained" and not row.transcript.error
+    alike: dict[object, list[Facts]] = {}
+    for row in facts["samples"]:
+        is_plain = row["verdict"] == "contained" and not row["error"]
         of_row = dict(zip(_SAMPLE_COLUMNS, _cells(row), strict=True))
         key: object = (of_row["score"], of_row["destroyed"], of_row["note"])
-        fits = is_plain and not every and len(findings.rows) > MAX_ROWS
+        fits = is_plain and not every and len(facts["samples"]) > MAX_ROWS
         alike.setdefault(key if fits else id(row), []).append(row)
     for rows in alike.values():
         cells = zip(_SAMPLE_COLUMNS, _cells(*rows), strict=True)
@@ -140,107 +141,122 @@ def table(findings: RunFindings, *, every: bool = False) -> Table:
     return shown
 
 
-def _cells(row: Row, *more: Row) -> list[str]:
-    rows = (row, *more)
-    transcript, verdict = row.transcript, row.verdict.value
+def _cells(row: Facts, *more: Facts) -> list[str]:
+    rows, verdict = (row, *more), row["verdict"]
     return [
-        f"{len(rows):,} samples" if more else transcript.name,
-        " ".join(transcript.scores.values()) or ("error" if transcript.error else "-"),
+        f"{len(rows):,} samples" if more else row["name"],
+        " ".join(row["scores"].values()) or ("error" if row["error"] else "-"),
         f"[{COLOURS[verdict]}]{verdict}[/]",
-        row.probed,
-        "--all lists them" if more else " ".join(cell.cell_id for cell in row.cells) or "none",
-        str(sum(each.commands for each in rows)),
-        format_size(sum(each.bytes_in for each in rows)),
-        format_size(sum(each.bytes_out for each in rows)),
-        format_duration(sum(each.lasted_s for each in rows)),
-        "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
-        "; ".join((*map(str, row.reasons), *row.remarks)),
+        row["probed"],
+        "--all lists them" if more else " ".join(row["cells"]) or "none",
+        str(sum(each["commands"] for each in rows)),
+        format_size(sum(each["bytes_in"] for each in rows)),
+        format_size(sum(each["bytes_out"] for each in rows)),
+        format_duration(sum(each["lasted_s"] for each in rows)),
+        "-" if not row["cells"] else "proven" if row["destroyed"] else "NOT PROVEN",
+        "; ".join((*(each["text"] for each in row["reasons"]), *row["remarks"])),
     ]
 
 
-def remarks(findings: RunFindings) -> list[str]:
+def remarks(facts: Facts) -> list[str]:
     """Remarks that no transcript has, none of them a reason."""
-    from belljar.report.remarks import differing, not_in_transcript, run_remarks
-
     lines = list[str]()
     for title, found in (
-        ("In the ledger, but not in Inspect's transcript", not_in_transcript(findings.rows)),
-        ("Different from what the task or the policy says", differing(findings.rows)),
+        ("In the ledger, but not in Inspect's transcript", facts["not_in_transcript"]),
+        ("Different from what the task or the policy says", facts["differences"]),
     ):
         lines += [f"\n{title}:", *(f"  {each}" for each in found)] if found else []
-    return lines + run_remarks(findings)
+    return [*lines, *facts["remarks"]]
+
+
+def tool_lines(facts: Facts) -> list[str]:
+    """A line per tool."""
+    title = "\nTools, with their calls and how many reached a cell:"
+    lines = [f"  {each['text']}" for each in facts["tools"]]
+    return [title, *lines] if lines else []
 
 
 # --- networks
 
 
-def network_lines(findings: RunFindings, run_id: str, *, verbose: bool = False) -> list[str]:
+def network_lines(facts: Facts, *, verbose: bool = False) -> list[str]:
     """An escaped block for each range. Empty without networks."""
-    from belljar.report.remarks import range_sentences
-
     lines: list[str] = []
-    ranges = [(row.transcript, each) for row in findings.rows for each in row.ranges]
-    for shown, (transcript, found) in enumerate(ranges):
+    ranges = [(row["name"], each) for row in facts["samples"] for each in row["ranges"]]
+    for shown, (name, found) in enumerate(ranges):
         if len(lines) > MAX_NETWORK_LINES:
             left = f"{len(ranges) - shown} more sample(s)"
             lines.append(f"\nThe network of {left}: findings.json in the run directory")
             break
-        sample, names = printable(transcript.name, max_chars=80), found.cells.values()
-        packets = f"; packets: {found.packets}" if found.packets else ""
-        about = f"range {found.range_id}, cells {', '.join(map(printable, names))}{packets}"
-        lines.append(f"\nNetwork of {sample}: {about}")
-        for title, requests in (
-            ("to the gateway, each on record before it was answered", found.requests),
-            ("between cells, by the gateway", found.between_cells),
+        packets = f"; packets: {found['packets']}" if found["packets"] else ""
+        cells = ", ".join(map(printable, found["cells"].values()))
+        about = f"range {found['range']}, cells {cells}{packets}"
+        lines.append(f"\nNetwork of {printable(name, max_chars=80)}: {about}")
+        between = found["requests_between_cells"]
+        for title, is_between, count in (
+            (
+                "to the gateway, each on record before it was answered",
+                False,
+                found["requests_in_all"] - between,
+            ),
+            ("between cells, by the gateway", True, between),
         ):
-            lines += (f"  {line}" for line in _requests(title, found, requests, run_id))
-        lines += (f"  {line}" for line in range_sentences(found, verbose=verbose))
+            kept = [each for each in found["requests"] if each["between_cells"] is is_between]
+            show = f"{facts['run_id']} --kind network --grep {found['range']}"
+            lines += (f"  {line}" for line in _requests(title, kept, count, show))
+        sentences = found["sentences"]
+        if verbose and found["of_probes"] and found["of_probes"] not in sentences:
+            sentences = [*sentences, found["of_probes"]]
+        lines += (f"  {line}" for line in sentences)
     return lines
 
 
-def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str) -> Iterator[str]:
-    if not requests.count:
+def _requests(title: str, kept: Sequence[Facts], count: int, show: str) -> Iterator[str]:
+    if not count:
         return
-    yield f"{requests.count} request(s) and connection(s) {title}:"
+    from belljar.report.requests import FIRST
+
+    yield f"{count} request(s) and connection(s) {title}:"
     rows: list[tuple[str, ...]] = [_REQUEST_COLUMNS]
-    for request in requests:
-        answer = "-" if request.answer_bytes is None else format_size(request.answer_bytes)
-        why = "" if request.verdict == "allowed" else f": {request.reason}"
+    for request in kept:
+        size = request["answer_bytes"]
+        answer = "-" if size is None else format_size(size)
+        why = "" if request["verdict"] == "allowed" else f": {request['reason']}"
         rows.append(
             (
-                request.time[11:23],
-                request.cell or "?",
-                request.method,
-                request.what,
-                "-" if request.status is None else str(request.status),
-                f"{format_size(request.request_bytes)} → {answer}",
-                f"{request.verdict}{why}",
-                request.stand_in or "-",
+                request["time"][11:23],
+                request["cell"] or "?",
+                request["method"],
+                request["what"],
+                "-" if request["status"] is None else str(request["status"]),
+                f"{format_size(request['request_bytes'])} → {answer}",
+                f"{request['verdict']}{why}",
+                request["stand_in"] or "-",
             )
         )
     # In columns; a long address is not cut, and moves only what stands after it in its own line
     head, *lines = table_lines(rows, max_chars=60)
     yield head
-    yield from lines[: len(requests.first)]
-    if requests.between:
-        command = f"belljar ledger show {run_id} --kind network --grep {found.range_id}"
-        yield f"… {requests.between} more: {command}"
-    yield from lines[len(requests.first) :]
+    yield from lines[:FIRST]
+    if count > len(kept):
+        yield f"… {count - len(kept)} more: belljar ledger show {show}"
+    yield from lines[FIRST:]
 
 
 # --- signals
 
 
-def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
+def signal_lines(facts: Facts, *, verbose: bool = False) -> list[str]:
     """An escaped line for each signal; `verbose`: with the evidence."""
-    names = [printable(row.transcript.name, max_chars=MAX_NAME_CHARS) for row in findings.rows]
+    samples = facts["samples"]
+    names = [printable(row["name"], max_chars=MAX_NAME_CHARS) for row in samples]
     width = min(MAX_NAME_CHARS, max(map(len, names), default=0))
     lines = [
         line
-        for name, row in zip(names, findings.rows, strict=True)
+        for name, row in zip(names, samples, strict=True)
         for line in _sample(name.ljust(width), row, verbose=verbose)
     ]
-    blind, run = sum(bool(row.signals.blind) for row in findings.rows), printable(findings.run_id)
+    blind, run = sum(bool(row["signals_blind"]) for row in samples), printable(facts["run_id"])
     if not (lines or blind):
         return []
     shown = ["\nSignals:", *(lines[:MAX_SIGNAL_LINES] or ["  none"])]
@@ -251,19 +267,19 @@ def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
     return shown
 
 
-def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:
-    found = row.signals
-    for number, signal in enumerate(found.signals):
+def _sample(name: str, row: Facts, *, verbose: bool) -> Iterator[str]:
+    for number, signal in enumerate(row["signals"]):
         shown = name if number == 0 else " " * len(name)
-        involved = printable(", ".join(signal.involved), max_chars=300)
-        yield f"  {shown}  {signal.code.value:<16} ×{signal.count:<6} {involved}".rstrip()
+        involved = printable(", ".join(signal["involved"]), max_chars=300)
+        yield f"  {shown}  {signal['code']:<16} ×{signal['count']:<6} {involved}".rstrip()
         if verbose:
-            evidence = signal.evidence
+            evidence = signal["evidence"]
             numbers = ", ".join(map(str, evidence[:MAX_EVENT_NUMBERS]))
-            left = max(0, len(evidence) - MAX_EVENT_NUMBERS) + signal.more
+            left = max(0, len(evidence) - MAX_EVENT_NUMBERS) + signal["evidence_more"]
             more = f" and {left} more" if left else ""
-            yield f"    {signal.trust.value}, event(s) {numbers}{more}"
-    if verbose and found.blind and not found.signals:
-        yield f"  {name}  none"
+            yield f"    {signal['trust']}, event(s) {numbers}{more}"
     if verbose:
-        yield from (f"    not seen: {printable(str(spot), max_chars=300)}" for spot in found.blind)
+        blind = [printable(each["text"], max_chars=300) for each in row["signals_blind"]]
+        if blind and not row["signals"]:
+            yield f"  {name}  none"
+        yield from (f"    not seen: {each}" for each in blind)

@@ -94,7 +94,8 @@ def make_page(
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import is_being_written
     from belljar.ledger.listing import read_body
-    from belljar.report.collect import MAX_BODY_BYTES, collect
+    from belljar.report.collect import collect
+    from belljar.report.entries import MAX_TERMINAL_BYTES
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
@@ -117,7 +118,7 @@ def make_page(
         for body in timelines.bodies_of_ledger():
             if body.stored and body.stored not in units and room > 0:
                 with suppress(OSError, LedgerError):
-                    units[body.stored] = read_body(unit, body, max_bytes=MAX_BODY_BYTES)
+                    units[body.stored] = read_body(unit, body, max_bytes=MAX_TERMINAL_BYTES)
                     room -= len(units[body.stored])
 
     def read(body: BodyRef, max_bytes: int) -> bytes:

@@ -186,10 +186,10 @@ def run(
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
     page = report_of_run(outcome.path)
     if as_json:
-        from belljar.report import samples
+        from belljar.report.collect import collect
 
         rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
-        found = samples.as_json(outcome.findings)
+        found = collect(outcome.findings)
         print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
     elif page:
         click.echo(f"report: {printable(str(page))}")
@@ -229,7 +229,7 @@ def verdict(
       130      the run was interrupted
     """
     from belljar.cli.ledger import expected_key, expected_run, run_path
-    from belljar.report import samples
+    from belljar.report.collect import collect
 
     path = run_path(run)
     with reading(path, "RUN"), reported_if_slow(LOADING):
@@ -241,7 +241,7 @@ def verdict(
         evidence = stored_evidence(path, logs=found, expected_key=key, expected_run=named)
         findings, more = findings_of(path, evidence)
     if as_json:
-        print_json({"run_dir": str(path), **samples.as_json(findings)})
+        print_json({"run_dir": str(path), **collect(findings)})
     else:
         show_findings(findings, path, more, verbose=verbose, every=every)
     return findings.exit_code

@@ -22,10 +22,11 @@ from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.verification import Status
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellGatherer, TranscriptAction, gather_cells
+from belljar.report.collect import collect
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings, Transcript, as_json
+from belljar.report.samples import RunFindings, Transcript
 from belljar.report.signals import SignalGatherer
 from belljar.report.timeline import Timelines
 from belljar.report.tools import EXTRA_BODY_TOOL, HOSTED_USE, Outside, ToolCall, extra_fields
@@ -275,7 +276,7 @@ def own_evidence(run: RunDirectory) -> Evidence:
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
     """Write the findings, and the verdict event."""
-    run.write_json(FINDINGS, {**as_json(findings), "not_in_metrics": list(dropped)})
+    run.write_json(FINDINGS, {**collect(findings), "not_in_metrics": list(dropped)})
     reasons = {reason.code: reason for reason in findings.problems}
     refused = reasons.get(ReasonCode.RUN_REFUSED)
     unbound = reasons.get(ReasonCode.VERDICTS_NOT_IN_LOG)

@@ -156,6 +156,8 @@ _TYPES: Final[dict[str, Check]] = {
     "wall_time": matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z"),
     # Of a stream: milliseconds since the start, and how many bytes there were by then.
     "times": items(items(count, min_items=2, max_items=2)),
+    # Of a terminal: milliseconds since the start, and its columns and rows from then on.
+    "sizes": items(items(count, min_items=3, max_items=3)),
     "reaped": objects(
         {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}, extra=True
     ),
@@ -217,15 +219,18 @@ template.building       key:text
 template.built          key:text duration_ms:number
 template.rejected       key:text reason:text
 exec.started            op:count argv:texts cwd:text user:text env_names:texts stdin:flag
-                        timeout_s:number-or-null
+                        timeout_s:number-or-null cols?:count rows?:count
 exec.output             op:count stream:stderr|stdout bytes:count
 exec.input              op:count bytes:count
 exec.signal             op:count signal:text scope:main|tree
 exec.completed          op:count stdin_times?:times stdout_times?:times stderr_times?:times
+                        size_times?:sizes
                         duration_ms:number status:exited|signalled code:whole stdout_bytes:count
                         stderr_bytes:count stdout_dropped_bytes:count stderr_dropped_bytes:count
-exec.failed             op:count reason:text
+exec.failed             op:count reason:text stdin_times?:times stdout_times?:times
+                        stderr_times?:times size_times?:sizes
 exec.timed_out          op:count stdin_times?:times stdout_times?:times stderr_times?:times
+                        size_times?:sizes
                         timeout_s:number-or-null
 connect.started         op:count target:tcp|unix name:text user:text
 connect.completed       op:count sent_bytes:count received_bytes:count unread_bytes:count

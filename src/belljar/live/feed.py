@@ -34,7 +34,7 @@ _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered"
 # Said in other columns, or of no use to whoever watches.
 _LEFT_OUT: Final = {
     *("op", "env_names", "env_sha256", "findings", "headers", "containment", "range"),
-    *("stdin_times", "stdout_times", "stderr_times"),
+    *("stdin_times", "stdout_times", "stderr_times", "size_times"),
 }
 
 

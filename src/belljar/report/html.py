@@ -16,6 +16,8 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from belljar.report.source import texts_of
+from belljar.report.timeline import shown
 from belljar.units import format_duration, format_size
 
 _HERE: Final = Path(__file__).parent
@@ -23,15 +25,25 @@ _HERE: Final = Path(__file__).parent
 
 def render(report: Mapping[str, Any]) -> bytes:
     """The page of what `collect` found. The same report gives the same bytes."""
-    style, script = ((_HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
+    style, script = (
+        (_HERE.parent / "live" / f"uplot.{kind}").read_text().rstrip() + "\n" + ours.read_text()
+        for kind in ("css", "js")
+        for ours in (_HERE / f"page.{kind}",)
+    )
     environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(_HERE),
         undefined=StrictUndefined,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": format_size, "duration": format_duration, "data": _data}
+    environment.filters |= {
+        "size": format_size,
+        "duration": format_duration,
+        "data": _data,
+        "texts": texts_of,
+    }
     page = environment.get_template("page.html").render(
         report=report,
         style=Markup(style),  # noqa: S704 - our own file
@@ -48,6 +60,13 @@ def render(report: Mapping[str, Any]) -> bytes:
         ),
     )
     return page.encode()
+
+
+def _visible(value: object) -> object:
+    """Show each text of a run so that nothing in it acts or hides; ours is marked up already."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return shown(value, max_chars=len(value))
 
 
 def _digest(text: str) -> str:

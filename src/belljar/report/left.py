@@ -85,15 +85,16 @@ class Left:
         return "can't tell" if self.unknown else "nothing"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        places = json_of(self.destinations)
-        return {"claim": self.claim, "destinations": places, "unknown": list(self.unknown)}
-
-    def lines(self) -> list[str]:
-        """For a person."""
-        lines = [f"  {each.sentence()}" for each in self.destinations]
-        lines += [f"  can't tell what else: {printable(why)}" for why in self.unknown]
-        return [f"\nWhat left this host: {self.claim}", *lines]
+        """As JSON values, and as `lines` for a person."""
+        return {
+            "claim": self.claim,
+            "destinations": json_of(self.destinations),
+            "unknown": list(self.unknown),
+            "lines": [
+                *(each.sentence() for each in self.destinations),
+                *(f"can't tell what else: {printable(why)}" for why in self.unknown),
+            ],
+        }
 
 
 def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:

@@ -130,7 +130,7 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
     ]
 
 
-def range_sentences(found: RangeFindings, *, verbose: bool = False) -> Iterator[str]:
+def range_sentences(found: RangeFindings) -> Iterator[str]:
     """What happened in a range, but for the list of its requests."""
     if not found.requests.count and not found.between_cells.count:
         yield "no requests"
@@ -145,28 +145,42 @@ def range_sentences(found: RangeFindings, *, verbose: bool = False) -> Iterator[
     ):
         if group:
             yield f"{title}: {group.sentence()}"
-    yield from _flows(found, verbose=verbose)
+    yield from _flows(found)
+    packets, listed, probed, again = _stopped(found)
+    # Of Belljar's own probes alone there is nothing to report: each tries the same places again
+    if packets and (listed or again > probed):
+        yield probe_sentence(found)
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
     for lost in found.lost:
         yield f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}"
 
 
-def _flows(found: RangeFindings, *, verbose: bool) -> Iterator[str]:
-    flows = found.flows.values()
-    for flow in (flow for flow in flows if flow.to):
+def probe_sentence(found: RangeFindings) -> str:
+    """How many packets were stopped, and how many of them by Belljar's own probes; "" if none."""
+    packets, listed, probed, again = _stopped(found)
+    if not packets:
+        return ""
+    return (
+        f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most likely of "
+        f"Belljar's own probes; {again} only counted (repeated or beyond a hundred destinations)"
+    )
+
+
+def _stopped(found: RangeFindings) -> tuple[int, int, int, int]:
+    stopped = [flow for flow in found.flows.values() if flow.verdict != "allowed"]
+    return (
+        sum(flow.packets for flow in stopped),
+        sum(flow.to.times for flow in stopped),
+        sum(flow.probed for flow in stopped),
+        sum(flow.again for flow in stopped),
+    )
+
+
+def _flows(found: RangeFindings) -> Iterator[str]:
+    for flow in (flow for flow in found.flows.values() if flow.to):
         kind = "connections" if flow.reason == "connection" else "packets"
         why = WHY.get(flow.reason, flow.reason)
         note = f" ({why})" if why else ""
         sender = flow.cell or "an unknown sender"
         yield f"{flow.verdict}: {flow.protocol} {kind} of {sender} to {flow.to.sentence()}{note}"
-    if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
-        numbers = ((f.packets, f.to.times, f.probed, f.again) for f in stopped)
-        packets, listed, probed, again = map(sum, zip(*numbers, strict=True))
-        # Of Belljar's own probes alone there is nothing to report: each tries the same places again
-        if listed or verbose or again > probed:
-            yield (
-                f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most "
-                f"likely of Belljar's own probes; {again} only counted (repeated or beyond a "
-                f"hundred destinations)"
-            )

@@ -1,12 +1,12 @@
-"""The findings of a run: one row per sample, the run's problems, and their JSON. Pure."""
+"""The findings of a run: one row per sample, and the run's problems. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
@@ -271,87 +271,3 @@ def _headline(findings: RunFindings) -> str:
 
 INTERRUPTED_CODE: Final = 130  # 128 + SIGINT, as in a shell
 _NOTHING_RAN: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
-
-
-def as_json(findings: RunFindings) -> dict[str, Any]:
-    """As JSON values, for `--json` and the run directory."""
-    return {
-        "run_id": findings.run_id,
-        "verdict": findings.verdict.value,
-        "outcome": findings.outcome,
-        "exit_code": findings.exit_code,
-        "problems": [reason.to_json() for reason in findings.problems],
-        "errors": list(findings.errors),
-        "unsealed_logs": list(findings.unsealed_logs),
-        "left_out": findings.left_out,
-        "samples": [_row_json(row) for row in findings.rows],
-        "reused_samples": [
-            {
-                "sample": each.sample,
-                "epoch": each.epoch,
-                "run_id": each.judged_by,
-                "verdict_of_that_run": each.judged_as,
-            }
-            for each in findings.reused
-        ],
-        "left_this_host": findings.left.to_json(),
-        "tools": [use.to_json() for use in findings.tools],
-        "host_processes": dict(findings.left.host_processes),
-        "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
-        "model_cells": [_model_json(cell) for cell in findings.models],
-        "unused_cells": [cell.cell_id for cell in findings.unused],
-    }
-
-
-def _model_json(cell: CellFindings) -> dict[str, Any]:
-    return {
-        "cell": cell.cell_id,
-        "tier": cell.tier,
-        "emulated": cell.emulated,
-        **(asdict(cell.model) if cell.model is not None else {}),
-        "death": cell.death,
-        "degraded": None if cell.degraded is None else asdict(cell.degraded),
-        "probes": [asdict(each) for each in cell.probings],
-        "destroyed": cell.is_proven,
-        "lasted_s": round(cell.lasted_s, 3),
-    }
-
-
-def _row_json(row: Row) -> dict[str, Any]:
-    gap = row.transcript_gap
-    return {
-        "task": row.transcript.task,
-        "sample": row.transcript.sample,
-        "epoch": row.transcript.epoch,
-        "scores": dict(row.transcript.scores),
-        "error": row.transcript.error,
-        "notes": list(row.transcript.notes),
-        "not_run_by_scorers": dict(row.not_run),
-        "verdict": row.verdict.value,
-        "reasons": [reason.to_json() for reason in row.reasons],
-        "differences": [fact.data() for fact in row.differences],
-        "degraded": [{"cell": cell, **asdict(each)} for cell, each in row.degraded],
-        "cells": [cell.cell_id for cell in row.cells],
-        "reverts": row.reverts,
-        "tier": row.cells[0].tier if row.cells else "",
-        "emulated": any(cell.emulated for cell in row.cells),
-        "commands": row.commands,
-        "bytes_in": row.bytes_in,
-        "bytes_out": row.bytes_out,
-        "lasted_s": round(row.lasted_s, 3),
-        "destroyed": row.destroyed,
-        "probes": [
-            {"cell": cell.cell_id, **asdict(each)} for cell in row.cells for each in cell.probings
-        ],
-        "ranges": [each.to_json() for each in row.ranges],
-        "signals": [signal.to_json() for signal in row.signals.signals],
-        "signals_blind": [spot.to_json() for spot in row.signals.blind],
-        "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
-        "not_in_transcript": {
-            **{name: len(getattr(gap, name)) for name in ("raised", "terminal", "silent")},
-            "shortened": gap.shortened,
-            "missing_bytes": gap.missing_bytes,
-        },
-        "only_in_transcript": len(gap.unfounded),
-        "tools": [use.to_json() for use in tool_uses(row.tools)],
-    }

@@ -6,7 +6,6 @@ Of all signals only another sample's decoy changes the containment verdict.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from enum import StrEnum
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
@@ -39,13 +38,13 @@ class SignalCode(Sentence):
     RECORD_FLOODED = "record_flooded", "reached the bound of its range's record"
 
 
-class Blind(StrEnum):
+class Blind(Sentence):
     """Why a signal may be missing."""
 
-    SENSOR_FAILED = "sensor_failed"
-    NO_TOUCH_SENSOR = "no_touch_sensor"  # nothing reports that the cell's decoys are opened
-    DECOY_NOT_PLACED = "decoy_not_placed"
-    NOT_SCANNED = "not_scanned"  # data that left the cell was not scanned whole
+    SENSOR_FAILED = "sensor_failed", "a sensor for decoys failed"
+    NO_TOUCH_SENSOR = "no_touch_sensor", "nothing reports that these decoys are opened"
+    DECOY_NOT_PLACED = "decoy_not_placed", "a decoy could not be placed"
+    NOT_SCANNED = "not_scanned", "data that left the cell was not scanned whole"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +93,7 @@ class BlindSpot:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        return {**asdict(self), "text": str(self)}
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.detail}" if self.detail else self.code.value

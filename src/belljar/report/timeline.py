@@ -5,21 +5,22 @@ A guest chose most of what events quote: every text that leaves this module went
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
-from belljar.report.reading import Kept, ProbeTracker, times_of
-from belljar.units import printable
+from belljar.report.reading import Activity, Kept, ProbeTracker, times_of
+from belljar.units import format_size, printable
 
 FIRST: Final = 150
 LAST: Final = 50
@@ -35,6 +36,7 @@ MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
 
 
+_OBEYED: Final = re.compile(r"([\x07\x08\r\x1b])")
 # Of a network: cell, place, whether it was allowed.
 Edges: TypeAlias = Counter[tuple[str, str, bool]]
 
@@ -55,11 +57,22 @@ class Group(StrEnum):
     CELL = "cell"
 
 
+CHARTED: Final = (Group.REQUEST, Group.REFUSAL, Group.MODEL)
+
+
 def shown(value: object, *, max_chars: int = MAX_TEXT_CHARS) -> str:
     """`printable`, but with its lines and tabs kept, for text in a page."""
     text = value if isinstance(value, str) else str(value)
     cut = f"… (+{len(text) - max_chars} characters)" if len(text) > max_chars else ""
     return "\n".join(map(_shown_line, text[:max_chars].split("\n"))) + cut
+
+
+def shown_terminal(text: str) -> str:
+    """Return it as `shown` does, but with BEL, BS, CR and ESC: `page.js` plays or names them."""
+    # A split by one group has what lies between first, and what it found second
+    plain, obeyed = (_OBEYED.split(text)[first::2] for first in (0, 1))
+    shown_parts = (shown(each, max_chars=len(each)) for each in plain)
+    return "".join(chain.from_iterable(zip_longest(shown_parts, obeyed, fillvalue="")))
 
 
 def _shown_line(line: str) -> str:
@@ -74,7 +87,7 @@ class TimelineEntry:
     """One line of a timeline. `op`: of the operation in its cell, or None.
 
     `bodies`: each with its times: seconds since the entry's beginning, and the share that was
-    there.
+    there. `sizes` of its terminal: seconds, columns and rows; empty without one.
     """
 
     seq: int
@@ -88,6 +101,7 @@ class TimelineEntry:
     op: int | None = None
     notes: list[str] = field(default_factory=list)
     bodies: list[tuple[BodyRef, list[list[float]]]] = field(default_factory=list)
+    sizes: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +112,8 @@ class Timelines:
     entry, since a cell of the range was being probed. `uses`: allowed exchanges by policy digest
     and stand-in. `edges`: for a range, exchanges by cell, place and whether they were allowed.
     `policies`: digests by range. `air_gap`: whether a check at the start or end found no way out.
-    `hits`: of the guard, by class, channel, place and action.
+    `hits`: of the guard, by class, channel, place and action. `activity`: all but commands, of
+    which only the findings tell Belljar's own apart.
     """
 
     proofs: dict[str, list[str]] = field(default_factory=dict)
@@ -108,6 +123,7 @@ class Timelines:
     hits: Counter[tuple[str, ...]] = field(default_factory=Counter)
     policies: dict[str, str] = field(default_factory=dict)
     air_gap: dict[str, bool] = field(default_factory=dict)
+    activity: Activity = field(default_factory=Activity)
     started: dict[str, Any] = field(default_factory=dict)
     first_time: str = ""
     last_time: str = ""
@@ -143,6 +159,8 @@ class Timelines:
             made.place = _place(line)
         if made is not None:
             self._keep(made.place, made.group).add(made)
+            if made.group in CHARTED:
+                self.activity.add(made.group.value, datetime.fromisoformat(line.time))
 
     def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
         """The messages of one sample: time, as in the ledger, author and text."""
@@ -212,6 +230,8 @@ class Timelines:
             entry = _made(line, *_STARTS[kind], _CUT_OFF)
             self._pending[(place, *number)] = entry
             entry.op = number[1] if number[0] == "op" else None
+            if data.get("pty"):
+                entry.sizes = [[0.0, *(data.get(name, 0) for name in ("cols", "rows"))]]
             return entry
         if kind in _ENDS and number is not None:
             if (pending := self._pending.get((place, *number))) is not None:
@@ -331,7 +351,14 @@ def _complete(entry: TimelineEntry, line: Line) -> None:
             entry.notes.append(f"{shown(dropped)} bytes of {stream} were dropped at the limit")
     passed = datetime.fromisoformat(line.time) - datetime.fromisoformat(entry.time)
     after_s = round(max(0.0, passed.total_seconds()), 3)
-    entry.bodies += [(body, _times(line, body, after_s)) for body in line.bodies]
+    for ms, *size in (data.get("size_times") or ())[:MAX_TIMES]:
+        entry.sizes.append([ms / 1000, *size])
+    for body in line.bodies:
+        if body.name == "stdin" and entry.sizes and not data.get("stdin_times"):
+            typed = f"{format_size(body.total_bytes)} typed: shown if the policy has `keystrokes`"
+            entry.notes.append(typed)
+        else:
+            entry.bodies.append((body, _times(line, body, after_s)))
     del entry.bodies[MAX_BODIES:]
 
 

@@ -153,8 +153,18 @@ class ToolUse:
         return not self.reached_cell and self.name not in HARMLESS
 
     def to_json(self) -> dict[str, object]:
-        """As JSON values."""
-        return {**asdict(self), "outside": self.outside or ""}
+        """As JSON values, and as `text` for a person."""
+        remark = ""
+        if self.outside:
+            remark = f" — outside of the cell: {self.outside}"
+        elif self.is_unexplained:
+            remark = (
+                " — never reached a cell: it ran in the evaluation's own process, or Inspect "
+                "turned the call down"
+            )
+        name = printable(self.name, max_chars=80)
+        text = f"{name}: {self.calls}, {self.reached_cell}{remark}"
+        return {**asdict(self), "outside": self.outside or "", "text": text}
 
 
 def tool_uses(calls: Iterable[ToolCall]) -> tuple[ToolUse, ...]:
@@ -166,20 +176,3 @@ def tool_uses(calls: Iterable[ToolCall]) -> tuple[ToolUse, ...]:
         ToolUse(name=name, outside=where, calls=len(reached), reached_cell=sum(reached))
         for (name, where), reached in by_tool.items()
     )
-
-
-def tool_lines(uses: Sequence[ToolUse]) -> list[str]:
-    """A line per tool, for a person."""
-    lines = ["\nTools, with their calls and how many reached a cell:"] if uses else []
-    for use in uses:
-        remark = ""
-        if use.outside:
-            remark = f" — outside of the cell: {use.outside}"
-        elif use.is_unexplained:
-            remark = (
-                " — never reached a cell: it ran in the evaluation's own process, or Inspect "
-                "turned the call down"
-            )
-        name = printable(use.name, max_chars=80)
-        lines.append(f"  {name}: {use.calls}, {use.reached_cell}{remark}")
-    return lines

@@ -48,6 +48,9 @@ async def test_a_conversation(*, keystrokes: bool) -> None:
         bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
         assert bodies == {"stdin": b"you", "stdout": b"hello you"}
         data: Any = stage.last(Kind.EXEC_COMPLETED).data
+        begun: Any = stage.last(Kind.EXEC_STARTED).data
+    assert (begun["cols"], begun["rows"]) == (80, 24)
+    assert [size for _, *size in data["size_times"]] == [[4, 3]]
     assert data["stdout_times"][-1][1] == len(b"hello you")
     typed = [total_bytes for _, total_bytes in data.get("stdin_times", ())]
     assert typed == ([3] if keystrokes else [])

@@ -23,9 +23,10 @@ from belljar.cli.findings import MAX_NETWORK_LINES, network_lines, show_findings
 from belljar.events import Kind
 from belljar.plan.rules import DropReason
 from belljar.probe.model import Verdict
+from belljar.report.collect import collect
 from belljar.report.ranges import MAX_NAMED
 from belljar.report.remarks import WHY
-from belljar.report.samples import RunFindings, as_json
+from belljar.report.samples import RunFindings
 from belljar.units import printable
 
 STOPPED = (
@@ -45,9 +46,9 @@ def test_requests_between_cells_are_told_apart() -> None:
         )
     )
     assert findings.rows[0].verdict is Verdict.CONTAINED
-    told = network_lines(findings, "RUN")
+    told = network_lines(collect(findings))
     assert any("1 request(s) and connection(s) between cells" in each for each in told)
-    (shown,) = as_json(findings)["samples"][0]["ranges"]
+    (shown,) = collect(findings)["samples"][0]["ranges"]
     assert [each["between_cells"] for each in shown["requests"]] == [False, True]
     assert [shown[name] for name in ("requests_in_all", "requests_between_cells")] == [2, 1]
 
@@ -63,7 +64,7 @@ def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> No
         story(*(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}) for n in range(40)))
     ).rows
     findings = RunFindings(rows=(row,) * 100, strays=())
-    assert len(network_lines(findings, "RUN")) < MAX_NETWORK_LINES + 100
+    assert len(network_lines(collect(findings))) < MAX_NETWORK_LINES + 100
     show_findings(findings, Path("/runs/r"))
     assert "more sample(s): findings.json in the run directory" in capsys.readouterr().out
 
@@ -95,7 +96,7 @@ def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
             line(Kind.LIMIT_HIT, limit=text),
             line(Kind.RANGE_FAILED, error="CellError", reason=text),
         )
-        told = network_lines(judged(lines), "RUN")
+        told = network_lines(collect(judged(lines)))
         # A leading line break of ours parts the blocks.
         shown = [each.removeprefix("\n") for each in told]
         assert shown == [printable(each, max_chars=len(each)) for each in shown]
@@ -126,7 +127,7 @@ def test_what_was_refused_is_summed_up() -> None:
     )
     start = lines.index(line(Kind.PROBE_STARTED, "c1", which="quick", phase="start", user=""))
     lines.insert(start + 1, line(Kind.NETWORK_FLOW, **{**FLOW, "address": "1.1.1.1", "port": 443}))
-    told = network_lines(judged(lines), "RUN")
+    told = network_lines(collect(judged(lines)))
     for said in (
         "  no requests",
         "  attempts to publish, push or send: publish (packages)",

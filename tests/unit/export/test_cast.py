@@ -66,6 +66,40 @@ def test_keystrokes_are_there_only_with_times() -> None:
     assert {at_s for at_s, code, _ in found if code == "i"} == {0.2, 2.0}
 
 
+def test_a_terminal_has_its_size() -> None:
+    """The first session's is the header's; another one's, and each that came later, an event."""
+    begun, ended = session(size_times=[[1000, 60, 10]], stdout_times=[[500, 10]])
+    begun = replace(begun, data={**begun.data, "cols": 120, "rows": 40})
+    header, *_ = cast([begun, ended], "c", lambda body: CONTENTS[body.name])
+    assert header["term"] == {"cols": 120, "rows": 40}
+    again = [replace(each, mono_ns=f"{int(each.mono_ns) + 4 * 10**9}") for each in (begun, ended)]
+    found = played([begun, ended, *again])
+    assert [each[::2] for each in found if each[1] == "r"] == [
+        (1.0, "60x10"),
+        (4.0, "120x40"),
+        (5.0, "60x10"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "code"),
+    [
+        (Kind.EXEC_COMPLETED, {"status": "exited", "code": 7}, "7"),
+        (Kind.EXEC_COMPLETED, {"status": "signalled", "code": 15}, "143"),
+        (Kind.EXEC_TIMED_OUT, {"timeout_s": 3}, "124"),
+        (Kind.EXEC_FAILED, {"reason": "no such file\x1b[2J", "errno": 2}, "127"),
+        (Kind.EXEC_FAILED, {"reason": "left"}, "137"),
+    ],
+)
+def test_each_end_has_a_code(kind: Kind, data: dict[str, Any], code: str) -> None:
+    """A shell's, since players read a number; an end without one says why, escaped."""
+    begun, _ = session()
+    ended = replace(line(kind, "c", op=1, **{**ENDED, **data}), mono_ns="4000000000")
+    *_, said, end = played([begun, ended])
+    assert end == (3.0, "x", code)
+    assert "\x1b" not in said[2]
+
+
 @pytest.mark.parametrize("times", [[[1]], [["a", 1]], [[1, -1]], "x"])
 def test_times_of_another_shape_are_no_event(times: object) -> None:
     """A record that was tampered with is refused where it is read."""

@@ -24,7 +24,8 @@ from belljar.harness.evidence import stored_evidence
 from belljar.ledger import RunDirectory, create_run, load_or_make_key, local_fingerprint
 from belljar.ledger.redaction import CLASSES, choose, purge, share
 from belljar.probe.model import Verdict
-from belljar.report.samples import RunFindings, as_json
+from belljar.report.collect import collect
+from belljar.report.samples import RunFindings
 
 UNIT = Unit(number=1, samples=("a",))
 
@@ -192,7 +193,7 @@ def test_report_and_statement_are_of_the_fleets_judge(
     home = tmp_path / "head"
     run = fleet_run(home, came)
     monkeypatch.setenv("BELLJAR_HOME", str(home))
-    expected = as_json(judged(home, run)[0])
+    expected = collect(judged(home, run)[0])
     out = tmp_path / "statement.json"
     assert belljar(["export", str(run), "--format", "intoto", "-o", str(out)]) == 0
     statement = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))

@@ -24,8 +24,8 @@ from belljar.harness.options import RunRequest
 from belljar.ledger import local_fingerprint, verify
 from belljar.policy import policy_of
 from belljar.probe.model import AttemptOutcome, Verdict
+from belljar.report.collect import collect
 from belljar.report.remarks import differing
-from belljar.report.samples import as_json
 from belljar.report.verdict import judge
 
 TASK = """
@@ -522,7 +522,7 @@ def test_programs_that_a_task_starts_are_named(
     assert found["sh"] >= 2  # a fake cell starts shells of this host, too
     show_findings(outcome.findings, outcome.path)
     assert "true 5×" in capsys.readouterr().out
-    shown = as_json(outcome.findings)["host_processes"]
+    shown = collect(outcome.findings)["host_processes"]
     assert shown == dict(outcome.findings.left.host_processes)
 
 

@@ -13,8 +13,8 @@ from belljar.harness.evaluate import RunOutcome, run_evaluation
 from belljar.harness.evidence import FINDINGS, stored_evidence
 from belljar.harness.options import RunRequest
 from belljar.ledger import local_fingerprint
+from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.samples import as_json
 from belljar.report.verdict import judge
 
 TASK = """
@@ -62,7 +62,7 @@ def test_a_sealed_run_says_what_it_said(outcome: RunOutcome) -> None:
     key = local_fingerprint(outcome.path.parents[1])
     recorded = json.loads((outcome.path / FINDINGS).read_text())
     recorded.pop("not_in_metrics")
-    assert as_json(judge(stored_evidence(outcome.path, expected_key=key))) == recorded
+    assert collect(judge(stored_evidence(outcome.path, expected_key=key))) == recorded
     assert recorded["verdict"] == "contained"
 
 

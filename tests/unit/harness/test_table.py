@@ -15,6 +15,7 @@ from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, Probing, ReportedOperation, TranscriptAction
+from belljar.report.collect import collect
 from belljar.report.remarks import problems_and_errors
 from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
@@ -62,8 +63,10 @@ def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str
 def test_any_text_can_be_shown(text: str) -> None:
     """The table never fails on what a task says."""
     found = findings(text)
-    assert table(found).row_count == 1
-    assert all("\x1b" not in line for line in (*remarks(found), *problems_and_errors(found)))
+    assert table(collect(found)).row_count == 1
+    assert all(
+        "\x1b" not in line for line in (*remarks(collect(found)), *problems_and_errors(found))
+    )
 
 
 def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +129,7 @@ def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
     found = judge(
         Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())
     )
-    lines = [*remarks(found), *problems_and_errors(found)]
+    lines = [*remarks(collect(found)), *problems_and_errors(found)]
     assert any("1,540 file reads of missing files" in line for line in lines)
     assert any(line.startswith("  1 commands") for line in lines)
     assert any("c-1" in line and "out of memory" in line for line in lines)
@@ -161,9 +164,9 @@ def test_equal_rows_of_many_samples_are_one_unless_all_are_asked_for() -> None:
             run=RunRecord(ended=True),
         )
     )
-    assert (table(found).row_count, table(found, every=True).row_count) == (4, 40)
+    assert (table(collect(found)).row_count, table(collect(found), every=True).row_count) == (4, 40)
     few = replace(found, rows=found.rows[:10])
-    assert table(few).row_count == 10
+    assert table(collect(few)).row_count == 10
 
 
 def test_the_summary_says_emulated() -> None:

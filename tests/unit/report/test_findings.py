@@ -24,8 +24,9 @@ from belljar.report.cells import (
     gather_cells,
     reconcile,
 )
+from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings, Transcript, as_json
+from belljar.report.samples import RunFindings, Transcript
 
 
 def line(kind: Kind, cell: str | None = "c1", /, *, second: int = 0, **data: Any) -> Line:
@@ -203,7 +204,7 @@ def test_a_breach_in_a_stray_cell_is_the_runs() -> None:
 
 def test_as_json_says_it_all() -> None:
     """For `--json` and the run directory."""
-    said = as_json(judged(*STORY))
+    said = collect(judged(*STORY))
     assert (said["verdict"], said["samples"][0]["cells"], said["samples"][0]["limits_hit"]) == (
         "contained",
         ["c1"],
@@ -234,8 +235,8 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
         found().exit_code,
         1,
     )
-    assert as_json(found(made, gone))["unused_cells"] == ["c9"]
-    assert as_json(found(made, gone))["stray_cells"] == []
+    assert collect(found(made, gone))["unused_cells"] == ["c9"]
+    assert collect(found(made, gone))["stray_cells"] == []
     assert not found(made, failed).problems
     assert found(made, left).problems
     assert found(made).problems

@@ -13,8 +13,9 @@ from tests.unit.report.stories import ENDED, HOSTILE, line, planned
 from belljar.cli.findings import show_findings
 from belljar.events import Kind
 from belljar.ledger import Line
+from belljar.report.collect import collect
 from belljar.report.left import STAYS, Destination, Left, LeftGatherer, Way
-from belljar.report.samples import RunFindings, as_json
+from belljar.report.samples import RunFindings
 
 PROVIDER = "openai/gpt-4o"
 PLANNED = planned("c1")
@@ -74,7 +75,7 @@ def test_a_model_that_stays_leaves_nothing(provider: str) -> None:
     model = f"{provider}/model.yaml"
     left = left_of(MODEL_CELL, call(model), hit("model", model, "flag"), evaluated())
     assert (left.claim, left.destinations, left.unknown) == ("nothing", (), ())
-    assert left.lines() == ["\nWhat left this host: nothing"]
+    assert left.to_json()["lines"] == []
 
 
 @pytest.mark.promise("7.6")
@@ -172,7 +173,7 @@ def test_missing_evidence_is_never_nothing() -> None:
     ):
         assert left.claim == "can't tell"
         assert len(left.unknown) == 1
-        assert "nothing" not in "".join(left.lines())
+        assert "nothing" not in "".join(left.to_json()["lines"])
     cut_off = left_of(dial(), evaluated())
     assert (cut_off.claim, cut_off.destinations[0].sent_bytes) == ("something", None)
 
@@ -190,7 +191,7 @@ def test_the_report_shows_what_left_in_red(
     monkeypatch.setenv("TERM", "xterm")
     show_findings(findings, Path("/runs/r"))
     assert "\x1b[1;31m  real upstream: real.example" in capsys.readouterr().out
-    shown = as_json(findings)["left_this_host"]
+    shown = collect(findings)["left_this_host"]
     assert (shown["claim"], shown["destinations"][0]["name"]) == ("something", "real.example")
 
 
@@ -202,7 +203,7 @@ def test_no_name_acts_on_the_reader_s_terminal(name: str) -> None:
         for way in Way:
             made = Destination(way=way, name=text, addresses=[text])
             made.protected[text] = {text: 1}
-            for said in (made.sentence(), "".join(Left(unknown=(text,)).lines()[1:])):
+            for said in (made.sentence(), "".join(Left(unknown=(text,)).to_json()["lines"])):
                 assert "\x1b" not in said
                 assert "\u202e" not in said
                 assert "\n" not in said

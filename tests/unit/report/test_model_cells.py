@@ -10,8 +10,9 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import gather_cells
+from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.samples import as_json, headline
+from belljar.report.samples import headline
 from belljar.report.verdict import Evidence, RunRecord, judge
 
 MODEL = {"name": "m", "weights": "ab" * 32}
@@ -52,10 +53,10 @@ def test_a_model_cells_evidence_counts_for_the_run(lines: list[Line], verdict: V
     found = judge(evidence(lines=lines))
     assert found.verdict is verdict
     assert [row.verdict for row in found.rows] == [Verdict.CONTAINED]
-    (shown,) = as_json(found)["model_cells"]
+    (shown,) = collect(found)["model_cells"]
     asked = (shown["requests"], shown["prompt_tokens"], shown["completion_tokens"])
     assert asked == (1, 3, 2)
-    assert as_json(found)["stray_cells"] == []
+    assert collect(found)["stray_cells"] == []
 
 
 def test_a_model_cell_that_died_says_why() -> None:

@@ -8,6 +8,7 @@ import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import html5lib
@@ -29,11 +30,19 @@ from belljar.ledger import Line, Verification
 from belljar.ledger.kinds import DATA, Optional
 from belljar.ledger.schema import BodyRef
 from belljar.ledger.verification import Status
-from belljar.report.collect import MAX_BODY_BYTES, MAX_DETAIL_BYTES, MAX_UNITS, collect
+from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
+from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
+from belljar.report.reading import MAX_STEPS, Activity
 from belljar.report.samples import RunFindings, Transcript
 from belljar.report.source import RunSource
-from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
+from belljar.report.timeline import (
+    FIRST,
+    LAST,
+    Group,
+    Timelines,
+    shown,
+)
 
 EVIL = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--<script>"
@@ -306,6 +315,46 @@ def test_output_has_the_time_since_its_command_began() -> None:
         assert command[-1][0][-1] == [[after_s, 1.0]]
 
 
+def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
+    """Carriage returns and escapes are for the player; what hides is a number; what was typed is
+    not there without its times, which say that the policy allows it."""
+    screen, typed = "\x1b[31m\r\u202e\x00", b"secret\r"
+    for keystrokes in ({}, {"stdin_times": [[1, 7]]}):
+        begun, ended = many(1, 1)[0][-2:]
+        sizes = {"pty": True, "cols": 91, "rows": 27}
+        ended = with_body(ended)
+        stdin = replace(ended.bodies[0], name="stdin", sha256="1" * 64, kept_bytes=len(typed))
+        data = {**ended.data, "size_times": [[500, 70, 20]], **keystrokes}
+        lines = [
+            *many(1, 1)[0][:-2],
+            replace(begun, data={**begun.data, **sizes}),
+            replace(ended, data=data, bodies=(stdin, *ended.bodies)),
+        ]
+        source = source_of(lines)
+        given = replace(
+            source,
+            read=lambda body, _size: typed if body.name == "stdin" else screen.encode(),
+        )
+        (unit,) = collect(findings_of([], lines), given)["units"]
+        (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
+        assert command[-2] == [[0.0, 91, 27], [0.5, 70, 20]]
+        bodies = {name: text for name, text, *_ in command[-1]}
+        assert bodies["stdout"] == "\x1b[31m\r\\u202e\\x00"
+        assert ("secret" in str(command)) is bool(keystrokes)
+
+
+def test_what_happened_when_is_counted_in_few_steps() -> None:
+    """A run of days has as many steps as a short one, and no count is lost."""
+    activity = Activity()
+    start = datetime(2026, 11, 20, tzinfo=UTC)
+    for minutes in (*range(5000), 0):
+        activity.add("command", start + timedelta(minutes=minutes))
+    found = activity.to_json()
+    assert MAX_STEPS / 2 < len(found["times"]) <= MAX_STEPS
+    assert sum(found["counts"]["command"]) == 5001
+    assert found["times"][1] - found["times"][0] == found["width_s"]
+
+
 def test_a_transcript_stands_beside_the_timeline() -> None:
     """Messages are placed among the ledger's events by time, whose own order stays."""
     at = [f"2026-11-20T22:00:0{number}.000000Z" for number in range(6)]
@@ -362,7 +411,7 @@ def test_of_very_many_samples_the_worst_are_shown() -> None:
     noted = [replace(each, notes=("<&>" * 1000,) * 300) for each in transcripts]
     report = collect(findings_of(noted, lines), source_of(lines))
     assert len(report["units"]) == MAX_UNITS
-    assert report["left_out"] == 50
+    assert report["units_left_out"] == 50
     assert bad in {unit["name"] for unit in report["units"]}
     assert len(render(report)) < 4 * MAX_DETAIL_BYTES
 

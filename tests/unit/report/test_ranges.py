@@ -24,6 +24,7 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict
+from belljar.report.collect import collect
 from belljar.report.reasons import Reason, ReasonCode
 
 # Whether a packet that the policy's bound threw away is in an event
@@ -53,7 +54,7 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], why: str) -> Non
     assert row.verdict is (Verdict.VOID if why else Verdict.CONTAINED)
     assert why in "; ".join(map(str, row.reasons))
     assert findings.exit_code == (2 if why else 0)
-    lost = [each for each in network_lines(findings, "RUN") if "EVIDENCE MISSING" in each]
+    lost = [each for each in network_lines(collect(findings)) if "EVIDENCE MISSING" in each]
     assert bool(lost) == ("counters" in end and bool(why))
 
 

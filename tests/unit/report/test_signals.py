@@ -12,8 +12,9 @@ from belljar.cli.findings import signal_lines
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
+from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings, as_json
+from belljar.report.samples import RunFindings
 from belljar.report.signals import (
     MAX_EVIDENCE,
     Blind,
@@ -232,11 +233,11 @@ def test_findings_and_the_terminal_have_them() -> None:
     line."""
     hostile = line(Kind.NETWORK_DNS, **NAME, name="\x1b[31mx\n.example", answer="NXDOMAIN")
     findings = findings_with_signals(hostile, line(Kind.DECOY_PLACED, "c1", **PLACED))
-    (sample,) = as_json(findings)["samples"]
+    (sample,) = collect(findings)["samples"]
     assert [each["code"] for each in sample["signals"]] == ["wall_probing"]
     assert [each["code"] for each in sample["signals_blind"]] == ["no_touch_sensor"]
-    told = signal_lines(findings, verbose=True)
+    told = signal_lines(collect(findings), verbose=True)
     assert all(each.lstrip("\n").isprintable() for each in told)
     assert any("wall_probing" in each for each in told)
     assert any("no_touch_sensor" in each for each in told)
-    assert signal_lines(findings_with_signals()) == []
+    assert signal_lines(collect(findings_with_signals())) == []

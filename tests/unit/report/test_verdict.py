@@ -14,8 +14,9 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import Call, TranscriptAction, gather_cells
+from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.samples import RunFindings, Transcript, as_json, headline
+from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.tools import Outside, ToolCall
 from belljar.report.verdict import Evidence, LedgerState, LogRecord, LogStatus, RunRecord, judge
 
@@ -348,7 +349,7 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
     lost = sum(not row.is_logged for row in findings.rows)
     told = f"{len(findings.rows) - lost} of {len(findings.rows)} samples in the log"
     assert not lost or told in headline(findings)
-    assert as_json(findings)["verdict"] == verdict.value
+    assert collect(findings)["verdict"] == verdict.value
 
 
 @pytest.mark.promise("7.5")
@@ -358,7 +359,7 @@ def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
     later = line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": "agent_died", "op": 9})
     findings = judge(evidence(lines=story(BROKEN, later)))
     assert "1 degraded: shell_missing" in headline(findings)
-    (sample,) = as_json(findings)["samples"]
+    (sample,) = collect(findings)["samples"]
     assert [(each["cell"], each["cause"], each["op"]) for each in sample["degraded"]] == [
         ("c1", "shell_missing", 3)
     ]
@@ -389,7 +390,7 @@ def test_a_reused_sample_is_the_other_runs() -> None:
     findings = judge(evidence(log, run=plain, begun_elsewhere=on_record))
     assert [(each.judged_by, each.judged_as) for each in findings.reused] == [("Q", "contained")]
     assert (len(findings.rows), findings.exit_code) == (1, 0)
-    (said,) = as_json(findings)["reused_samples"]
+    (said,) = collect(findings)["reused_samples"]
     assert (said["run_id"], said["verdict_of_that_run"]) == ("Q", "contained")
     copied = replace(log, transcripts=(reused,), expected=1)
     alone = judge(evidence(copied, lines=[], run=plain, begun_elsewhere=on_record))

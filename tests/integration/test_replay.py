@@ -1,0 +1,151 @@
+"""Terminal sessions of a real cell become recordings that others' players play."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.real_packages import ASCIINEMA, npm_package
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from tests.integration.conftest import Belljar
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+TYPED = b"stty size; printf '\\033[31mred\\033[0m\\n'; printf 'wrong\\rright\\n'; exit 3\r"
+
+
+def resize(terminal: int, rows: int, cols: int) -> None:
+    """Give a terminal another size."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+
+def read_until(terminal: int, words: bytes, deadline_s: float = 120) -> bytes:
+    """What a terminal shows until it has shown that."""
+    seen, give_up = b"", time.monotonic() + deadline_s
+    while words not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, give_up - time.monotonic()))
+        assert ready, seen
+        seen += os.read(terminal, 4096)
+    return seen
+
+
+@pytest.fixture
+def session(belljar: Belljar) -> tuple[Path, str]:
+    """The run of a `shell` whose terminal is made smaller, with a visitor by `attach`; its cell."""
+    ours, theirs = pty.openpty()
+    resize(ours, 27, 91)
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "belljar", "shell", "low", "--tier", "container"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=belljar.environment(TERM="xterm"),
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        begun = read_until(ours, b"$ ")
+        (cell,) = re.findall(rb"cell (c-[0-9a-f]+) ", begun)
+        visit = belljar("attach", cell.decode(), "--", "sh", "-c", "echo hello; exit 5")
+        assert visit.returncode == 5, visit.stderr
+        resize(ours, 20, 70)
+        shell.send_signal(signal.SIGWINCH)
+        time.sleep(1)  # the new size is on its way to the guest, which says nothing of it
+        os.write(ours, TYPED)
+        read_until(ours, b"recorded in")
+        assert shell.wait(timeout=120) == 3
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+    return belljar.runs()[-1], cell.decode()
+
+
+def test_a_cast_has_sizes_output_and_exit_codes(
+    belljar: Belljar, session: tuple[Path, str], tmp_path: Path
+) -> None:
+    """The terminal's first size is the header's, the next an event; keystrokes are not in it; the
+    visitor's end and the shell's have their codes; `replay` plays it."""
+    run, cell = session
+    done = belljar("export", str(run), "--format", "cast", "--cell", cell)
+    header, *events = map(json.loads, done.stdout.splitlines())
+    assert (header["version"], header["term"]) == (3, {"cols": 91, "rows": 27})
+    assert "70x20" in [data for _, code, data in events if code == "r"]
+    assert {"3", "5"} <= {data for _, code, data in events if code == "x"}
+    assert not [each for each in events if each[1] == "i"]
+    assert "20 70\r\n" in "".join(data for _, code, data in events if code == "o")
+    replayed = belljar("replay", str(run), "--cell", cell, "--idle", "0")
+    assert b"\nred\n" in replayed.stdout  # in a pipe without colours
+    assert b"[exit 3]" in replayed.stdout
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """The address of a server of these files on loopback."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(directory))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+PAGE = """<!doctype html><link rel="stylesheet" href="asciinema-player.css">
+<div id="player"></div><script src="asciinema-player.min.js"></script>
+<script>
+const player = AsciinemaPlayer.create("session.cast", document.getElementById("player"),
+  { speed: 10, idleTimeLimit: 0.2, autoPlay: true });
+player.addEventListener("ended", () => { document.title = "ended"; });
+</script>"""
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_asciinemas_player_and_the_reports_show_a_session(
+    belljar: Belljar, session: tuple[Path, str], tmp_path: Path, browser: Browser
+) -> None:
+    """asciinema's own player plays the recording to its end, at its last size; the player of the
+    report shows the same text without an escape sequence, and what was typed is not in the page."""
+    run, cell = session
+    for each in ("asciinema-player.css", "asciinema-player.min.js"):
+        shutil.copy(npm_package(ASCIINEMA) / "dist" / "bundle" / each, tmp_path)
+    (tmp_path / "index.html").write_text(PAGE)
+    exported = ("export", str(run), "--format", "cast", "--cell", cell)
+    belljar(*exported, "-o", str(tmp_path / "session.cast"))
+    page = browser.new_page()
+    with served(tmp_path) as address:
+        page.goto(address)
+        page.wait_for_function("document.title === 'ended'")
+        text = page.locator(".ap-term").inner_text()
+    for said in ("20 70", "red", "right", "hello"):
+        assert said in text
+    assert "wrong\n" not in text
+    target = tmp_path / "report.html"
+    belljar("report", str(run), "-o", str(target))
+    page.goto(f"{target.as_uri()}#s0")
+    page.locator("#s0 .player summary").click()
+    page.locator("#s0 .player input").focus()
+    page.keyboard.press("End")
+    mine = page.locator("#s0 .player pre").inner_text()
+    for said in ("20 70", "\nred\n", "\nright\n", "\nhello\n", "[exited 3"):
+        assert said in mine
+    assert "x1b" not in mine.replace(TYPED.decode(), "")
+    assert page.locator("#s0 .player pre *").count() == 0
