@@ -6,6 +6,7 @@ rewrites links: a link to a file that is a page leads to that page, any other on
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -110,15 +111,28 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
 
 
 def cli_page() -> str:
-    """Every command's help."""
+    """Every command's help. An option's anchor is `COMMAND--OPTION`, as in `#ledger-show--kind`."""
     parts = [
         "# Command line reference\n",
         "Every command and option, from the program itself (`belljar COMMAND --help`).",
         "To learn the commands by use, begin with the [tutorial](tutorial.md).\n",
     ]
     for name, command, context in commands():
-        parts += [f"## {name}\n", f"```text\n{command.get_help(context)}\n```\n"]
+        usage = command.get_help(context).partition("\nOptions:\n")[0].rstrip()
+        options = filter(None, (option_line(name, each, context) for each in command.params))
+        parts += [f"## {name}\n", f"```text\n{usage}\n```\n", "\n".join(options), ""]
     return "\n".join(parts)
+
+
+def option_line(name: str, parameter: click.Parameter, context: click.Context) -> str:
+    """An item of a list that can be linked; "" for an argument and a hidden option."""
+    record = parameter.get_help_record(context)
+    if record is None or not isinstance(parameter, click.Option):
+        return ""
+    words = (*name.split()[1:], max(parameter.opts, key=len).lstrip("-"))
+    anchor = f"{'-'.join(words[:-1])}--{words[-1]}"
+    shown, meaning = (re.sub(r"\s+", " ", text) for text in record)
+    return f"- [`{shown}`](#{anchor}){{ #{anchor} }}: {html.escape(meaning, quote=False)}"
 
 
 # ---- the policy
