@@ -126,7 +126,7 @@ def test_the_events_hash_to_the_signed_root(run: Path, home: Path) -> None:
     for line in exported(run, home, "--format", "jsonl").splitlines():
         assert isinstance(json.loads(line), dict)
         tree.append_entry(line)
-    assert tree.get_state().hex() == verify(run).root
+    assert tree.get_root().hex() == verify(run).root
 
 
 class _Collector(BaseHTTPRequestHandler):

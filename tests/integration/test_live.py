@@ -83,7 +83,6 @@ def told(number: int) -> Event:
     return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": f"{EVIL} number {number}"})
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> None:
     """The page shows a run as it happens, hostile text as text, and finds it by a filter; its button

@@ -97,11 +97,12 @@ class RunView:
             self.cells[line.cell] = CellView(line.cell)
         elif line.kind.value.startswith("sample."):
             self._take_sample(line)
-        if line.kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
+        is_probed = self._probes.is_probed(data.get("range"))  # then it is Belljar's own
+        if line.kind in EXCHANGES and not is_probed:
             count_edge(self.edges, line)
         cell = line.cell or self._probes.cell_of(data.get("range"), data.get("cell"))
         if (view := self.cells.get(cell)) is not None:
-            _count(view, line)
+            _count(view, line, is_probed=is_probed)
         if line.kind is Kind.CELL_DESTROYED:
             self.cells.pop(line.cell or "", None)
 
@@ -151,7 +152,7 @@ class RunView:
         return found
 
 
-def _count(view: CellView, line: Line) -> None:
+def _count(view: CellView, line: Line, *, is_probed: bool) -> None:
     data = line.data
     if line.kind is Kind.CELL_PLANNED:
         view.tier = shown(data["tier"], max_chars=20)
@@ -161,7 +162,7 @@ def _count(view: CellView, line: Line) -> None:
         view.commands += 1
         words = " ".join(map(str, data["argv"])).split()
         view.command = shown(" ".join(words), max_chars=200)
-    elif line.kind.value.startswith("network."):
+    elif line.kind.value.startswith("network.") and not is_probed:
         is_refused = data.get("verdict") in ("refused", "dropped")
         view.refused += is_refused
         view.requests += line.kind is Kind.NETWORK_HTTP and not is_refused

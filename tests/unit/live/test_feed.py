@@ -123,6 +123,7 @@ def test_long_commands_and_members_of_a_range_are_shown(feed: Feed, run: RunDire
     run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
     feed.look()
     assert feed.state()["runs"][0]["edges"] == [["target", "1.1.1.1", False, 1]]
+    assert feed.state()["runs"][0]["cells"][1]["refused"] == 1
 
 
 def sample(kind: Kind, name: str, cell: str = CELL, **more: JsonValue) -> Event:
