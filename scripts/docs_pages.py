@@ -6,13 +6,13 @@ rewrites links: a link to a file that is a page leads to that page, any other on
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from inspect import getclosurevars
 from pathlib import Path
 from posixpath import join, normpath, relpath
 from typing import Any, Final
@@ -23,8 +23,7 @@ from scripts import promises
 from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS, KeyOutcome
 from belljar.compose.model import ComposeNetwork, NetworkPlace, reasons_of
-from belljar.ledger import kinds
-from belljar.ledger.kinds import DATA, Check
+from belljar.ledger.kinds import FIELDS
 from belljar.policy import policy_schema
 from belljar.report.reasons import ReasonCode
 
@@ -110,15 +109,28 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
 
 
 def cli_page() -> str:
-    """Every command's help."""
+    """Every command's help. An option's anchor is `COMMAND--OPTION`, as in `#ledger-show--kind`."""
     parts = [
         "# Command line reference\n",
         "Every command and option, from the program itself (`belljar COMMAND --help`).",
         "To learn the commands by use, begin with the [tutorial](tutorial.md).\n",
     ]
     for name, command, context in commands():
-        parts += [f"## {name}\n", f"```text\n{command.get_help(context)}\n```\n"]
+        usage = command.get_help(context).partition("\nOptions:\n")[0].rstrip()
+        options = filter(None, (option_line(name, each, context) for each in command.params))
+        parts += [f"## {name}\n", f"```text\n{usage}\n```\n", "\n".join(options), ""]
     return "\n".join(parts)
+
+
+def option_line(name: str, parameter: click.Parameter, context: click.Context) -> str:
+    """An item of a list that can be linked; "" for an argument and a hidden option."""
+    record = parameter.get_help_record(context)
+    if record is None or not isinstance(parameter, click.Option):
+        return ""
+    words = (*name.split()[1:], max(parameter.opts, key=len).lstrip("-"))
+    anchor = f"{'-'.join(words[:-1])}--{words[-1]}"
+    shown, meaning = (re.sub(r"\s+", " ", text) for text in record)
+    return f"- [`{shown}`](#{anchor}){{ #{anchor} }}: {html.escape(meaning, quote=False)}"
 
 
 # ---- the policy
@@ -183,39 +195,33 @@ def policy_page() -> str:
 # ---- the ledger
 
 
-def checked_as(check: Check) -> str:
-    """What a check of an event's field takes, in a few words."""
-    inside = getclosurevars(check).nonlocals
-    if "allowed" in inside:
-        return ", ".join(f"`{word}`" for word in sorted(inside["allowed"]))
-    if "compiled" in inside:
-        return "text of one form"
-    if "shape" in inside:
-        return "object"
-    if "number" in inside:
-        return f"`{inside['number']}`"
-    if "check" in inside:
-        inner = checked_as(inside["check"])
-        return f"{inner} or null" if "null" in check.__name__ else f"list of {inner}"
-    named: dict[object, str] = {
-        kinds.json_object: "object",
-        kinds.flag: "boolean",
-        kinds.whole: "integer",
-        kinds.count: "integer",
-        kinds.number: "number",
-    }
-    return named.get(check, "text" if check is kinds.text else "value")
+TYPES: Final = {
+    "texts": "list of text",
+    "flag": "boolean",
+    "count": "integer from 0",
+    "whole": "integer",
+    "sha256": "SHA-256 in hex",
+    "times": "list of pairs: milliseconds, bytes until then",
+    **dict.fromkeys(("reaped", "findings", "differences"), "list of objects"),
+}
+
+
+def type_in_words(name: str) -> str:
+    """A type of the table of events, in a few words."""
+    if "|" in name:
+        return ", ".join(f"`{word}`" for word in name.split("|"))
+    plain = name.removesuffix("-or-null")
+    return TYPES.get(plain, plain) + (" or null" if plain != name else "")
 
 
 def events_page() -> str:
     """The data of each kind of event."""
 
     def rows() -> Iterator[tuple[object, ...]]:
-        for kind, shape in DATA.items():
-            for name, rule in shape.items():
-                optional = isinstance(rule, kinds.Optional)
-                check = rule.check if isinstance(rule, kinds.Optional) else rule
-                yield f"`{kind.value}`", name if optional else f"**{name}**", checked_as(check)
+        for kind, fields in FIELDS.items():
+            for name, _, takes in (field.partition(":") for field in fields.split()):
+                shown = name.removesuffix("?") if name.endswith("?") else f"**{name}**"
+                yield f"`{kind.value}`", shown, type_in_words(takes)
 
     return (
         "# Event schema\n\nThe fields that the reader of a ledger checks, from the code: required "

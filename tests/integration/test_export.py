@@ -8,8 +8,10 @@ import subprocess
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jsonschema  # type: ignore[import-untyped]
@@ -19,12 +21,13 @@ from ocsf_json_schema import (  # type: ignore[import-untyped]
     get_ocsf_schema,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pymerkle import InmemoryTree  # type: ignore[import-untyped]
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 from tests.integration.processes import quick_command
 
-from belljar.ledger import verify
+from belljar.ledger import read_events, verify
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "honeypot" / "honeypot.py"
@@ -86,13 +89,44 @@ def test_the_statement_is_signed_by_the_runs_key(run: Path, home: Path) -> None:
     assert statement["predicate"]["verdict"] == "contained"
 
 
-def test_timesketch_has_a_line_per_event(run: Path, home: Path) -> None:
-    """Each line has what the importer demands, and there are as many as events."""
-    lines = [
-        json.loads(each) for each in exported(run, home, "--format", "timesketch").splitlines()
+class _Sketch:
+    """What Timesketch's importer talks to: keeps the events that it uploads."""
+
+    def __init__(self) -> None:
+        self.id, self.api_root, self.events = 1, "http://timesketch.invalid/api/v1", list[Any]()
+        self.api = self.session = self
+
+    def post(self, _url: str, *, data: object, files: dict[str, Any]) -> SimpleNamespace:
+        """Answer as a server does that took all."""
+        assert data
+        self.events += map(json.loads, files["events"][1].splitlines())
+        return SimpleNamespace(status_code=200, json=lambda: {"objects": [{"id": 1}]})
+
+
+def test_timesketchs_importer_takes_every_event(run: Path, home: Path, tmp_path: Path) -> None:
+    """Timesketch's own importer reads each line, and finds the time, kind and text of each event."""
+    importer = pytest.importorskip(
+        "timesketch_import_client.importer", reason="timesketch-import-client is not installed"
+    )
+    file, sketch = tmp_path / "events.jsonl", _Sketch()
+    file.write_bytes(exported(run, home, "--format", "timesketch"))
+    with importer.ImportStreamer() as streamer:
+        streamer.set_sketch(sketch)
+        streamer.add_file(str(file))
+    found = [
+        (datetime.fromisoformat(each["datetime"]), each["timestamp_desc"]) for each in sketch.events
     ]
-    assert len(lines) == verify(run).events
-    assert all({"datetime", "timestamp_desc", "message"} <= each.keys() for each in lines)
+    assert found == [(datetime.fromisoformat(each.time), each.kind) for each in read_events(run)]
+    assert all(each["message"] for each in sketch.events)
+
+
+def test_the_events_hash_to_the_signed_root(run: Path, home: Path) -> None:
+    """pymerkle makes the root that was signed of the lines as exported."""
+    tree = InmemoryTree(algorithm="sha256")
+    for line in exported(run, home, "--format", "jsonl").splitlines():
+        assert isinstance(json.loads(line), dict)
+        tree.append_entry(line)
+    assert tree.get_root().hex() == verify(run).root
 
 
 class _Collector(BaseHTTPRequestHandler):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 
 from belljar.cell import start_run
 from belljar.events import Event, Kind
+from belljar.isolation.hold import release
 from belljar.ledger import read_events
 
 if TYPE_CHECKING:
@@ -54,16 +58,24 @@ EVIL = "<img src=x onerror=document.title='owned'>\x1b[31m\u202e"
 
 
 @contextmanager
-def served(*words: str, port: str = "0") -> Iterator[str]:
-    """The address that `belljar serve` prints; it is ended by SIGTERM and ends well."""
+def serving(*words: str, port: str = "0") -> Iterator[tuple[str, int]]:
+    """The address that `belljar serve` prints, and its process; it is ended by SIGTERM and ends
+    well."""
     argv = [sys.executable, "-m", "belljar", "serve", "--port", port, *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip()
+            yield process.stdout.readline().strip(), process.pid
         finally:
             process.terminate()
         assert process.wait(timeout=30) in (0, -15)
+
+
+@contextmanager
+def served(*words: str, port: str = "0") -> Iterator[str]:
+    """The address alone."""
+    with serving(*words, port=port) as (address, _):
+        yield address
 
 
 def told(number: int) -> Event:
@@ -71,11 +83,11 @@ def told(number: int) -> Event:
     return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": f"{EVIL} number {number}"})
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> None:
     """The page shows a run as it happens, hostile text as text, and finds it by a filter; its button
-    stops a run with a real cell; memory is plotted; it goes on after a restart of the server; it fits a phone."""
+    stops a run with a real cell, another holds the store; memory is plotted; it goes on after a
+    restart of the server; it fits a phone and a desktop; no cookie is set."""
     argv = [sys.executable, "-m", "belljar", "exec", "low", "--tier", "container", "--"]
     sleeper = subprocess.Popen(
         [*argv, "sleep", "600"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -87,13 +99,19 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
                 page.goto(address)
                 port = address.split(":")[2].partition("/")[0]
                 page.wait_for_url("**/")
+                assert page.context.cookies() == []
                 run.recorder.record(told(1))
                 page.get_by_text("number 1").first.wait_for()
+                assert page.get_by_text("<img src=x").count()
+                assert page.locator("img").count() == 0
                 page.locator("#memory canvas").wait_for()
                 page.fill("#search", '"sleep"')
                 page.locator("#lines tr").first.wait_for()
                 assert page.get_by_text("number 1").count() == 0
                 page.fill("#search", "")
+                page.select_option("#kind", "exec")
+                assert page.get_by_text("number 1").count() == 0
+                page.select_option("#kind", "")
                 cell = page.locator("details", has_text="sleep 600")
                 cell.get_by_role("button", name="Stop this run").click()
                 page.get_by_role("button", name="Yes, stop").click()
@@ -105,10 +123,16 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
                 page.get_by_text("live", exact=True).wait_for()
                 run.recorder.record(told(2))
                 page.get_by_text("number 2").first.wait_for()
-                page.set_viewport_size({"width": 390, "height": 800})
-                wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
-                assert not wide
+                for width in (390, 1600):
+                    page.set_viewport_size({"width": width, "height": 800})
+                    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                page.get_by_role("button", name="Stop everything and hold").click()
+                page.get_by_role("button", name="Yes, stop").click()
+                page.locator("#held", has_text="stopped from the live page").wait_for()
+                page.get_by_role("button", name="Release the hold").click()
+                page.locator("#held").wait_for(state="hidden")
     finally:
+        release(home)
         if sleeper.poll() is None:
             sleeper.kill()
         sleeper.wait()
@@ -122,8 +146,8 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
 def test_the_picture_of_the_docs_is_of_a_real_page(
     browser: Browser, home: Path, tmp_path: Path
 ) -> None:
-    """Two samples that ask a shop, as they happen: cells, their network as a graph, plots, events.
-    With BELLJAR_SCREENSHOTS=docs/img it becomes the docs'."""
+    """Two samples that ask a shop, as they begin and end: cells, their network as a graph, plots,
+    events; `watch` shows them, too. With BELLJAR_SCREENSHOTS=docs/img it becomes the docs'."""
     target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path) / "live.png"
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "policy.yaml").write_text(POLICY)
@@ -138,10 +162,74 @@ def test_the_picture_of_the_docs_is_of_a_real_page(
             counted = page.locator("#runs .graph text", has_text=re.compile(r"^\d\d$")).first
             counted.wait_for(timeout=60_000)
             assert "default → shop" in str(page.locator(".graph").get_attribute("aria-label"))
+            samples = page.locator("#runs .samples tbody tr")
+            assert samples.filter(has_text="running").count() >= 1
             page.screenshot(path=target)
+            watched = subprocess.run(
+                [sys.executable, "-m", "belljar", "watch", "--once"],
+                env={**os.environ, "COLUMNS": "220"},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
             run.communicate(timeout=120)
+            page.get_by_text("ended: 2 of 2 samples").wait_for()
+            assert samples.filter(has_text="completed").count() == 2
         assert run.returncode == 0
+    row = next(line for line in watched.splitlines() if "curious" in line).split()
+    # run, cell, tier, sample, phase, age, memory, processor, then counts and the last command
+    assert (row[2], row[3], row[4]) == ("container", "curious", "running")
+    assert re.search(r"[1-9][\d.]* MiB +\d+ % +\d+ +[1-9]\d* +[1-9]\d* +0 +", " ".join(row))
     assert 10_000 < target.stat().st_size < 200_000
+
+
+@pytest.mark.slow
+def test_a_browser_that_never_reads_slows_nobody(home: Path) -> None:
+    """While one connection reads nothing of 32,000 events, another gets them in order within a
+    second or two, and the server keeps no queue; the one is told what it missed when it reads."""
+    request = "GET /events HTTP/1.1\r\nHost: {}\r\nX-Belljar-Secret: {}\r\n\r\n"
+
+    def client(base: str, *, kept_bytes: int) -> socket.socket:
+        host = base.partition("://")[2]
+        made = socket.socket()
+        made.settimeout(30)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kept_bytes)  # of what isn't read
+        made.connect(("127.0.0.1", int(host.partition(":")[2])))
+        made.sendall(request.format(host, secret).encode())
+        return made
+
+    with start_run("exec", "flood", ["test"], home=home) as run, serving() as (address, server):
+        base, _, token = address.partition("/#")
+        body = json.dumps({"token": token}).encode()
+        with urllib.request.urlopen(f"{base}/session", body) as answer:  # noqa: S310 - loopback
+            secret = json.load(answer)["secret"]
+        with client(base, kept_bytes=1) as idle, client(base, kept_bytes=1 << 20) as reading:
+            before = resident_mib(server)
+            rest, seen, lags = b"", list[int](), list[float]()
+            for end in range(2000, 32_001, 2000):
+                for number in range(end - 2000, end):
+                    data = {"reason": f" number {number} {'x' * 360}"}
+                    run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
+                recorded = time.monotonic()
+                while not seen or seen[-1] < end - 1:
+                    rest += reading.recv(1 << 20)
+                    *parts, rest = rest.split(b"\n\n")
+                    for part in parts:
+                        assert not re.search(rb'"missed": [1-9]', part)
+                        seen += map(int, re.findall(rb" number (\d+)", part))
+                lags.append(time.monotonic() - recorded)
+            assert seen == list(range(32_000))
+            assert sorted(lags)[len(lags) // 2] < 2
+            assert resident_mib(server) - before < 64
+            held = b""
+            while not re.search(rb'"missed": [1-9]', held):
+                held += idle.recv(1 << 20)
+
+
+def resident_mib(pid: int) -> int:
+    """The most memory that a process had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) >> 10
 
 
 def test_a_socket_is_this_users(tmp_path: Path, home: Path) -> None:

@@ -20,10 +20,11 @@ PAGES = [ROOT / name for name in docs_pages.site_pages()]
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a page's headings, as the site and repository hosts make them."""
+    """The anchors of a page's headings, as the site and repository hosts make them; and ids."""
     headings = re.findall(r"^#+ (.*)$", docs_pages.FENCE.sub("", text), re.MULTILINE)
     plain = [docs_pages.LINK.sub(lambda match: match[2], heading) for heading in headings]
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+    return made | set(re.findall(r"\{ #([\w-]+) \}", text))
 
 
 def text_of(page: Path) -> str:

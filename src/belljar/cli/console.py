@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
 
 import click
 
+from belljar.descriptors import NO_ROOM
+from belljar.errors import HostError
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -269,7 +271,22 @@ def reading(path: object, param: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in NO_ROOM:  # nothing that is read: standard output's
+            raise
         raise MisuseError(f"{printable(str(path))}: {error.strerror}", param=param) from error
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """A full disk in the block is a `HostError` that names the file or directory."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        hint = "name a place with more room"
+        where = printable(str(target))
+        raise HostError(f"it can't be written: {error.strerror}", where=where, hint=hint) from error
 
 
 def wants_json(argv: Sequence[str]) -> bool:

@@ -69,11 +69,16 @@ def export(
     the record does not verify; 3 it can't be written.
     """
     from belljar.cli.ledger import new_file, run_path, write_lines
+    from belljar.ledger.listing import summarise
 
     path = run_path(run)
     if kind != "intoto" and (path / "units").is_dir():
         notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
         click.echo(notice, err=True)
+    outcome = summarise(path).outcome
+    if kind != "intoto" and (outcome == "unfinished" or (outcome == "running" and not endpoint)):
+        why = "it still runs" if outcome == "running" else "it was cut off"
+        click.echo(f"belljar: the record has no end, as {why}: this is all there is", err=True)
     with reading(path, "RUN"):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)
@@ -161,7 +166,7 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
             return f"[{body.name}: {error}]".encode()
 
     commands = (line.cell for line in read_events(path) if line.kind == "exec.started")
-    return cast(lines, _one(commands, place, "cell"), read)
+    return cast(lines, _one(commands, place, "cell with commands"), read)
 
 
 def _run_id(path: Path) -> str:
@@ -177,11 +182,11 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
     meant = [each for each in dict.fromkeys(found) if each and each.startswith(place)]
     if len(meant) == 1:
         return meant[0]
-    names = ", ".join(map(printable, meant[:20]))
-    hint = (
-        f"name one with --cell: {names}" if meant else "`belljar ledger show RUN` lists its events"
-    )
-    raise MisuseError(f"{len(meant)} {what}s are meant", param="--cell", hint=hint)
+    if not meant:
+        which = f"{what} of that id" if place else what
+        raise MisuseError(f"the run has no {which}", param="--cell")
+    hint = f"name one with --cell: {', '.join(map(printable, meant[:20]))}"
+    raise MisuseError(f"more than one {what} is meant", param="--cell", hint=hint)
 
 
 @contextmanager
@@ -232,7 +237,7 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
     from belljar.ledger.files import open_beneath, open_directory
 
     packets = {each.parent.name: each for each in sorted(path.glob("ranges/*/*.pcapng"))}
-    name = _one(packets, place, "range")
+    name = _one(packets, place, "range with packets")
     with open_directory(path) as root:
         source = open_beneath(root, str(packets[name].relative_to(path)))
         with source:

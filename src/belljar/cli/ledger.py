@@ -20,6 +20,7 @@ from belljar.cli.console import (
     print_json,
     reading,
     run_argument,
+    writing,
 )
 from belljar.errors import LedgerError
 from belljar.units import parse_duration, printable
@@ -219,7 +220,7 @@ def new_file(output: Path | None) -> Iterator[BinaryIO]:
         fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
         raise MisuseError(f"{output} exists", param="-o", hint="name a new file") from error
-    with os.fdopen(fd, "wb") as file:
+    with writing(output), os.fdopen(fd, "wb") as file:
         try:
             yield file
         except BaseException:

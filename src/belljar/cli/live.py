@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Streams end within a second; a browser that reads nothing must not keep the server.
 _END_WITHIN_S: Final = 5
 _MAX_CONNECTIONS: Final = 500
+_FIRST_LOOK_S: Final = 0.5  # between two looks at used processor time, for a share
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 
 
@@ -152,28 +153,30 @@ def watch(interval_s: float, *, once: bool) -> None:
     from belljar.live.feed import Feed
     from belljar.store.home import belljar_home
 
-    used = dict[str, tuple[float, float]]()
     with Feed(belljar_home()) as feed:
         if once or not sys.stdout.isatty():
             feed.look()
-            rich_console().print(_table(feed, used))
+            feed.state()
+            time.sleep(_FIRST_LOOK_S)
+            feed.look()
+            rich_console().print(_table(feed))
             return
         notice("Ctrl-C ends the watch; runs go on")
         with Live(console=rich_console(), auto_refresh=False) as live:
             while True:
                 feed.look()
-                live.update(_table(feed, used), refresh=True)
+                live.update(_table(feed), refresh=True)
                 time.sleep(interval_s)
 
 
-def _table(feed: Feed, used: dict[str, tuple[float, float]]) -> Table:
-    """Return the table; `used` has each cell's processor time at the last look."""
+def _table(feed: Feed) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
     state = feed.state()
     cells = [(run, cell) for run in state["runs"] for cell in run["cells"]]
-    title = f"{len(state['runs'])} runs, {len(cells)} cells"
+    begun, finished = (sum(run[name] for run in state["runs"]) for name in ("begun", "finished"))
+    title = f"{len(state['runs'])} runs, {len(cells)} cells, {finished} of {begun} samples finished"
     if state["held"]:
         title += f"; [{COLOURS['breached']}]{escape(state['held'])}[/]"
     table = Table(title=title, box=None, pad_edge=False, title_justify="left")
@@ -182,19 +185,14 @@ def _table(feed: Feed, used: dict[str, tuple[float, float]]) -> Table:
     for name in ("commands", "requests", "refused", "signals"):
         table.add_column(name, justify="right")
     table.add_column("last command", no_wrap=True, overflow="ellipsis", ratio=1)
-    now = time.monotonic()
     for run, cell in cells:
-        before_s, when = used.get(cell["cell"], (0.0, now))
-        cpu_s = cell["cpu_s"] or 0.0
-        share = 100 * (cpu_s - before_s) / (now - when) if now > when else 0
-        used[cell["cell"]] = (cpu_s, now)
         memory = "-" if cell["memory_bytes"] is None else format_size(cell["memory_bytes"])
         words = (run["run"][-6:], cell["cell"], cell["tier"], cell["sample"], cell["phase"])
         table.add_row(
             *map(escape, words),
             format_duration(cell["age_s"]),
             memory,
-            f"{max(0, share):.0f} %",
+            "-" if cell["cpu_percent"] is None else f"{cell['cpu_percent']} %",
             *(str(cell[name]) for name in ("commands", "requests", "refused", "signals")),
             escape(cell["command"]),
             style=COLOURS["void"] if cell["signals"] else None,

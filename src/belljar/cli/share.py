@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from belljar.cli.console import MisuseError, json_option, print_json, reading, run_argument
+from belljar.cli.console import MisuseError, json_option, print_json, reading, run_argument, writing
 from belljar.ledger import redaction
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.redaction import CLASSES, Chosen
@@ -54,7 +54,8 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
                 param="OUT",
                 hint="name a new directory in one that exists, outside of the run",
             )
-        redaction.share(path, out, chosen, key)
+        with writing(out):
+            redaction.share(path, out, chosen, key)
     _report(chosen, out, "left out", as_json=as_json)
 
 

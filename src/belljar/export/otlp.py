@@ -49,8 +49,13 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "status": "http.response.status_code",
     },
 }
-_ALWAYS: Final[Mapping[str, Mapping[str, str]]] = {
-    "model.request": {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "belljar"}
+# What a request to a model is, by its path; another one, as for its list of models, is no GenAI.
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
 }
 
 
@@ -146,7 +151,7 @@ class _Spans:
             "context": context,
             "parent": parent,
             "start_time": self._last_ns,
-            "attributes": {**_ALWAYS.get(name, {}), **_attributes(name, line)},
+            "attributes": _attributes(name, line),
         }
         return context
 
@@ -199,6 +204,10 @@ def _attributes(name: str, line: Line) -> dict[str, Any]:
     found: dict[str, Any] = {"belljar.trust": line.trust.value}
     if line.cell:
         found["belljar.cell"] = line.cell
+    path = str(line.data.get("path")).partition("?")[0]
+    if name == "model.request" and path in _OPERATIONS:
+        found["gen_ai.operation.name"] = _OPERATIONS[path]
+        found["gen_ai.provider.name"] = "belljar"
     for field, value in line.data.items():
         if isinstance(value, str | bool | int | float):
             found[known.get(field, f"belljar.{field}")] = value

@@ -221,7 +221,8 @@ def _run_tasks(
             session.termination_signals, session.stop = termination.received, termination.interrupt
             interrupted = invoke(request, options, tasks, session, run)
             session.stop = None
-        session.record_end(interrupted=interrupted)
+        # Inspect ends well when a signal interrupts it, and raises nothing.
+        session.record_end(interrupted=interrupted or bool(termination.received))
         evidence, dropped = _evidence_in_log(run, require_contained=request.require_contained)
         findings = judge(evidence)
         put_on_record(run, findings, dropped)

@@ -316,14 +316,15 @@ control.completed       control:text ok:flag missing:texts unexpected:texts
 """
 
 
-def _read_table(table: str) -> dict[Kind, Shape]:
-    """Return each kind's shape; a line that begins with blanks goes on with the kind before."""
+def _read_table(table: str) -> dict[Kind, str]:
+    """Return each kind's fields; a line that begins with blanks goes on with the kind before."""
     fields, kind = dict[str, str](), ""
     for line in table.strip().splitlines():
         name, _, more = line.partition(" ")
         kind = name or kind
         fields[kind] = f"{fields.get(kind, '')} {more}"
-    return {Kind(kind): shape_of(text) for kind, text in fields.items()}
+    return {Kind(kind): text for kind, text in fields.items()}
 
 
-DATA: Final[Mapping[Kind, Shape]] = _read_table(_KINDS)
+FIELDS: Final[Mapping[Kind, str]] = _read_table(_KINDS)
+DATA: Final[Mapping[Kind, Shape]] = {kind: shape_of(text) for kind, text in FIELDS.items()}

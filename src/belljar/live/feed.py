@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ LINES_PER_LOOK: Final = 2_000
 _MAX_TEXT_CHARS: Final = 400
 _MAX_RUNS: Final = 100
 _MAX_ENDED: Final = 20
+_MAX_SAMPLES: Final = 20  # of one run that have ended; those that last are all kept
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
 _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
 # Said in other columns, or of no use to whoever watches.
@@ -54,6 +56,18 @@ class CellView:
 
 
 @dataclass(slots=True)
+class SampleView:
+    """One sample of a run: when it began and ended, and in which cell."""
+
+    sample: str
+    epoch: int
+    cell: str
+    started: str
+    phase: str = "preparing"
+    ended: str = ""
+
+
+@dataclass(slots=True)
 class RunView:
     """One run that is being written."""
 
@@ -61,10 +75,11 @@ class RunView:
     what: str = ""
     started: str = ""
     events: int = 0
-    samples: int = 0
+    begun: int = 0
     finished: int = 0
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
+    samples: dict[object, SampleView] = field(default_factory=dict)
     edges: Edges = field(default_factory=Counter)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
 
@@ -80,25 +95,64 @@ class RunView:
             self.phase = "being judged"
         elif line.kind is Kind.CELL_PLANNED and line.cell:
             self.cells[line.cell] = CellView(line.cell)
-        self.samples += line.kind is Kind.SAMPLE_STARTED
-        self.finished += line.kind is Kind.SAMPLE_FINISHED
-        if line.kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
+        elif line.kind.value.startswith("sample."):
+            self._take_sample(line)
+        is_probed = self._probes.is_probed(data.get("range"))  # then it is Belljar's own
+        if line.kind in EXCHANGES and not is_probed:
             count_edge(self.edges, line)
         cell = line.cell or self._probes.cell_of(data.get("range"), data.get("cell"))
         if (view := self.cells.get(cell)) is not None:
-            _count(view, line)
+            _count(view, line, is_probed=is_probed)
         if line.kind is Kind.CELL_DESTROYED:
             self.cells.pop(line.cell or "", None)
 
+    def _take_sample(self, line: Line) -> None:
+        data, time = line.data, line.time[11:19]
+        # Each cell of a sample's range records its start: they are one sample
+        key = tuple(str(data.get(name)) for name in ("sample", "epoch", "task", "uuid"))
+        if key not in self.samples:
+            self.begun += 1
+            epoch = data.get("epoch")
+            self.samples[key] = SampleView(
+                shown(data["sample"], max_chars=80),
+                epoch if isinstance(epoch, int) else 1,
+                line.cell or "",
+                time,
+            )
+        view = self.samples[key]
+        if line.kind is Kind.SAMPLE_RUNNING:
+            view.phase = "running"
+        elif line.kind is Kind.SAMPLE_FINISHED:
+            self.finished += not view.ended
+            view.phase = shown(data.get("outcome") or "finished", max_chars=20)
+            view.ended = time
+            ended = [each for each, found in self.samples.items() if found.ended]
+            for each in ended[:-_MAX_SAMPLES]:
+                del self.samples[each]
+
+    def end(self, phase: str) -> None:
+        """Nothing of it lasts any more."""
+        self.phase = phase
+        self.cells.clear()
+        for sample in self.samples.values():
+            sample.phase = sample.phase if sample.ended else "not finished"
+
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        names = ("run", "what", "started", "events", "samples", "finished", "phase")
-        cells = [asdict(cell) for cell in self.cells.values()]
-        edges = [[*edge, count] for edge, count in self.edges.items()]
-        return {**{name: getattr(self, name) for name in names}, "cells": cells, "edges": edges}
+        names = ("run", "what", "started", "events", "begun", "finished", "phase")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        found["cells"] = [asdict(cell) for cell in self.cells.values()]
+        # Those that last first, then the latest
+        latest = [asdict(sample) for sample in reversed(self.samples.values())]
+        found["samples"] = [
+            *(each for each in latest if not each["ended"]),
+            *(each for each in latest if each["ended"]),
+        ]
+        found["edges"] = [[*edge, count] for edge, count in self.edges.items()]
+        return found
 
 
-def _count(view: CellView, line: Line) -> None:
+def _count(view: CellView, line: Line, *, is_probed: bool) -> None:
     data = line.data
     if line.kind is Kind.CELL_PLANNED:
         view.tier = shown(data["tier"], max_chars=20)
@@ -108,7 +162,7 @@ def _count(view: CellView, line: Line) -> None:
         view.commands += 1
         words = " ".join(map(str, data["argv"])).split()
         view.command = shown(" ".join(words), max_chars=200)
-    elif line.kind.value.startswith("network."):
+    elif line.kind.value.startswith("network.") and not is_probed:
         is_refused = data.get("verdict") in ("refused", "dropped")
         view.refused += is_refused
         view.requests += line.kind is Kind.NETWORK_HTTP and not is_refused
@@ -142,6 +196,7 @@ class Feed:
         self._tails: dict[str, tuple[Tail, RunView]] = {}
         self._ended: deque[RunView] = deque(maxlen=_MAX_ENDED)
         self._lock = Lock()
+        self._used: dict[str, tuple[float, float]] = {}  # cell → processor seconds, when
 
     def __enter__(self) -> Feed:
         return self
@@ -171,8 +226,7 @@ class Feed:
                 with self._lock:
                     tail.close()
                     self._tails.pop(run_id, None)  # the server may have ended meanwhile
-                    view.phase = phase
-                    view.cells.clear()
+                    view.end(phase)
                     self._ended.append(view)
 
     def _begin(self, run_id: str) -> None:
@@ -223,15 +277,23 @@ class Feed:
             return [self._ring[each - self.first] for each in range(begin, end)], end, missed
 
     def state(self) -> dict[str, Any]:
-        """Return runs, their cells and what each uses now, as JSON values."""
+        """Return runs, their cells and what each uses now, as JSON values.
+
+        A processor's share is the one since the last call; None at the first of a cell.
+        """
         used = {cell.cell_id: cell for cell in list_cells(self.home)}
         held = read_hold(self.home)
         with self._lock:
             views = (*(view for _, view in self._tails.values()), *reversed(self._ended))
             runs = [view.document() for view in views]
+        before, now = self._used, time.monotonic()
+        self._used = {name: (cell.cpu_s or 0.0, now) for name, cell in used.items()}
         for cell in (cell for run in runs for cell in run["cells"]):
-            known = used.get(cell["cell"])
+            known, share = used.get(cell["cell"]), None
+            if known is not None and known.cpu_s is not None and cell["cell"] in before:
+                last_s, when = before[cell["cell"]]
+                share = round(max(0.0, 100 * (known.cpu_s - last_s) / (now - when)))
             cell["memory_bytes"] = known.memory_bytes if known else None
-            cell["cpu_s"] = known.cpu_s if known else None
+            cell["cpu_percent"] = share
             cell["age_s"] = round(known.started_s_ago, 1) if known else 0
         return {"runs": runs, "held": shown(held) if held else "", "cells": len(used)}

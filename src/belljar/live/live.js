@@ -145,27 +145,39 @@ function shownRun(run, isOpen, key) {
   head.append(
     made("strong", run.run),
     made("span", ` ${run.what} `, "text"),
-    made("span", `${run.phase}: ${run.finished} of ${run.samples} samples that started are finished, ${run.events} events`, "quiet"),
+    made("span", `${run.phase}: ${run.finished} of ${run.begun} samples that started are finished, ${run.events} events`, "quiet"),
   );
-  const table = made("table");
-  const names = table.createTHead().insertRow();
-  for (const name of COLUMNS) {
-    const cell = made("th", name);
-    cell.scope = "col";
-    names.append(cell);
-  }
-  const body = table.createTBody();
-  for (const cell of run.cells) body.append(shownCell(cell));
-  const wide = made("div", "", "wide");
-  wide.append(table);
+  const cells = tableOf(COLUMNS, run.cells.map(shownCell));
+  const samples = tableOf(["sample", "epoch", "phase", "cell", "began", "ended"], run.samples.map(shownSample));
+  samples.classList.add("samples");
   const report = made("a", "report");
   report.href = `/reports/${encodeURIComponent(run.run)}?key=${key}`;
   report.target = "_blank";
   const foot = made("p");
   foot.append(report);
   if (operator && run.phase !== "ended") foot.append(" ", stopButton(run.run, "Stop this run"));
-  part.append(head, wide, ...(run.edges.length ? [graphOf(run.edges)] : []), foot);
+  part.append(head, cells, ...(run.samples.length ? [samples] : []), ...(run.edges.length ? [graphOf(run.edges)] : []), foot);
   return part;
+}
+
+function tableOf(columns, rows) {
+  const table = made("table");
+  const names = table.createTHead().insertRow();
+  for (const name of columns) {
+    const cell = made("th", name);
+    cell.scope = "col";
+    names.append(cell);
+  }
+  table.createTBody().append(...rows);
+  const wide = made("div", "", "wide");
+  wide.append(table);
+  return wide;
+}
+
+function shownSample(sample) {
+  const row = made("tr", "", sample.ended ? "quiet" : "");
+  for (const text of [sample.sample, sample.epoch, sample.phase, sample.cell, sample.started, sample.ended]) row.append(made("td", text, "text"));
+  return row;
 }
 
 const svg = (name, attributes, text = "") => {
@@ -196,22 +208,12 @@ function graphOf(edges) {
 
 function shownCell(cell) {
   const row = made("tr", "", cell.signals ? "alert" : "");
-  const last = cpuOf(cell);
+  const share = cell.cpu_percent === null ? "-" : `${cell.cpu_percent} %`;
   const texts = [cell.cell, cell.tier, cell.sample, cell.phase, `${Math.round(cell.age_s)} s`, size(cell.memory_bytes)];
   for (const text of texts) row.append(made("td", text, "text"));
-  for (const number of [last, cell.commands, cell.requests, cell.refused, cell.signals]) row.append(made("td", String(number), "number"));
+  for (const number of [share, cell.commands, cell.requests, cell.refused, cell.signals]) row.append(made("td", String(number), "number"));
   row.append(made("td", cell.command, "text"));
   return row;
-}
-
-const seen = new Map(); // cell → [processor seconds, when, per cent]
-function cpuOf(cell) {
-  if (cell.cpu_s === null) return "-";
-  const now = performance.now();
-  const before = seen.get(cell.cell);
-  const percent = before && now > before[1] ? (100 * (cell.cpu_s - before[0])) / ((now - before[1]) / 1000) : 0;
-  seen.set(cell.cell, [cell.cpu_s, now, percent]);
-  return `${Math.max(0, percent).toFixed(0)} %`;
 }
 
 const MIB = 2 ** 20;
@@ -220,11 +222,10 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const plots = { memory: [[], []], cpu: [[], []] };
 const drawn = new Map(); // a plot's name → its chart
 function plot(cells) {
-  for (const name of seen.keys()) if (!cells.some((cell) => cell.cell === name)) seen.delete(name);
   const memory = cells.reduce((sum, cell) => sum + (cell.memory_bytes || 0), 0);
-  const cpu = cells.reduce((sum, cell) => sum + Math.max(0, seen.get(cell.cell)?.[2] || 0), 0);
-  draw("memory", memory / MIB, size(memory));
-  draw("cpu", cpu, `${cpu.toFixed(0)} % of one processor`);
+  const cpu = cells.reduce((sum, cell) => sum + (cell.cpu_percent || 0), 0);
+  draw("memory", memory / MIB, `${size(memory)} in ${cells.length} cells`);
+  draw("cpu", cpu, `${cpu.toFixed(0)} % of one processor in ${cells.length} cells`);
 }
 
 function draw(name, value, text) {
@@ -234,7 +235,7 @@ function draw(name, value, text) {
   if (times.length > POINTS) [times, values].forEach((each) => each.shift());
   if (!drawn.has(name)) drawn.set(name, chart($(name)));
   drawn.get(name).setData(plots[name]);
-  $(`${name}-now`).textContent = `${name}: ${text} in ${seen.size} cells`;
+  $(`${name}-now`).textContent = `${name}: ${text}`;
 }
 
 function chart(place) {

@@ -213,6 +213,23 @@ def test_export_is_byte_for_byte(
     assert belljar(["export", "last", "-o", str(tmp_path / "out.jsonl")]) == 2
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "timesketch", "ocsf"])
+def test_export_says_when_a_record_has_no_end(
+    kind: str, run_dir: Path, home: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A run that lasts and one that was cut off are exported as far as they go, and that is
+    reported; of a whole run nothing is."""
+    assert belljar(["export", str(run_dir), "--format", kind]) == 0
+    assert capfdbinary.readouterr().err == b""
+    with create_run(home, "exec", ["x"]) as lasting:
+        assert belljar(["export", str(lasting.path), "--format", kind]) == 0
+        assert b"it still runs" in capfdbinary.readouterr().err
+    with (run_dir / "ledger.jsonl").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 10)
+    assert belljar(["export", str(run_dir), "--format", kind]) == 0
+    assert b"it was cut off" in capfdbinary.readouterr().err
+
+
 def test_runs(run_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The list, as a table and as JSON, escaped; broken runs are in it."""
     (home / "runs" / "20000101-000000000-broken").mkdir()

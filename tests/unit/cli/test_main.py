@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.ledger.conftest import make_run
 
 from belljar.cli.main import run
 
@@ -22,11 +23,27 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     assert "\\x1b[2J" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "has_it"), [("logs", "ledger"), ("stats", "watch"), ("view", "report")]
+)
+def test_a_name_from_another_tool_leads_to_what_exists(
+    name: str, has_it: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2, and the command that has it here, whatever follows."""
+    assert run([name, "last", "-f"]) == 2
+    assert f"`belljar {has_it}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("policy", "schema"), ("export",)])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_can_not_be_written_is_one_message(unbuffered: str) -> None:
+def test_output_that_can_not_be_written_is_one_message(
+    words: tuple[str, ...], unbuffered: str, tmp_path: Path
+) -> None:
     """A full disk behind standard output: exit 3, what happened and what to do, no traceback."""
+    if words == ("export",):
+        words = (*words, str(make_run(tmp_path)))
     with Path("/dev/full").open("wb") as full:
-        ran = _belljar("policy", "schema", stdout=full.fileno(), PYTHONUNBUFFERED=unbuffered)
+        ran = _belljar(*words, stdout=full.fileno(), PYTHONUNBUFFERED=unbuffered)
     assert ran.returncode == 3
     assert (
         ran.stderr.splitlines()[0]

@@ -11,7 +11,7 @@ import pytest
 
 from belljar.cell import start_run
 from belljar.cli.main import run as belljar
-from belljar.events import Event, Kind
+from belljar.events import Event, JsonValue, Kind
 from belljar.ledger import RunDirectory
 from belljar.live import feed as feeds
 from belljar.live.feed import Feed
@@ -123,6 +123,32 @@ def test_long_commands_and_members_of_a_range_are_shown(feed: Feed, run: RunDire
     run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
     feed.look()
     assert feed.state()["runs"][0]["edges"] == [["target", "1.1.1.1", False, 1]]
+    assert feed.state()["runs"][0]["cells"][1]["refused"] == 1
+
+
+def sample(kind: Kind, name: str, cell: str = CELL, **more: JsonValue) -> Event:
+    """An event of a sample."""
+    data: dict[str, JsonValue] = {"sample": name, "epoch": 1, "task": "t", "uuid": name, **more}
+    return Event(kind=kind, cell_id=cell, data=data)
+
+
+def test_samples_are_listed_as_they_begin_and_end(run: RunDirectory, feed: Feed) -> None:
+    """Once each, whatever the cells of its range, those that last first; text is escaped."""
+    for event in (
+        sample(Kind.SAMPLE_STARTED, "a"),
+        sample(Kind.SAMPLE_STARTED, "b\x1b[2J", "c-2"),
+        sample(Kind.SAMPLE_STARTED, "a", "c-3"),
+        sample(Kind.SAMPLE_RUNNING, "b\x1b[2J", "c-2"),
+        sample(Kind.SAMPLE_FINISHED, "a", outcome="completed", containment={}),
+    ):
+        run.recorder.record(event)
+    feed.look()
+    (found,) = feed.state()["runs"]
+    assert (found["begun"], found["finished"]) == (2, 1)
+    first, second = found["samples"]
+    assert (first["sample"], first["phase"], first["cell"]) == ("b\\x1b[2J", "running", "c-2")
+    assert (second["sample"], second["phase"], second["cell"]) == ("a", "completed", CELL)
+    assert (bool(first["ended"]), bool(second["ended"])) == (False, True)
 
 
 def test_watch_shows_what_runs_now(

@@ -65,6 +65,23 @@ async def test_another_name_for_the_address_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
+async def test_another_site_cannot_act(tmp_path: Path) -> None:
+    """Another port of this address neither acts with the operator's secret nor may send it: its
+    preflight is refused."""
+    server = server_of(tmp_path, operator=True)
+    async with client(server) as browser:
+        secret = await secret_of(browser, "O")
+        foreign = {"origin": "http://127.0.0.1:8000"}
+        asked = {"access-control-request-headers": "x-belljar-secret"}
+        answer = await browser.post("/actions/hold", json={}, headers={**secret, **foreign})
+        assert answer.status_code == 421
+        assert server.feed.state()["held"] == ""
+        answer = await browser.options("/actions/hold", headers={**foreign, **asked})
+        assert answer.status_code == 421
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.anyio
 async def test_an_action_needs_the_operators_token(tmp_path: Path) -> None:
     """A viewer's secret, none, and an operator's at a server for viewers are refused; the right one
     holds the store and releases it, and a stop names what it stops."""
