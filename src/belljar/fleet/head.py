@@ -204,8 +204,8 @@ class Head:
             handle = self._engine.start(
                 (workspace, unit.name, words, settings_of(os.environ)),
                 cells=self._cells,
+                memory_mib=self._cells * self._task.memory_mib,
                 nodes=allowed,
-                tier=self._task.tier,
             )
             part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
@@ -360,7 +360,11 @@ class Head:
         for running in list(self._running):
             if running.node is node:
                 self._break_off(running, why)
-            elif running.node is None and self._stopping_s is None:
+            elif (
+                running.node is None
+                and self._stopping_s is None
+                and node_id not in running.unit.not_on
+            ):
                 # It may wait for that very node, or have begun there unheard.
                 self._fail(running, f"it was not heard of when {node.name} was lost")
 
