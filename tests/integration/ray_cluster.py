@@ -29,7 +29,12 @@ AGENTS = (
 )
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 """Debian's libfaketime: what the processes of a node then take for the time of day is another."""
-LATE = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "-30d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+LATE = {
+    "LD_PRELOAD": str(FAKETIME),
+    "RAY_LD_PRELOAD_ON_WORKERS": "1",
+    "FAKETIME": "-30d",
+    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+}
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 
 
@@ -126,7 +131,7 @@ def main(folder: str, *homes: str) -> None:
     for line in sys.stdin:
         command, chosen = line.split()
         node = nodes[int(chosen)]
-        raylets = [each.process.pid for each in node.all_processes["raylet"]]
+        raylets = [each.process.pid for each in node.all_processes.get("raylet", ())]
         if command == "kill":
             # The guards of its units, children of its workers, are to see that these are gone.
             for pid in [*raylets, *children(raylets[0])]:

@@ -102,9 +102,8 @@ def run_fleet(
                 head = Head(task, engine, run, nodes, host)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 names = {node.node_id: node.name for node in nodes}
-                for each in sent:
-                    about = {"image": each.image, "digest": each.digest, "bytes": each.size_bytes}
-                    head.record(Kind.FLEET_IMAGE_SENT, node=names[each.node_id], **about)
+                for node_id, about in sent:
+                    head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
                 if resumed is not None:
                     head.take_over(resumed[0], resumed[2])
                 outcome = head.run_all(workspace, require_contained=request.require_contained)

@@ -6,9 +6,8 @@ Templates and the guest kernel are not sent: a node makes the ones, and `belljar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass
 from belljar.fleet.engine import CALL_S, Engine
 from belljar.fleet.node import clear, take_image, take_piece
 from belljar.image.store import Image, Store, is_like_digest
@@ -21,14 +20,8 @@ PIECE_S: Final = 120.0
 """A piece that takes longer goes to a node that hangs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """An image that a node took."""
-
-    node_id: str
-    image: str
-    digest: str
-    size_bytes: int
+Sent: TypeAlias = tuple[str, dict[str, Any]]
+"""A node, and what the event says of the image that it took."""
 
 
 def send_images(
@@ -46,11 +39,8 @@ def send_images(
             refused = _send(engine, fleet, image, name, nodes)
             shown = printable(name)
             failed |= {each: f"image {shown}: {why}" for each, why in refused.items()}
-            sent += [
-                Sent(node_id=node, image=name, digest=image.digest, size_bytes=image.size_bytes)
-                for node in nodes
-                if node not in refused
-            ]
+            about = {"image": name, "digest": image.digest, "bytes": image.size_bytes}
+            sent += [(node, about) for node in nodes if node not in refused]
     return sent, failed
 
 

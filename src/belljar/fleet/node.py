@@ -122,7 +122,7 @@ def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: byt
         file.parent.mkdir(mode=0o700, exist_ok=True)
         if not offset:
             need_space(belljar_home(), size_bytes, "it")
-        with file.open("r+b" if offset else "xb") as out:
+        with file.open("r+b" if offset else "wb") as out:
             out.seek(offset)
             out.write(piece)
     except (BelljarError, OSError) as error:
@@ -160,7 +160,7 @@ def run_unit(
     guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(LEASE_S)]
     # Not `--json`, with which an error is printed there, and not on standard error.
     command = [sys.executable, "-m", "belljar", "run", *words]
-    began = time.monotonic()
+    began, began_s = time.monotonic(), time.time()
     with (
         (folder / f"{unit}.err").open("wb") as err,
         subprocess.Popen(
@@ -175,10 +175,11 @@ def run_unit(
     ):
         code = process.wait()
     lasted_s = time.monotonic() - began
-    run_id = ""
+    run_id, start_s = "", lasted_s
     if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
         directory = Path(noted.read_text())
         run_id, waited_s = directory.name, 0.0
+        start_s = min(max(0.0, noted.stat().st_mtime - began_s), lasted_s)
         # When the guard was killed, the kernel interrupted the run, which still ends.
         while is_being_written(directory) and waited_s < END_S:
             time.sleep(POLL_S)
@@ -187,7 +188,8 @@ def run_unit(
     with (folder / f"{unit}.err").open("rb") as said:
         said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
         why = _tail(said.read())
-    yield {"run_id": run_id, "exit_code": code, "lasted_s": lasted_s, "why": why}
+    times = {"lasted_s": lasted_s, "start_s": start_s}
+    yield {"run_id": run_id, "exit_code": code, "why": why, **times}
 
 
 def clear(fleet: str) -> None:

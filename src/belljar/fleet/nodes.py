@@ -95,8 +95,7 @@ def prepare_nodes(
         if isinstance(result, dict) and result.get("missing")
     }
     sent, failed = send_images(engine, Store(home), fleet, lacking)
-    again = {each.node_id for each in sent} - {*failed}
-    if again:
+    if again := {node for node, _ in sent} - {*failed}:
         said |= engine.on_each(sorted(again), check, fleet, task.check_words, settings)
     made, images, first = list[Node](), dict[str, str](), ""
     for node in nodes:

@@ -113,5 +113,5 @@ def test_an_image_comes_in_pieces_and_is_checked(
     assert (sent, "free" in failed["n1"]) == ([], True)
     assert (store.list(), workspace.exists()) == ((), False)
     sent, failed = send(bytes)
-    assert ([each.digest for each in sent], failed) == ([made.digest], {})
+    assert ([about["digest"] for _, about in sent], failed) == ([made.digest], {})
     assert store.find("tools").rootfs.read_bytes() == made.rootfs.read_bytes()
