@@ -32,7 +32,7 @@ class Units:
     """An engine whose units have ended when they begin."""
 
     def __init__(self, archive: bytes, run_id: str) -> None:
-        end = {"run_id": run_id, "exit_code": 0, "lasted_s": LASTS_S, "why": ""}
+        end = {"run_id": run_id, "exit_code": 0, "lasted_s": LASTS_S, "start_s": 0.0, "why": ""}
         self.items = [{"node": "n"}, archive, end, None]
         self.last_heard_s: dict[str, float] = {}
         self.is_stopping = False
@@ -63,12 +63,14 @@ def main(count: int) -> None:
         key = local_fingerprint(Path(made, "node")) or ""
         node = Node(node_id="n", name="n", key=key, cells=1)
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        began_cpu = time.process_time()
         with create_run(Path(made, "head"), KIND, []) as run, watched_host() as host:
             head = Head(task, cast("Any", engine), run, [node], host)
             head.run_all("w", require_contained=False)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(
-            f"{len(head.tries):,} units: {time.monotonic() - began:.1f} s, {after / 1024:.0f} MiB, "
+            f"{len(head.tries):,} units: {time.monotonic() - began:.1f} s, of which a processor "
+            f"{time.process_time() - began_cpu:.1f} s, {after / 1024:.0f} MiB, "
             f"{(after - before) / 1024:.0f} MiB more than before; load {os.getloadavg()[0]:.1f}"
         )
 

@@ -113,6 +113,7 @@ class Kind(StrEnum):
     KILL_TESTED = "kill.tested"
     FLEET_PLANNED = "fleet.planned"
     FLEET_NODE = "fleet.node"
+    FLEET_IMAGE_SENT = "fleet.image.sent"
     FLEET_UNIT_PLACED = "fleet.unit.placed"
     FLEET_UNIT_FINISHED = "fleet.unit.finished"
     FLEET_UNIT_FAILED = "fleet.unit.failed"

@@ -123,12 +123,12 @@ def lines_until(process: subprocess.Popen[str], word: str, count: int) -> list[s
     pytest.fail("".join(found))
 
 
-def nothing_runs(nodes: Fleet) -> bool:
-    """Whether no node has a cell, and none of its runs goes on."""
+def nothing_runs(nodes: Fleet, *homes: Path) -> bool:
+    """Whether no node, or none of these stores, has a cell, and none of its runs goes on."""
     return all(
         nodes.belljar("ps", home=home) == "no cells\n"
         and not [run for run in (home / "runs").iterdir() if is_being_written(run)]
-        for home in nodes.homes
+        for home in homes or nodes.homes
     )
 
 

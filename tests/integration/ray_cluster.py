@@ -1,5 +1,6 @@
 """A Ray cluster of several nodes on this machine, each with a store of its own: a process that
-prints its address, takes `kill N`, `freeze N` and `thaw N` on standard input, and ends with it."""
+prints its address, takes `kill N`, `start N`, `late N` (start with a wrong clock), `freeze N` and
+`thaw N` on standard input, and ends with it."""
 
 from __future__ import annotations
 
@@ -11,16 +12,29 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-CELLS = 2
+if TYPE_CHECKING:
+    from ray._private.node import Node
+
+CELLS, MEMORY_MIB = 2, 4096
 AGENTS = (
     "metrics_agent_port",
     "metrics_export_port",
     "runtime_env_agent_port",
     "dashboard_agent_listen_port",
 )
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+"""Debian's libfaketime: what the processes of a node then take for the time of day is another."""
+LATE = {
+    "LD_PRELOAD": str(FAKETIME),
+    "RAY_LD_PRELOAD_ON_WORKERS": "1",
+    "FAKETIME": "-30d",
+    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+}
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 
 
@@ -57,12 +71,19 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def children(pid: int) -> list[int]:
+    """The processes that this one started."""
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, tasks.read_text().split())
+    return found
+
+
 def descendants(found: list[int]) -> list[int]:
     """These processes and all below them: a machine that hangs runs none."""
     for pid in found:  # the list grows
-        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-            with suppress(OSError):
-                found += map(int, tasks.read_text().split())
+        found += children(pid)
     return found
 
 
@@ -89,29 +110,37 @@ def main(folder: str, *homes: str) -> None:
             **ports(),
         },
     )
-    nodes = []
-    for number, home in enumerate(homes, 1):
+
+    def add(number: int, clock: Mapping[str, str] | None = None) -> Node:
         tiers = {"belljar_container": 1, "belljar_gvisor": 1, "belljar_microvm": 1}
-        named = {"BELLJAR_HOME": home, "BELLJAR_FLEET_NODE": f"n{number}"}
-        nodes.append(
-            cluster.add_node(
-                wait=False,
-                num_cpus=1,
-                resources={"belljar_cells": CELLS, **tiers},
-                env_vars=named,
-                node_ip_address="127.0.0.1",
-                **ports(),
-            )
+        named = {"BELLJAR_HOME": homes[number - 1], "BELLJAR_FLEET_NODE": f"n{number}"}
+        named |= clock or {}
+        node: Node = cluster.add_node(
+            wait=False,
+            num_cpus=1,
+            resources={"belljar_cells": CELLS, "belljar_memory_mib": MEMORY_MIB, **tiers},
+            env_vars=named,
+            node_ip_address="127.0.0.1",
+            **ports(),
         )
+        return node
+
+    nodes = {number: add(number) for number in range(1, len(homes) + 1)}
     print(json.dumps({"address": cluster.address}), flush=True)
     frozen: list[int] = []
     for line in sys.stdin:
         command, chosen = line.split()
-        node = nodes[int(chosen) - 1]
+        node = nodes[int(chosen)]
+        raylets = [each.process.pid for each in node.all_processes.get("raylet", ())]
         if command == "kill":
+            # The guards of its units, children of its workers, are to see that these are gone.
+            for pid in [*raylets, *children(raylets[0])]:
+                send(pid, signal.SIGKILL)
             cluster.remove_node(node, allow_graceful=False)
+        elif command in {"start", "late"}:
+            nodes[int(chosen)] = add(int(chosen), LATE if command == "late" else None)
         elif command == "freeze":
-            frozen = descendants([each.process.pid for each in node.all_processes["raylet"]])
+            frozen = descendants(raylets)
             for pid in frozen:
                 send(pid, signal.SIGSTOP)
         else:

@@ -68,7 +68,7 @@ def slurm(folder: Path, homes: Sequence[Path]) -> Iterator[dict[str, str]]:
     (folder / "state").mkdir()
     nodes = [
         f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 "
-        "RealMemory=4096"
+        "RealMemory=8192"
         for name, port in zip(names, ports, strict=True)
     ]
     conf = folder / "slurm.conf"

@@ -39,9 +39,10 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     public address.
     """
     from belljar.cli.policy import host_facts
-    from belljar.fleet.engine import CELL_MIB, CELLS, check_private
+    from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, check_private
     from belljar.fleet.node import NAME_VARIABLE
     from belljar.fleet.ray_engine import HINT_EXTRA
+    from belljar.harness.warm import free_bytes
     from belljar.host.model import KvmState
     from belljar.plan import tier_obstacles
     from belljar.policy import Tier
@@ -60,10 +61,10 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     tiers = [f"belljar_{tier}" for tier in Tier if not tier_obstacles(tier, facts)]
     if not tiers:
         raise HostError("no tier can be used here", hint="see `belljar doctor`")
-    hardware = ["belljar_hardware"] if facts.kvm.state is KvmState.PROVEN else []
+    hardware = [HARDWARE] if facts.kvm.state is KvmState.PROVEN else []
     # A cell's start takes a processor for a moment.
-    room = cells or max(1, min(2 * facts.cpus, facts.memory_available_mib // CELL_MIB))
-    offered = {CELLS: room, **dict.fromkeys([*tiers, *hardware], 1)}
+    room = {CELLS: cells or 2 * facts.cpus, MEMORY: max(0, free_bytes() >> 20)}
+    offered = {**room, **dict.fromkeys([*tiers, *hardware], 1)}
     shown = ", ".join(f"{key.removeprefix('belljar_')} {n}" for key, n in offered.items())
     click.echo(f"belljar: this node offers {printable(shown)}", err=True)
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}

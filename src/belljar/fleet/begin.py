@@ -73,8 +73,10 @@ def run_fleet(
         sha256 = hashlib.sha256(archive).hexdigest()
         workspace = f"{os.getpid()}-{time.time_ns()}"
         with joined(fleet) as engine:
-            nodes = describe_nodes(engine, home, task.tier)
-            nodes, images = prepare_nodes(engine, nodes, workspace, archive, sha256, task)
+            nodes = describe_nodes(engine, home, task)
+            nodes, images, sent = prepare_nodes(
+                engine, nodes, workspace, archive, sha256, task, home
+            )
             settings = settings_of(os.environ)
             # A value may be a secret: its digest says whether it is another one.
             hashed = {
@@ -99,6 +101,9 @@ def run_fleet(
             with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host)
                 head.record(Kind.FLEET_PLANNED, **plan)
+                names = {node.node_id: node.name for node in nodes}
+                for node_id, about in sent:
+                    head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
                 if resumed is not None:
                     head.take_over(resumed[0], resumed[2])
                 outcome = head.run_all(workspace, require_contained=request.require_contained)

@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager, closing
 from typing import Any, Final, Protocol
 
 from belljar.errors import PolicyError
-from belljar.policy import Tier
 from belljar.units import printable
 
 BEAT_S: Final = 1.0
 CELLS: Final = "belljar_cells"
-CELL_MIB: Final = 1024
-"""A cell of the default policy has so much memory."""
+MEMORY: Final = "belljar_memory_mib"
+"""Of cells: a sample's count with all that their policies allow them."""
+HARDWARE: Final = "belljar_hardware"
+"""MicroVMs run on hardware virtualisation; a node without this marker emulates them."""
 CALL_S: Final = 660.0
 """Longer than a node's check of a task may take."""
 
@@ -47,9 +48,9 @@ class Engine(Protocol):
         """Return the function's results on each node; an exception is a result."""
 
     def start(
-        self, arguments: Sequence[Any], *, cells: int, nodes: Sequence[str], tier: Tier
+        self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Run a unit on one of these nodes, when it has room for so many cells."""
+        """Run a unit on one of these nodes, when it has room for its cells."""
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
         """Yield what units sent by now: an item, None at the end, or the exception of its end."""

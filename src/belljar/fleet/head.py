@@ -52,10 +52,11 @@ from belljar.waiting import print_status
 POLL_S: Final = 0.5
 NODE_TIMEOUT_S: Final = 12.0
 """Without an answer for so long, a node is lost."""
-_END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number")
+_END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number start_s:number")
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
 _LONGEST_S: Final = 1e7  # of a unit: a node's number, with which the head reckons
+_SHORTEST_S: Final = 0.01  # of a sample: shorter ones have no measure beside a start
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -112,6 +113,7 @@ class Head:
         self._running: list[_Running] = []
         self._count = 0
         self._sample_s: float | None = None
+        self._start_s = 0.0
         self.tries: list[Try] = []
         self._stopping_s: float | None = None
         self._interrupted = False
@@ -192,7 +194,13 @@ class Head:
             else:
                 size = left = len(self._waiting)
                 if room:
-                    size = next_size(left, slots=room, side_by_side=wide, sample_s=self._sample_s)
+                    size = next_size(
+                        left,
+                        slots=room,
+                        side_by_side=wide,
+                        sample_s=self._sample_s,
+                        start_s=self._start_s,
+                    )
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
@@ -204,8 +212,8 @@ class Head:
             handle = self._engine.start(
                 (workspace, unit.name, words, settings_of(os.environ)),
                 cells=self._cells,
+                memory_mib=self._cells * self._task.memory_mib,
                 nodes=allowed,
-                tier=self._task.tier,
             )
             part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
@@ -250,8 +258,8 @@ class Head:
         try:
             running.part.close()
             check_shape(sent, _END)
-            run_id, why, code, lasted_s = (sent[name] for name in _END)
-            if not 1e-6 < lasted_s < _LONGEST_S:
+            run_id, why, code, lasted_s, start_s = (sent[name] for name in _END)
+            if not 0 <= start_s <= lasted_s < _LONGEST_S:
                 raise LedgerError("its node's word of its end can't be understood")
             if not run_id:
                 began = self._stopping_s is None or code != NEVER_BEGAN
@@ -276,7 +284,8 @@ class Head:
         findings = tried.findings or RunFindings()
         self._record_finished(tried, findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        self._sample_s = lasted_s / max(1, len(unit.samples))
+        self._start_s = start_s
+        self._sample_s = max(_SHORTEST_S, (lasted_s - start_s) / max(1, len(unit.samples)))
         again = to_try_again(unit, self._task.epochs, findings)
         # Its process's last words: a full disk can't take down that it is full.
         words = printable(why, max_chars=400)
@@ -360,7 +369,11 @@ class Head:
         for running in list(self._running):
             if running.node is node:
                 self._break_off(running, why)
-            elif running.node is None and self._stopping_s is None:
+            elif (
+                running.node is None
+                and self._stopping_s is None
+                and node_id not in running.unit.not_on
+            ):
                 # It may wait for that very node, or have begun there unheard.
                 self._fail(running, f"it was not heard of when {node.name} was lost")
 

@@ -13,19 +13,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.errors import BelljarError
 from belljar.fleet.archive import pack, unpack
 from belljar.fleet.guard import END_S, LEASE_S, POLL_S, STOP
 from belljar.image.store import Store, find_images
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import load_or_make_key
 from belljar.package import __version__
-from belljar.store.home import belljar_home
+from belljar.store.home import belljar_home, need_space
 from belljar.units import printable
 
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
@@ -76,33 +77,70 @@ def prepare(
             if other.is_dir() and time.time() - other.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(other)
     if hashlib.sha256(archive).hexdigest() != sha256:
-        return {"exit_code": 5, "why": "the task's archive arrived changed", "images": {}}
+        return {"exit_code": 5, "why": "the task's archive arrived changed"}
     sent = folder / "task.tar"
     sent.write_bytes(archive)
     with sent.open("rb") as file:
         unpack(file, folder / "task")
     sent.unlink()
+    return check(fleet, words, settings)
+
+
+def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict[str, Any]:
+    """Check that this node can run the task: by which images, or why not.
+
+    `missing`: images, when nothing else is amiss.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "check", "--json", *words],
-        cwd=folder / "task",
+        cwd=_folder(fleet) / "task",
         env=_environment(settings),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=CHECK_S,
         check=False,
     )
-    why, names = _tail(done.stderr), set[str]()
+    why, names, missing = _tail(done.stderr), set[str](), list[str]()
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(done.stdout)
         names = {each["image"] for group in found["groups"] for each in group["images"]}
         errors = [group["error"] or group["lacking"] for group in found["groups"]]
-        missing = [f"image {each['image']}: {each['what']}" for each in found["missing_images"]]
-        why = next(iter([*(str(each["what"]) for each in errors if each), *missing]), why)
+        absent = [f"image {each['image']}: {each['what']}" for each in found["missing_images"]]
+        why = next(iter([*(str(each["what"]) for each in errors if each), *absent]), why)
+        missing = [] if any(errors) else [each["image"] for each in found["missing_images"]]
     images = {}
     if not done.returncode:
         stored = find_images(Store(belljar_home()), sorted(names))
         images = {name: image.digest for name, image in stored.items()}
-    return {"exit_code": done.returncode, "why": why, "images": images}
+    return {"exit_code": done.returncode, "why": why, "images": images, "missing": missing}
+
+
+def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: bytes) -> str:
+    """Write a piece of an image's file; return why not, as when the disk has no room for all."""
+    file = _folder(fleet) / digest / "rootfs.sqfs"
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        if not offset:
+            need_space(belljar_home(), size_bytes, "it")
+        with file.open("r+b" if offset else "wb") as out:
+            out.seek(offset)
+            out.write(piece)
+    except (BelljarError, OSError) as error:
+        return getattr(error, "what", str(error))
+    return ""
+
+
+def take_image(
+    fleet: str, digest: str, document: bytes, names: Sequence[str], origins: Sequence[str]
+) -> str:
+    """Take the image that came into the store; return why not: other bytes than its digest's."""
+    folder = _folder(fleet) / digest
+    try:
+        (folder / "image.json").write_bytes(document)
+        Store(belljar_home()).adopt(folder, names=names, origins=origins)
+    except (BelljarError, OSError) as error:
+        return getattr(error, "what", str(error))
+    return ""
 
 
 def run_unit(
@@ -122,7 +160,7 @@ def run_unit(
     guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(LEASE_S)]
     # Not `--json`, with which an error is printed there, and not on standard error.
     command = [sys.executable, "-m", "belljar", "run", *words]
-    began = time.monotonic()
+    began, began_s = time.monotonic(), time.time()
     with (
         (folder / f"{unit}.err").open("wb") as err,
         subprocess.Popen(
@@ -137,10 +175,11 @@ def run_unit(
     ):
         code = process.wait()
     lasted_s = time.monotonic() - began
-    run_id = ""
+    run_id, start_s = "", lasted_s
     if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
         directory = Path(noted.read_text())
         run_id, waited_s = directory.name, 0.0
+        start_s = min(max(0.0, noted.stat().st_mtime - began_s), lasted_s)
         # When the guard was killed, the kernel interrupted the run, which still ends.
         while is_being_written(directory) and waited_s < END_S:
             time.sleep(POLL_S)
@@ -149,7 +188,8 @@ def run_unit(
     with (folder / f"{unit}.err").open("rb") as said:
         said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
         why = _tail(said.read())
-    yield {"run_id": run_id, "exit_code": code, "lasted_s": lasted_s, "why": why}
+    times = {"lasted_s": lasted_s, "start_s": start_s}
+    yield {"run_id": run_id, "exit_code": code, "why": why, **times}
 
 
 def clear(fleet: str) -> None:
@@ -168,6 +208,12 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
         check=False,
     )
     return _name(), done.returncode, _tail(done.stdout + done.stderr)
+
+
+CALLED: Final[tuple[Callable[..., Any], ...]] = (
+    *(describe, prepare, check, take_piece, take_image, clear, kill_all),
+)
+"""What a head may call here."""
 
 
 class HeadWatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -12,28 +12,29 @@ from typing import Any, Final
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
-from belljar.fleet.engine import CELLS, Engine, joined
+from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine, joined
 from belljar.fleet.guard import END_S
-from belljar.fleet.node import describe, kill_all, prepare, settings_of
+from belljar.fleet.images import Sent, last_words, send_images
+from belljar.fleet.node import check, describe, kill_all, prepare, settings_of
 from belljar.fleet.units import Node
 from belljar.harness.selected import SelectedTask
+from belljar.image.store import Store
 from belljar.ledger import local_fingerprint
 from belljar.package import __version__
-from belljar.policy import Tier
 from belljar.units import printable
 
 NODES: Final = "fleet/nodes.json"
 
 
-def describe_nodes(engine: Engine, home: Path, tier: Tier) -> list[Node]:
-    """Return each node as it describes itself; `refusal`: another version or key, no such tier."""
+def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]:
+    """Return each node as it describes itself; `refusal`: another version or key, no such cells."""
     offers, known, nodes = engine.offers(), pinned_keys(home), list[Node]()
     # A signature must say whose record it is, and the record tells nodes apart by their names.
     owners = {} if engine.is_alone else {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
         if isinstance(said, Exception):
-            why = f"it can't be asked: {printable(str(said), max_chars=300)}"
+            why = f"it can't be asked: {last_words(said)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
         name, key = printable(str(said["name"]), max_chars=64), str(said["key"])
@@ -48,14 +49,27 @@ def describe_nodes(engine: Engine, home: Path, tier: Tier) -> list[Node]:
             why = f"it has the key of {owners[key]}: set BELLJAR_HOME to a store of its own"
         elif known.get(name, key) != key:
             why = f"its key is {key[:16]}…, and the one known for {name} is {known[name][:16]}…"
-        elif not offers[node_id].get(f"belljar_{tier}"):
-            why = f"it has no cells of the tier {tier}"
-        else:
+        offer, runs = offers[node_id], str(said["version"])
+        memory_mib = int(offer.get(MEMORY, 0))
+        cells = min(int(offer[CELLS]), memory_mib // task.memory_mib)
+        if not why:
+            why = _lacking(offer, task)
+        if not why:
             owners[key], known[name] = name, key
-        cells, runs = int(offers[node_id][CELLS]), str(said["version"])
         about = {"node_id": node_id, "name": name, "key": key, "version": runs}
         nodes.append(Node(**about, cells=cells, refusal=why))
     return nodes
+
+
+def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:
+    """Say what the task's cells need and a node does not offer."""
+    if not offer.get(f"belljar_{task.tier}"):
+        return f"it has no cells of the tier {task.tier}"
+    if task.needs_hardware and not offer.get(HARDWARE):
+        return "it has no hardware virtualisation, which the task's risk demands"
+    if (memory_mib := int(offer.get(MEMORY, 0))) < task.memory_mib:
+        return f"a sample's cells need {task.memory_mib} MiB, and it offers {memory_mib} MiB"
+    return ""
 
 
 def prepare_nodes(
@@ -65,21 +79,31 @@ def prepare_nodes(
     archive: bytes,
     sha256: str,
     task: SelectedTask,
-) -> tuple[list[Node], dict[str, str]]:
-    """Send the task's files and have `belljar check` run on each node.
+    home: Path,
+) -> tuple[list[Node], dict[str, str], list[Sent]]:
+    """Send the task's files, have `belljar check` run on each node, and send images it lacks.
 
-    Return the nodes, refused if it fails there, and the digests of the images, by name. Raises
-    `HostError` when none can run the task, or two of them would with different images.
+    Return the nodes, refused if it fails there, the digests of the images, by name, and what was
+    sent. Raises `HostError` when none can run the task, or two would with different images.
     """
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = settings_of(os.environ)
     said = engine.on_each(usable, prepare, fleet, archive, sha256, task.check_words, settings)
+    lacking = {
+        node: list(map(str, result["missing"]))
+        for node, result in said.items()
+        if isinstance(result, dict) and result.get("missing")
+    }
+    sent, failed = send_images(engine, Store(home), fleet, lacking)
+    if again := {node for node, _ in sent} - {*failed}:
+        said |= engine.on_each(sorted(again), check, fleet, task.check_words, settings)
     made, images, first = list[Node](), dict[str, str](), ""
     for node in nodes:
-        result = said.get(node.node_id)
-        why = node.refusal
-        if isinstance(result, Exception):
-            why = f"the task can't be prepared: {printable(str(result), max_chars=300)}"
+        result, why = said.get(node.node_id), node.refusal
+        if node.node_id in failed:
+            why = failed[node.node_id]
+        elif isinstance(result, Exception):
+            why = f"the task can't be prepared: {last_words(result)}"
         elif result is not None and result["exit_code"]:
             why = printable(str(result["why"]), max_chars=400)
         elif result is not None:
@@ -88,7 +112,7 @@ def prepare_nodes(
             if differing := sorted(name for name in found if images.get(name) != found[name]):
                 raise HostError(
                     f"the image {printable(differing[0])} of {node.name} is not that of {first}",
-                    hint="give each node the same images: `belljar bundle create` on one of them",
+                    hint="`belljar image rm` it on each node: this machine's own is then sent",
                 )
         made.append(replace(node, refusal=why))
     if not made:
@@ -100,7 +124,7 @@ def prepare_nodes(
             f"no node can run this task as planned: {reasons}",
             hint="`belljar check TASK` on a node says more",
         )
-    return made, images
+    return made, images, sent
 
 
 def pinned_keys(home: Path) -> dict[str, str]:

@@ -11,19 +11,18 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from belljar.errors import HostError
-from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, check_private
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY, check_private
 from belljar.fleet.guard import START_S
 from belljar.fleet.node import HeadWatch, run_unit
+from belljar.harness.warm import free_bytes
 from belljar.policy import Tier
 from belljar.units import printable
 
-MARKER: Final = 0.001
-"""How much of a tier's marker a unit takes: it counts nothing."""
 TRANSFER_S: Final = 60.0
 """A piece of an archive that takes longer comes from a node that hangs."""
 # An older one takes RAY_AUTH_MODE for nothing.
@@ -49,7 +48,8 @@ class RayEngine:
         alone: dict[str, Any] = {}
         if not address:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-            offer = {CELLS: os.cpu_count() or 1, **{f"belljar_{tier}": 1.0 for tier in Tier}}
+            markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
+            offer = {CELLS: os.cpu_count() or 1, MEMORY: max(0, free_bytes() >> 20), **markers}
             alone = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
             alone |= {"num_cpus": 1, "resources": offer}
         try:
@@ -81,13 +81,9 @@ class RayEngine:
         self.closed.set()
         self._ray.shutdown()
 
-    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:  # noqa: ARG002
+    def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
         """Return the resources of each live node with cells."""
-        return {
-            each["NodeID"]: each["Resources"]
-            for each in self._ray.nodes()
-            if each["Alive"] and each["Resources"].get(CELLS)
-        }
+        return offers_of(self._ray.nodes(), may_be_public=to_kill)
 
     def on_each(
         self,
@@ -114,7 +110,7 @@ class RayEngine:
         return found
 
     def start(
-        self, arguments: Sequence[Any], *, cells: int, nodes: Sequence[str], tier: Tier
+        self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
         """Run a streaming task of Ray."""
         unit: object = (
@@ -123,7 +119,7 @@ class RayEngine:
                 num_cpus=0,
                 max_retries=0,
                 num_returns="streaming",
-                resources={CELLS: cells, f"belljar_{tier}": MARKER},
+                resources={CELLS: cells, MEMORY: memory_mib},
                 label_selector=_on(f"in({','.join(nodes)})"),
                 # What the head has not taken yet waits on the node, not in memory.
                 _generator_backpressure_num_objects=4,
@@ -183,6 +179,20 @@ class RayEngine:
         for node_id, watch in self._watches.items():
             if node_id in self.last_heard_s and node_id not in self._beats:
                 self._beats[node_id] = watch.beat.remote(self._number, stop=self.is_stopping)
+
+
+def offers_of(
+    nodes: Iterable[Mapping[str, Any]], *, may_be_public: bool
+) -> dict[str, Mapping[str, float]]:
+    """Return the resources of each live node with cells, by its id.
+
+    Raises `PolicyError` when any live node, with cells or without, has a public address.
+    """
+    alive = [each for each in nodes if each["Alive"]]
+    for each in () if may_be_public else alive:
+        name, address = each["NodeManagerHostname"], each["NodeManagerAddress"]
+        check_private(address, where=f"node {name}, {address}")
+    return {each["NodeID"]: each["Resources"] for each in alive if each["Resources"].get(CELLS)}
 
 
 def _on(nodes: str) -> dict[str, str]:

@@ -102,7 +102,7 @@ def examine(run: Path, tried: Try, shown: Shown | None = None) -> Try:
         if timelines is not None:
             timelines.begin_ledger()
         evidence = stored_evidence(
-            directory, expected_key=key, expected_run=run_id, timelines=timelines
+            directory, expected_key=key, expected_run=run_id, timelines=timelines, result=result
         )
         if evidence.run.kind != EVALUATION:
             raise LedgerError("it is no record of an evaluation", where=tried.where)

@@ -25,13 +25,15 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.fleet import node as on_node
 from belljar.fleet.archive import MAX_TASK_BYTES
-from belljar.fleet.engine import BEAT_S, CALL_S, CELL_MIB, CELLS
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY
 from belljar.fleet.guard import START_S
 from belljar.policy import Tier
 from belljar.units import printable
 
 MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
 JOB: Final = "belljar"
+CALL_MIB: Final = 1024
+"""What a function on a node may take: a check loads the task, and Inspect."""
 _USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
 _HEAD: Final = struct.Struct(">cI")
 _GO_ON, _STOP = b"g", b"s"
@@ -83,15 +85,15 @@ class SlurmEngine:
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
         """Return what each node offers by processors and memory; it checks tiers itself."""
-        tiers = {f"belljar_{tier}": 1.0 for tier in Tier}
+        markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
         found: dict[str, Mapping[str, float]] = {}
         words = ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
         for line in _output(words):
             node, state, processors, memory_mib = line.split("|")
             if state in _USABLE or (to_kill and state == "draining"):
-                cells = min(2 * int(processors), int(memory_mib) // CELL_MIB)
-                found[node] = {CELLS: float(cells), **tiers}
-        return {node: offer for node, offer in found.items() if offer[CELLS]}
+                offer = {CELLS: 2.0 * int(processors), MEMORY: float(memory_mib)}
+                found[node] = {**offer, **markers}
+        return found
 
     def on_each(
         self,
@@ -106,14 +108,18 @@ class SlurmEngine:
         request = BytesIO()
         for item in (function.__name__, len(arguments), *arguments):
             send(request, item)
+        content = request.getvalue()
 
         def call(each: str) -> Any:  # noqa: ANN401 - any function's result
-            inside, alone = [f"--jobid={jobs.get(each)}", "--overlap"], [*self._where, *_size(1)]
+            inside, alone = (
+                [f"--jobid={jobs.get(each)}", "--overlap"],
+                [*self._where, *_size(1, CALL_MIB)],
+            )
             words = [*(inside if each in jobs else alone), f"--nodelist={each}"]
             try:
                 done = subprocess.run(
                     _srun("belljar-call", words),
-                    input=request.getvalue(),
+                    input=content,
                     capture_output=True,
                     start_new_session=True,
                     timeout=within_s,
@@ -133,12 +139,16 @@ class SlurmEngine:
         arguments: Sequence[Any],
         *,
         cells: int,
+        memory_mib: int,
         nodes: Sequence[str],
-        tier: Tier,  # noqa: ARG002 - it was checked on each of the nodes
     ) -> object:
         """Queue a job."""
         others = ",".join(sorted(set(self.offers()) - {*nodes}))
-        words = [*self._where, *_size(cells), *([f"--exclude={others}"] if others else [])]
+        words = [
+            *self._where,
+            *_size(cells, memory_mib),
+            *([f"--exclude={others}"] if others else []),
+        ]
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             _srun(JOB, words), stdin=pipe, stdout=pipe, stderr=None, start_new_session=True
@@ -212,9 +222,9 @@ class SlurmEngine:
             unit.process.terminate()
 
 
-def _size(cells: int) -> list[str]:
-    """What Slurm keeps free for so many cells."""
-    return [f"--cpus-per-task={-(-cells // 2)}", f"--mem={cells * CELL_MIB}M"]
+def _size(cells: int, memory_mib: int) -> list[str]:
+    """Return what Slurm is to keep free for so many cells."""
+    return [f"--cpus-per-task={-(-cells // 2)}", f"--mem={memory_mib}M"]
 
 
 def _srun(name: str, words: Sequence[str]) -> list[str]:
@@ -240,8 +250,7 @@ def main() -> None:
     name = receive(source)
     arguments = [receive(source) for _ in range(receive(source))]
     if name != on_node.run_unit.__name__:
-        functions = (on_node.describe, on_node.prepare, on_node.clear, on_node.kill_all)
-        send(out, {each.__name__: each for each in functions}[name](*arguments))
+        send(out, {each.__name__: each for each in on_node.CALLED}[name](*arguments))
         return
     fleet, unit, lock = arguments[0], arguments[1], threading.Lock()
 

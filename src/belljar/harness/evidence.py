@@ -310,14 +310,15 @@ def stored_evidence(
     expected_key: str | None = None,
     expected_run: str | None = None,
     timelines: Timelines | None = None,
+    result: Verification | None = None,
 ) -> Evidence:
     """The evidence of any run directory.
 
     `logs`: where Inspect's logs are now; default: as recorded. `expected_key`: the fingerprint that
     must have signed; without it the ledger counts as bad. `timelines` take all events, and the
-    messages of each sample. Raises `OSError`.
+    messages of each sample. `result`: of `verify` with these, if that was done. Raises `OSError`.
     """
-    result = verify(path, expected_key=expected_key, expected_run=expected_run)
+    result = result or verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
     if state in {LedgerState.VERIFIED, LedgerState.PARTIAL} and not result.key_checked:
         state = LedgerState.BAD

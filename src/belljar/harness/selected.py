@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.harness.options import InspectOptions, RunRequest, Selection, read_selection
-from belljar.policy import Tier, demanded_tier
+from belljar.harness.warm import cell_bytes
+from belljar.policy import Tier, demanded_tier, needs_hardware
+from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai import Task
 
     from belljar.harness.preview import Preview
+    from belljar.policy.loaded import PresetPolicy
+    from belljar.policy.model import Policy
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
@@ -36,7 +40,8 @@ class SelectedTask:
 
     `root`: the directory of its file, which `words` are relative to; None for a task of a package.
     `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
-    `policies`: digests of what they are. `limits`: the operator's, of samples and cells at a time.
+    `policies`: digests of what they are. `memory_mib`: of a sample's cells, each fully used; the
+    default policy's. `limits`: the operator's, of samples and cells at a time.
     """
 
     name: str
@@ -49,6 +54,8 @@ class SelectedTask:
     policies: tuple[str, ...] = ()
     time_limit_s: float | None = None
     retries: int = 0
+    memory_mib: int = 1216
+    needs_hardware: bool = False
     limits: tuple[int, ...] = ()
 
     def at_once(self, cells: int) -> int:
@@ -116,6 +123,8 @@ def select_task(
         samples=samples,
         epochs=int(epochs),
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
+        memory_mib=max(_memory_mib(each.policy) for each in kinds),
+        needs_hardware=any(needs_hardware(each.policy.risk) for each in kinds),
         policies=tuple(
             hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()
             for each in kinds
@@ -124,6 +133,13 @@ def select_task(
         retries=int(params.get("retry_on_error") or 0),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
+
+
+def _memory_mib(policy: Policy | PresetPolicy) -> int:
+    """Return the memory of a sample's cells: its own, and the target cells beside it."""
+    stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
+    targets = [each.resources for each in stand_ins if isinstance(each, TargetStandIn)]
+    return -(-sum(map(cell_bytes, [policy.resources, *targets])) >> 20)
 
 
 def _only(options: InspectOptions, tasks: Sequence[Task]) -> tuple[str, Task]:

@@ -35,10 +35,19 @@ RESERVED_BYTES: Final = 1 << 30
 OVERHEAD_BYTES: Final = 192 << 20
 
 
+def cell_bytes(resources: Resources) -> int:
+    """Return the host's memory that a cell of these limits takes when it is fully used."""
+    return resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
+
+
+def free_bytes() -> int:
+    """Return the host's memory that cells may take now."""
+    return available_memory_bytes() - RESERVED_BYTES
+
+
 def cells_in_memory(resources: Resources) -> int:
     """How many cells of these limits fit in the host's memory now, each fully used."""
-    each = resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
-    return (available_memory_bytes() - RESERVED_BYTES) // each
+    return free_bytes() // cell_bytes(resources)
 
 
 class WarmCells:

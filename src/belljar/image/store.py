@@ -172,7 +172,7 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(file) from error
         verify(image)
-        return self._enter(image.rootfs, document, called, origins)
+        return self._enter(image.rootfs, {**document, "digest": image.digest}, called, origins)
 
     def _enter(
         self,

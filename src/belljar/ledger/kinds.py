@@ -305,6 +305,7 @@ kill.completed          scope:all|cells|run|sample duration_ms:number cells:text
 kill.tested             duration_ms:number ok:flag
 fleet.planned           task:text samples:texts epochs:count code:sha256
 fleet.node              node:text state:lost|refused|taken key:text reason:text
+fleet.image.sent        node:text image:text digest:sha256 bytes:count
 fleet.unit.placed       unit:count attempt:count node:text samples:texts
 fleet.unit.finished     unit:count attempt:count node:text samples:texts run_id:run_id key:sha256
                         root:sha256 archive:sha256 bytes:count verdict:breached|contained|void

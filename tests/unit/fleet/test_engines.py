@@ -9,7 +9,8 @@ import pytest
 
 from belljar.cli.main import run as belljar
 from belljar.errors import PolicyError
-from belljar.fleet.engine import check_private, joined
+from belljar.fleet.engine import CELLS, check_private, joined
+from belljar.fleet.ray_engine import offers_of
 from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, receive, send
 
 
@@ -25,6 +26,25 @@ def test_a_public_address_is_refused(address: str) -> None:
 def test_loopback_and_private_addresses_are_not(address: str) -> None:
     """These are for machines that are trusted with each other."""
     check_private(address, where="")
+
+
+def test_a_node_with_a_public_address_is_refused_by_name() -> None:
+    """Whichever address was given: each live node counts, also one without cells. A kill still
+    reaches all of them."""
+    nodes = [
+        {
+            "NodeID": name,
+            "NodeManagerHostname": name,
+            "NodeManagerAddress": address,
+            "Alive": address != "9.9.9.9",
+            "Resources": {CELLS: 2.0} if name == "cells" else {},
+        }
+        for name, address in (("cells", "10.0.0.1"), ("dead", "9.9.9.9"), ("open", "8.8.8.8"))
+    ]
+    with pytest.raises(PolicyError, match=r"open, 8\.8\.8\.8"):
+        offers_of(nodes, may_be_public=False)
+    assert [*offers_of(nodes[:2], may_be_public=False)] == ["cells"]
+    assert [*offers_of(nodes, may_be_public=True)] == ["cells"]
 
 
 def test_an_unknown_engine_is_refused() -> None:

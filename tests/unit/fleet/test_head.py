@@ -102,7 +102,10 @@ def unit_run(
             )
     if not killed:
         archive = b"".join(pack(run.path))
-    return [archive, {"run_id": run.run_id, "exit_code": 0, "lasted_s": 1.0, "why": ""}]
+    return [
+        archive,
+        {"run_id": run.run_id, "exit_code": 0, "lasted_s": 1.0, "start_s": 0.5, "why": ""},
+    ]
 
 
 NO_RUN: Mapping[str, Any] = {
@@ -110,6 +113,7 @@ NO_RUN: Mapping[str, Any] = {
     "exit_code": 5,
     "why": "no space",
     "lasted_s": 1.0,
+    "start_s": 0.5,
 }
 
 

@@ -13,11 +13,13 @@ import pytest
 from tests.unit.fleet.test_head import TASK
 
 from belljar.cli.main import run as belljar
+from belljar.dataclass import replace
 from belljar.errors import HostError
 from belljar.fleet import nodes
-from belljar.fleet.engine import CELLS, Engine
+from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.units import Node
+from belljar.harness.selected import SelectedTask
 from belljar.ledger import load_or_make_key
 from belljar.package import __version__
 from belljar.policy import Tier
@@ -31,9 +33,12 @@ class Offering:
         self.answers: dict[str, Any] = {}
 
     def offers(self, **_: bool) -> dict[str, dict[str, float]]:
-        """Each has a cell of each tier but the microVM's."""
+        """Each has room for two cells of each tier but the microVM's, or what it says."""
         tiers = {f"belljar_{tier}": 1.0 for tier in Tier if tier is not Tier.MICROVM}
-        return {f"n{number}": {CELLS: 1.0, **tiers} for number in range(len(self.said))}
+        room = {CELLS: 2.0, MEMORY: 4096.0, **tiers}
+        return {
+            f"n{number}": {**room, **each.get("offer", {})} for number, each in enumerate(self.said)
+        }
 
     def on_each(self, nodes: Sequence[str], *_: object, **__: float) -> dict[str, Any]:
         """Each describes itself, or gives its answer."""
@@ -45,9 +50,9 @@ class Offering:
         """Nothing is open."""
 
 
-def refusals(engine: Offering, home: Path, tier: Tier = Tier.CONTAINER) -> list[str]:
+def refusals(engine: Offering, home: Path, task: SelectedTask = TASK) -> list[str]:
     """Why each node gets nothing."""
-    return [node.refusal for node in describe_nodes(cast("Engine", engine), home, tier)]
+    return [node.refusal for node in describe_nodes(cast("Engine", engine), home, task)]
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
@@ -70,18 +75,37 @@ def test_a_node_of_another_version_key_or_without_a_token_is_refused(
     pin_keys(tmp_path, [Node(node_id="i", name="known", key="c" * 64)])
     engine = Offering([{"key": "a" * 64}, {"key": "b" * 64, **said}])
     assert [bool(why) for why in refusals(engine, tmp_path)] == [False, True]
-    assert all(refusals(engine, tmp_path, Tier.MICROVM))
+    assert all(refusals(engine, tmp_path, replace(TASK, tier=Tier.MICROVM)))
+
+
+def test_a_cell_counts_with_the_memory_of_its_policy(tmp_path: Path) -> None:
+    """Of two cells' room, 4 GiB hold one sample of 3 GiB and none of 5; a risk that demands
+    hardware virtualisation gets only a node that has it."""
+    engine = Offering([{"key": "a" * 64}, {"key": "b" * 64, "offer": {HARDWARE: 1.0}}])
+    cells = {
+        memory_mib: [
+            node.cells
+            for node in describe_nodes(
+                cast("Engine", engine), tmp_path, replace(TASK, memory_mib=memory_mib)
+            )
+            if not node.refusal
+        ]
+        for memory_mib in (1024, 3072, 5120)
+    }
+    assert cells == {1024: [2, 2], 3072: [1, 1], 5120: []}
+    critical = refusals(engine, tmp_path, replace(TASK, needs_hardware=True))
+    assert [bool(why) for why in critical] == [True, False]
 
 
 def test_nodes_with_different_images_of_one_name_are_refused(tmp_path: Path) -> None:
     """Samples would not be those of one evaluation; a node that lacks the image is one less."""
     engine = Offering([{"key": key * 64} for key in "abc"])
-    nodes = describe_nodes(cast("Engine", engine), tmp_path, Tier.CONTAINER)
+    nodes = describe_nodes(cast("Engine", engine), tmp_path, TASK)
     good = {"exit_code": 0, "why": "", "images": {"default": "1" * 64}}
     lacking = {"exit_code": 3, "why": "image default: not there", "images": {}}
-    prepare = partial(prepare_nodes, cast("Engine", engine), nodes, "f", b"", "", TASK)
+    prepare = partial(prepare_nodes, cast("Engine", engine), nodes, "f", b"", "", TASK, tmp_path)
     engine.answers = {"n0": good, "n1": lacking, "n2": good}
-    made, images = prepare()
+    made, images, _ = prepare()
     assert [bool(node.refusal) for node in made] == [False, True, False]
     assert images == good["images"]
     engine.answers["n2"] = {**good, "images": {"default": "2" * 64}}

@@ -53,6 +53,16 @@ def test_long_samples_get_small_units() -> None:
     assert next_size(1000, slots=2, side_by_side=1, sample_s=0.1) == MAX_UNIT_SAMPLES
 
 
+def test_a_unit_of_short_samples_is_no_shorter_than_its_start() -> None:
+    """Of 34 samples of 0.3 s, with 6 s to start a unit, the next one has 20; of long ones, as few
+    as without a start."""
+    sizes = {
+        sample_s: next_size(34, slots=3, side_by_side=2, sample_s=sample_s, start_s=6.0)
+        for sample_s in (0.3, 60.0)
+    }
+    assert sizes == {0.3: 20, 60.0: next_size(34, slots=3, side_by_side=2, sample_s=60.0)}
+
+
 def test_a_small_node_sets_the_size_of_units() -> None:
     """Nodes of 4 and 16 cells: units of 2 cells."""
     nodes = [Node(node_id=f"{cells}", name="n", cells=cells) for cells in (4, 16)]

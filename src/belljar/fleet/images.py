@@ -1,0 +1,76 @@
+"""Sends images to nodes that lack them: once, piece by piece, and checked there by digest.
+
+Templates and the guest kernel are not sent: a node makes the ones, and `belljar setup` the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from belljar.fleet.engine import CALL_S, Engine
+from belljar.fleet.node import clear, take_image, take_piece
+from belljar.image.store import Image, Store, is_like_digest
+from belljar.units import format_size, printable
+from belljar.waiting import print_status
+
+PIECE_BYTES: Final = 32 << 20
+"""So much of an image is in memory at a time, on the head and on each node."""
+PIECE_S: Final = 120.0
+"""A piece that takes longer goes to a node that hangs."""
+
+
+Sent: TypeAlias = tuple[str, dict[str, Any]]
+"""A node, and what the event says of the image that it took."""
+
+
+def send_images(
+    engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
+) -> tuple[list[Sent], dict[str, str]]:
+    """Send the images that nodes lack, by node, as far as this store has them.
+
+    Return what was sent, and the reason of each node that could not take one.
+    """
+    sent, failed = list[Sent](), dict[str, str]()
+    for name in sorted({name for names in lacking.values() for name in names}):
+        nodes = [node for node, names in lacking.items() if name in names and node not in failed]
+        if store.missing(name) is None:
+            image = store.find(name)
+            refused = _send(engine, fleet, image, name, nodes)
+            shown = printable(name)
+            failed |= {each: f"image {shown}: {why}" for each, why in refused.items()}
+            about = {"image": name, "digest": image.digest, "bytes": image.size_bytes}
+            sent += [(node, about) for node in nodes if node not in refused]
+    return sent, failed
+
+
+def _send(
+    engine: Engine, fleet: str, image: Image, name: str, nodes: Sequence[str]
+) -> dict[str, str]:
+    """Send one image to these nodes; return why some did not take it."""
+    refused, to = dict[str, str](), [*nodes]
+
+    def call(function: Callable[..., str], *arguments: object, within_s: float) -> None:
+        nonlocal to
+        said = engine.on_each(to, function, fleet, image.digest, *arguments, within_s=within_s)
+        refused.update({each: last_words(why) for each, why in said.items() if why != ""})
+        to = [each for each in to if each not in refused]
+
+    size, offset = image.size_bytes, 0
+    with image.rootfs.open("rb") as file:
+        while to and (piece := file.read(PIECE_BYTES)):
+            call(take_piece, offset, size, piece, within_s=PIECE_S)
+            offset += len(piece)
+            shown = f"{format_size(offset)} of {format_size(size)}"
+            print_status(f"belljar: image {printable(name)}: {shown} sent to {len(to)} node(s)")
+    document = image.rootfs.with_name("image.json").read_bytes()
+    names = [] if is_like_digest(name) else [name]
+    call(take_image, document, names, [*image.origins], within_s=CALL_S)
+    if refused:  # their disks may be full
+        engine.on_each([*refused], clear, fleet, within_s=PIECE_S)
+    return refused
+
+
+def last_words(error: object) -> str:
+    """Return the last line of an error: those of a node come with where they were raised."""
+    return printable(str(error).strip().rpartition("\n")[2], max_chars=300)
