@@ -153,7 +153,7 @@ def plan_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         "risk": shown(plan.get("risk")),
         "image": shown(_dict(plan.get("image")).get("name")),
         "layers": [
-            [shown(layer.get(name), max_chars=200) for name in _OF_LAYER]
+            [shown(layer.get(name), max_chars=600) for name in _OF_LAYER]
             for layer in _listed(layers, lambda left: {"what": f"… and {left} more"})
         ],
         "lists": {

@@ -126,8 +126,11 @@ def hostile_lines() -> list[Line]:
 
 
 def hostile_page() -> bytes:
-    """A page with hostile text in every place."""
-    lines = story(*hostile_lines())
+    """A page with hostile text in every place, of events that took some minutes."""
+    lines = [
+        replace(each, time=f"2026-11-20T22:{at // 60:02}:{at % 60:02}.000000Z")
+        for at, each in enumerate(story(*hostile_lines()))
+    ]
     transcript = Transcript(
         task=EVIL,
         sample=EVIL,
@@ -172,7 +175,7 @@ def data_of(page: bytes) -> list[list[Any]]:
     return [
         json.loads(each.text)
         for each in elements(page)
-        if each.tag == f"{NAMESPACE}script" and each.get("type") == "application/json"
+        if each.tag == f"{NAMESPACE}script" and each.get("id", "").startswith("d")
     ]
 
 
