@@ -105,6 +105,9 @@ def test_apt_installs_with_dependencies(repository: str, tmp_path: Path) -> None
         updated = apt(root, "update")
         assert updated.returncode == 0, updated.stderr
         assert "E:" not in updated.stderr
+    downloaded = apt(root, "install", "-y", "--download-only", "wanted=1.0")
+    assert downloaded.returncode == 0, downloaded.stderr
+    assert (root / "var/cache/apt/archives/wanted_1.0_all.deb").is_file()
     installed = apt(root, "install", "-y", "--no-install-recommends", "wanted")
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert (root / "usr/share/wanted").read_text() == "1.5"
@@ -113,6 +116,3 @@ def test_apt_installs_with_dependencies(repository: str, tmp_path: Path) -> None
     assert "Version: 1.5~rc1" in status
     assert status.count("install ok installed") == 2
     assert "Unable to locate package" in apt(root, "install", "-y", "no-such-package").stderr
-    downloaded = apt(root, "install", "-y", "--download-only", "wanted=1.0")
-    assert downloaded.returncode == 0, downloaded.stderr
-    assert (root / "var/cache/apt/archives/wanted_1.0_all.deb").is_file()

@@ -35,7 +35,7 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app."""
+    """Return the ASGI app."""
 
     async def attempt(request: Request, refused: str) -> None:
         if request.method in _WRITES:

@@ -61,7 +61,10 @@ class ServiceSession(Protocol):
 def stream_app(
     context: StandInContext, service: str, start: Callable[[], ServiceSession]
 ) -> StreamApp:
-    """A stream stand-in, a session each connection. `service` begins the events' `operation`."""
+    """Return a stream stand-in, with a session for each connection.
+
+    `service` begins the events' `operation`.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
         session, broken = start(), b""

@@ -38,14 +38,14 @@ class StoredFile:
     content: bytes | None = field(default=None, repr=False)
 
     def open(self) -> BinaryIO:
-        """To be read. Raises `OSError`."""
+        """Open it to be read. Raises `OSError`."""
         if self.content is not None:
             return io.BytesIO(self.content)
         return os.fdopen(open_file(self.path), "rb")
 
     @property
     def base(self) -> str:
-        """The last part of the name."""
+        """Return the last part of the name."""
         return self.name.rpartition("/")[2]
 
 
@@ -56,7 +56,7 @@ class FilesError(PolicyError):
 def list_files(
     directory: Path, *, hidden: bool = False, max_files: int = MAX_FILES, max_depth: int = MAX_DEPTH
 ) -> tuple[StoredFile, ...]:
-    """Regular files sorted by name; no links. Raises `FilesError` beyond the bounds."""
+    """Return regular files sorted by name, and no links. Raises `FilesError` beyond the bounds."""
     found = list(islice(_walk(directory, "", max_depth, hidden=hidden), max_files + 1))
     if len(found) > max_files:
         what = f"more than {max_files} files"
@@ -65,7 +65,7 @@ def list_files(
 
 
 def links_in(directory: Path) -> Iterator[str]:
-    """Names of symbolic links, which are not served."""
+    """Give the names of symbolic links, which are not served."""
     for folder, folders, files in os.walk(directory):
         paths = [Path(folder, name) for name in sorted([*folders, *files])]
         yield from (str(path.relative_to(directory)) for path in paths if path.is_symlink())
@@ -89,13 +89,13 @@ def _walk(directory: Path, prefix: str, max_depth: int, *, hidden: bool) -> Iter
 
 
 def stored_file(path: Path, name: str) -> StoredFile:
-    """A file by its path. Raises `OSError`."""
+    """Return a file by its path. Raises `OSError`."""
     known = path.lstat()
     return StoredFile(name=name, path=path, size_bytes=known.st_size, mtime_s=int(known.st_mtime))
 
 
 def open_file(path: Path) -> int:
-    """A regular file's descriptor, never a link's target. Raises `OSError`."""
+    """Return a regular file's descriptor, never a link's target. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -104,7 +104,7 @@ def open_file(path: Path) -> int:
 
 
 async def pieces_of(file: StoredFile) -> AsyncIterator[bytes]:
-    """A file's bytes, as many as were listed; others are served in between."""
+    """Give a file's bytes, as many as were listed; others are served in between."""
     left = file.size_bytes
     with file.open() as source:
         while chunk := source.read(min(CHUNK_BYTES, left)):
@@ -114,7 +114,7 @@ async def pieces_of(file: StoredFile) -> AsyncIterator[bytes]:
 
 
 def media_of(name: str) -> str:
-    """The content type by the name's ending."""
+    """Return the content type by the name's ending."""
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     return f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
 

@@ -80,7 +80,7 @@ class BadRequestError(ValueError):
 
 
 def make(context: StandInContext) -> App:
-    """Of the bare repositories in `context.files`, or the settings' one.
+    """Return the ASGI app, of the bare repositories in `context.files`, or the settings' one.
 
     Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
     """
@@ -88,7 +88,7 @@ def make(context: StandInContext) -> App:
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """Faults of a directory of bare repositories."""
+    """Return what is wrong with a directory of bare repositories."""
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
     if not directory.is_dir():

@@ -55,14 +55,14 @@ class HarExchange:
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """What is wrong with the recording, each with its place."""
+    """Return what is wrong with the recording, each with its place."""
     return load(settings, directory)[1]
 
 
 def load(
     settings: Mapping[str, Any], directory: Path | None
 ) -> tuple[tuple[HarExchange, ...], Faults]:
-    """The exchanges of a recording, and what is wrong with it."""
+    """Return the exchanges of a recording, and what is wrong with it."""
     name = settings["recording"]
     data = read_file(directory, name, MAX_RECORDING_BYTES)
     if isinstance(data, Fault):
@@ -124,7 +124,7 @@ def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON val
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
-    """The query's fields in any order."""
+    """Return what requests are compared by; the query's fields come in any order."""
     try:
         fields = parse_qsl(query, keep_blank_values=True, errors="replace", max_num_fields=1000)
     except ValueError:
@@ -133,7 +133,7 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` as `check` finds."""
+    """Return the ASGI app. Raises `PolicyError` as `check` finds."""
     exchanges, problems = load(context.settings, context.files)
     refuse_faults(problems, context.id)
     return http_app(_Player(context, exchanges).handle)

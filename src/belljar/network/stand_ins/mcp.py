@@ -21,7 +21,7 @@ _MAX_ID_CHARS: Final = 200
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. All of its paths are the endpoint, as behind many a proxy."""
+    """Return the ASGI app. All of its paths are the endpoint, as behind many a proxy."""
     return http_app(_Mcp(context, context.settings).handle)
 
 

@@ -100,7 +100,7 @@ def read_package(file: StoredFile) -> Package:
 
 
 def make(context: StandInContext) -> App:
-    """Of the packages in `context.files`, or in the settings.
+    """Return the ASGI app, of the packages in `context.files`, or in the settings.
 
     With the setting `token`, writing needs it. Memory: the package.json files (at most 1 MiB each),
     and one published document at a time (64 MiB).
@@ -109,7 +109,7 @@ def make(context: StandInContext) -> App:
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Faults of a directory of packed npm packages."""
+    """Return what is wrong with a directory of packed npm packages."""
 
     def identify(file: StoredFile) -> tuple[str, str]:
         package = read_package(file)
@@ -120,7 +120,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
 
 
 def _parts(path: str) -> list[str]:
-    """A scope and its name are one part, encoded or not."""
+    """Return a path's parts; a scope and its name are one, encoded or not."""
     parts = [part for part in path.split("/") if part]
     for place in (0, 2):
         is_name = place == 0 or parts[:2] == ["-", "package"]

@@ -177,7 +177,7 @@ class PostgresSession:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. A connection holds one message of 64 KiB."""
+    """Return a stream stand-in. A connection holds one message of 64 KiB."""
     process_ids = itertools.count(1200 + context.random(1)[0])
 
     def start() -> PostgresSession:

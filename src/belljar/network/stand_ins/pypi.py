@@ -144,12 +144,15 @@ def read_form(content_type: str, body: bytes) -> Form:
 
 
 def make(context: StandInContext) -> App:
-    """Of the packages in `context.files`, or in the settings. Memory: one upload (64 MiB)."""
+    """Return the ASGI app, of the packages in `context.files` or in the settings.
+
+    Memory: one upload (64 MiB).
+    """
     return streaming_app(_Pypi(context).handle)
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Faults of a directory of Python packages."""
+    """Return what is wrong with a directory of Python packages."""
 
     def identify(file: StoredFile) -> str:
         if parse_file_name(file.base) is None:

@@ -155,6 +155,6 @@ class RedisSession:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. A connection holds one command and one read of 32 KiB."""
+    """Return a stream stand-in. A connection holds one command and one read of 32 KiB."""
     password = str(context.settings["password"]).encode()
     return stream_app(context, "redis", lambda: RedisSession(password))

@@ -107,7 +107,7 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
 def check_packages(
     directory: Path, what: str, identify: Callable[[StoredFile], Hashable], unique: str
 ) -> Faults:
-    """Faults of a directory of packages.
+    """Return what is wrong with a directory of packages.
 
     `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
     """
@@ -139,7 +139,7 @@ Pack: TypeAlias = Callable[[Mapping[str, Any], int], tuple[str, bytes]]
 
 
 def made_files(context: StandInContext, pack: Pack) -> Iterator[StoredFile]:
-    """Of the setting `packages`."""
+    """Give the files of the setting `packages`."""
     packages: Any = context.settings.get("packages") or ()
     for package in packages:
         mtime_s = int(context.clock() - package["age_s"])
@@ -149,7 +149,7 @@ def made_files(context: StandInContext, pack: Pack) -> Iterator[StoredFile]:
 
 
 def npm_package(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
-    """As `npm pack` makes it."""
+    """Return name and content of a package as `npm pack` makes it."""
     about = {"name": package["name"], "version": package["version"], "main": "index.js"}
     manifest = json.dumps({**about, "license": "UNLICENSED"}, indent=2) + "\n"
     files = {"package.json": manifest, **package["files"]}
@@ -164,7 +164,7 @@ def npm_package(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
 
 
 def wheel(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
-    """A pure Python wheel (PEP 427)."""
+    """Return name and content of a pure Python wheel (PEP 427)."""
     name, version = package["name"], package["version"]
     base = f"{name.replace('-', '_')}-{version}"
     about = f"{base}.dist-info"

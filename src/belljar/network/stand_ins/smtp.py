@@ -251,7 +251,7 @@ def _address(rest: bytes, key: bytes) -> str | None:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in."""
+    """Return a stream stand-in."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
         await _MailConnection(context, reader, writer, cell).serve()

@@ -244,7 +244,7 @@ def _step(name: str, text: str) -> ServiceStep:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. A connection holds one packet of 256 KiB and one read of 32 KiB."""
+    """Return a stream stand-in. A connection holds one packet of 256 KiB and one read of 32 KiB."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))

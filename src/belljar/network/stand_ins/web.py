@@ -61,37 +61,37 @@ class Request:
 
     @property
     def host(self) -> str:
-        """In lower case, without a port."""
+        """Return the host in lower case, without a port."""
         return re.sub(r":\d*$", "", self.header("host")).lower()
 
     @property
     def base_url(self) -> str:
-        """Scheme and host with its port."""
+        """Return scheme and host with its port."""
         return f"{self.scheme}://{self.header('host') or 'localhost'}"
 
     @property
     def content_type(self) -> str:
-        """In lower case, without parameters."""
+        """Return the content type in lower case, without parameters."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
     @property
     def url(self) -> str:
-        """The whole URL as it was asked for."""
+        """Return the whole URL as it was asked for."""
         query = f"?{self.query_string}" if self.query_string else ""
         return f"{self.scheme}://{self.header('host')}{self.raw_path}{query}"
 
     @cached_property
     def query(self) -> Pairs:
-        """In order; at most `MAX_FIELDS`."""
+        """Return the query's fields in order, at most `MAX_FIELDS`."""
         return _fields(self.query_string)
 
     def parameter(self, name: str, default: str = "") -> str:
-        """The first value of a query's field."""
+        """Return the first value of a query's field."""
         return next((value for key, value in self.query if key == name), default)
 
     @cached_property
     def form(self) -> Pairs:
-        """An `application/x-www-form-urlencoded` body's fields."""
+        """Return the fields of an `application/x-www-form-urlencoded` body."""
         if self.content_type != "application/x-www-form-urlencoded":
             return ()
         return _fields(self.body.decode("utf-8", "replace"))
@@ -107,7 +107,7 @@ class Request:
 
     @cached_property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """The body's JSON value of any content type, or None."""
+        """Return the body's JSON value, whatever its content type, or None."""
         try:
             return parse_json(self.body)
         except ValueError:
@@ -175,7 +175,7 @@ def _no_constant(name: str) -> object:
 
 
 def parse_json(data: bytes | str, max_depth: int = MAX_JSON_DEPTH) -> Any:  # noqa: ANN401 - any
-    """By RFC 8259, with at most so many levels. Raises `ValueError`."""
+    """Return a JSON value (RFC 8259) of at most so many levels. Raises `ValueError`."""
     try:
         # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not.
         text = data.decode() if isinstance(data, bytes) else data
@@ -193,7 +193,7 @@ def parse_json(data: bytes | str, max_depth: int = MAX_JSON_DEPTH) -> Any:  # no
 
 
 def uuid_of(data: bytes) -> str:
-    """16 bytes as a version 4 UUID (RFC 9562)."""
+    """Return 16 bytes as a version 4 UUID (RFC 9562)."""
     return str(UUID(bytes=data, version=4))
 
 
@@ -203,27 +203,27 @@ def iso_time(seconds: float) -> str:
 
 
 def compact(value: object) -> str:
-    """A value as JSON on one line."""
+    """Return a value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def json_answer(
     value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json"
 ) -> Answer:
-    """An answer whose body is JSON."""
+    """Return an answer whose body is JSON."""
     return text_answer(compact(value), status, headers, media=media)
 
 
 def text_answer(
     text: str, status: int = 200, headers: Pairs = (), *, media: str = "text/plain; charset=utf-8"
 ) -> Answer:
-    """An answer whose body is text."""
+    """Return an answer whose body is text."""
     headers = (("content-type", media), *headers)
     return Answer(status=status, headers=headers, body=text.encode("utf-8", "replace"))
 
 
 def phrase(status: int) -> str:
-    """The status's usual words."""
+    """Return the status's usual words."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -231,7 +231,7 @@ def phrase(status: int) -> str:
 
 
 def plain_error(status: int, headers: Pairs = ()) -> Answer:
-    """An error page as an ordinary web server's."""
+    """Return an error page as an ordinary web server's."""
     title = f"{status} {phrase(status)}"
     page = (
         f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1>"
@@ -241,12 +241,12 @@ def plain_error(status: int, headers: Pairs = ()) -> Answer:
 
 
 def header_text(text: str, *, max_chars: int = 4096) -> str:
-    """Latin-1 without controls (RFC 9110, 5.5), cut."""
+    """Return text as Latin-1 without controls (RFC 9110, 5.5), cut."""
     return _UNSAFE.sub("", text[:max_chars]).strip()
 
 
 def request_of(scope: Scope, body: bytes = b"") -> Request:
-    """Of an ASGI scope (`http` or `websocket`)."""
+    """Return the request of an ASGI scope (`http` or `websocket`)."""
     raw = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "replace")
     raw = raw.partition(b"?")[0]
     pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -263,7 +263,7 @@ def request_of(scope: Scope, body: bytes = b"") -> Request:
 
 
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
-    """HEAD: the fields of GET, no body (RFC 9110, 9.3.2)."""
+    """Send an answer; HEAD gets the fields of GET and no body (RFC 9110, 9.3.2)."""
     is_bare = answer.status in (204, 304) or answer.status < 200
     length = len(answer.body) if answer.stream is None else answer.length
     headers = [
@@ -289,7 +289,7 @@ def http_app(
     cut: Cut | None = None,
     accepts_websocket: Callable[[Request], bool] = lambda _: False,
 ) -> App:
-    """An ASGI 3 app; too long a body is 413. `cut`: called with those cut off."""
+    """Return an ASGI 3 app; too long a body is 413. `cut` is called with those cut off."""
 
     async def whole(request: Request, incoming: UnreadBody) -> Answer | None:
         try:
@@ -307,7 +307,7 @@ def http_app(
 def streaming_app(
     handle: StreamingHandler, accepts_websocket: Callable[[Request], bool] = lambda _: False
 ) -> App:
-    """An ASGI 3 app that reads what it wants of the body.
+    """Return an ASGI 3 app that reads what it wants of the body.
 
     Of a WebSocket it says whether it is accepted: the gateway sends each message back.
     """
@@ -332,7 +332,7 @@ MAX_LIST_JSON_BYTES: Final = 8 << 10
 
 
 def credentials(authorization: str) -> dict[str, JsonValue]:
-    """For the record; never the secret itself."""
+    """Return what is recorded of credentials, never the secret itself."""
     scheme, _, rest = authorization.partition(" ")
     if not scheme:
         return {"credentials": "none"}
@@ -349,20 +349,20 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
 
 
 def presents(request: Request, secret: str) -> bool:
-    """As a bearer token or a basic password."""
+    """Return whether a request shows the secret as bearer token or basic password."""
     presented = credentials(request.header("authorization")).get("secret_sha256")
     return presented == hashlib.sha256(secret.encode()).hexdigest()
 
 
 def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
-    """A guest's text for the record, bounded and visible."""
+    """Return a guest's text for the record, bounded and visible."""
     return printable(text, max_chars=max_chars)
 
 
 def bounded(
     values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES
 ) -> list[JsonValue]:
-    """As many as fit into so many bytes of JSON."""
+    """Return as many as fit into so many bytes of JSON."""
     kept, size = list[JsonValue](), 0
     for value in values:
         size += len(json.dumps(value)) + 2
