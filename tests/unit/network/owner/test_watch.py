@@ -4,64 +4,131 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import Mock, patch
 
 import pytest
 
 from belljar.errors import BelljarError, CellError
+from belljar.events import Event, Kind, MemoryRecorder
+from belljar.network.ipc import Item, encode_event
+from belljar.network.owner.budget import cost_bytes
 from belljar.network.owner.processes import Child
 from belljar.network.owner.range_state import RangeProcesses, RangeState
 from belljar.network.owner.watch import RangeWatch
 
+MAX_BYTES = 20_000
 
-def watched(problem: Exception) -> BelljarError | None:
-    """What a range died of, of whose upstream connections a look raises `problem` once."""
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-    pipes = [os.pipe() for _ in range(3)]
-    children = [Mock(spec=Child, pidfd=read) for read, _ in pipes[:2]]
-    processes = RangeProcesses(
-        supervisor=children[0],
-        gateway=children[1],
-        control=pairs[0][0],
-        events=pairs[1][0],
-        stderr=pipes[2][0],
-        fork_server=Mock(how_ended=lambda _: ""),
-    )
 
-    def end_all() -> None:
-        for _, other in pairs:
+class Watched:
+    """A watch over sockets and pipes that stand for a range's processes."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        """`problem`: a look at upstream connections raises it, once."""
+        self.died: list[BelljarError] = []
+        self.recorder = MemoryRecorder()
+        (control, self._control), (events, self.gateway) = (
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
+        )
+        pipes = [os.pipe() for _ in range(3)]
+        self._sockets, self._reads = (control, events), [read for read, _ in pipes]
+        self._writes = [write for _, write in pipes]
+        children = [Mock(spec=Child, pidfd=read) for read, _ in pipes[:2]]
+
+        def look(_: object) -> None:
+            if problem is not None:
+                self.watch.closing = True
+                self.end()
+                raise problem
+
+        self.watch = RangeWatch(
+            "range",
+            RangeProcesses(
+                supervisor=children[0],
+                gateway=children[1],
+                control=control,
+                events=events,
+                stderr=pipes[2][0],
+                fork_server=Mock(how_ended=lambda _: ""),
+            ),
+            RangeState(),
+            self.recorder,
+            on_failure=self.died.append,
+            handle_request=None,
+            dialler=Mock(enforce=look),
+            max_recorded_bytes=MAX_BYTES,
+            timeout_s=60,
+        )
+
+    def end(self) -> None:
+        """Both processes are gone."""
+        for other in (self._control, self.gateway):
             other.close()
-        for _, write in pipes:
-            os.close(write)
+        while self._writes:
+            os.close(self._writes.pop())
 
-    def look(_: object) -> None:
-        watch.closing = True
-        end_all()
-        raise problem
+    def close(self) -> None:
+        """Wait for the thread."""
+        self.end()
+        self.watch.join()
+        for ours in self._sockets:
+            ours.close()
+        for read in self._reads:
+            os.close(read)
 
-    died: list[BelljarError] = []
-    watch = RangeWatch(
-        "range",
-        processes,
-        RangeState(),
-        Mock(),
-        on_failure=died.append,
-        handle_request=None,
-        dialler=Mock(enforce=look),
-        max_recorded_bytes=1 << 20,
-        timeout_s=60,
-    )
+
+@contextmanager
+def watched(problem: Exception | None = None) -> Iterator[Watched]:
+    """One that listens, until both processes are gone."""
+    scene = Watched(problem)
     with patch("belljar.network.owner.watch.POLL_INTERVAL_S", 0.01):
-        watch.start()
-        watch.join()
-    for ours, _ in pairs:
-        ours.close()
-    for read, _ in pipes:
-        os.close(read)
-    return died[0] if died else None
+        scene.watch.start()
+        try:
+            yield scene
+        finally:
+            scene.close()
 
 
 @pytest.mark.parametrize("problem", [ValueError("a digit"), OSError("no TCP socket")])
 def test_a_look_that_fails_ends_the_range(problem: Exception) -> None:
     """Budgets and times of upstreams would not be kept any more: that is never passed over."""
-    assert isinstance(watched(problem), CellError)
+    with watched(problem) as scene:
+        pass
+    assert isinstance(scene.died[0], CellError)
+
+
+@pytest.mark.promise("2.6")
+def test_what_has_no_room_on_record_ends_the_range() -> None:
+    """What came before is whole, and no more is taken than it may; the limit is on record, once."""
+    with watched() as scene:
+        scene.gateway.settimeout(30)
+        for number in range(1, 100):
+            item = Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * 1000})
+            (datagram,) = encode_event(number, item)
+            scene.gateway.send(datagram)
+            if scene.died:
+                break
+    counters = scene.watch.counters()
+    attempts = [each for each in scene.recorder.events if each.kind == Kind.NETWORK_ATTEMPT]
+    assert counters["recorded_bytes"] == sum(map(cost_bytes, attempts)) <= MAX_BYTES
+    assert counters["recorded_bytes"] + cost_bytes(attempts[0]) > MAX_BYTES
+    assert {event.data["what"] for event in attempts} == {"x" * 1000}
+    assert [type(error) for error in scene.died] == [CellError]
+    limits = [each.data for each in scene.recorder.events if each.kind == Kind.LIMIT_HIT]
+    assert [(limit["limit"], limit["value"]) for limit in limits] == [("range_record", MAX_BYTES)]
+
+
+def test_at_the_end_what_has_no_room_is_counted() -> None:
+    """The range ends in order, and the sample is void for what is in no event."""
+    with watched() as scene, patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
+        scene.watch.closing = True
+        scene.watch.end_gateway()
+        item = Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * 9000})
+        for number in range(1, 5):
+            (datagram,) = encode_event(number, item)
+            scene.gateway.send(datagram)
+    events: list[Event] = scene.recorder.events
+    assert (len(events), scene.died) == (2, [])
+    # One more, as the gateway has not said that it has ended
+    assert scene.watch.counters()["unreported_at_end"] == 3
