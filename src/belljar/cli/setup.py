@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -218,9 +219,9 @@ def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSo
     if newer and not has_suite(sources, _BACKPORTS):
         main = debian_sources(sources, "bookworm")[0]
         suite = AptSource(uri=main.uri, suites=(_BACKPORTS,), signed_by=main.signed_by)
-        text = suite.deb822().replace("\n", "\\n")
+        text = shlex.quote(suite.deb822().replace("\n", "\\n"))
         # An ordinary user's setup reads it too, whatever root's umask
-        commands.append(f"printf '{text}' > {BACKPORTS_FILE} && chmod 644 {BACKPORTS_FILE}")
+        commands.append(f"printf %b {text} > {BACKPORTS_FILE} && chmod 644 {BACKPORTS_FILE}")
     commands.append(f"{apt} update")
     for packages, option in ((newer, f" -t {_BACKPORTS}"), (plain, "")):
         if packages:

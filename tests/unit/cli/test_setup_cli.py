@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from belljar.cli import setup
 from belljar.cli.main import run
 from belljar.cli.setup import BACKPORTS_FILE, install_line, needs, plan_setup
 from belljar.errors import HostError
-from belljar.image.apt import AptSource
+from belljar.image.apt import AptSource, parse_sources
 from belljar.image.config import debian_arch
 
 MAIN = AptSource(
-    uri="http://mirror.invalid/debian", suites=("bookworm", "bookworm-updates"), signed_by="/k.gpg"
+    uri="http://mirror.invalid/a%20b/debian",
+    suites=("bookworm", "bookworm-updates"),
+    signed_by="/k.gpg",
 )
 NEEDS = needs("amd64")
 TOOLS = frozenset(need.command for need in NEEDS)
@@ -63,7 +66,6 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     suite that is there, in whichever file, is not added; Debian 13 has everything itself."""
     wanted = [need for need in NEEDS if not need.only_with]
     suite, rights, lists, newer, plain = install_line(wanted, "bookworm", [MAIN]).split(" && ")
-    assert "Suites: bookworm-backports" in suite
     assert suite.endswith(f"> {BACKPORTS_FILE}")
     assert rights == f"chmod 644 {BACKPORTS_FILE}"
     assert lists == "apt-get -q -y update"
@@ -72,6 +74,10 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
         "apt-get -q -y install --no-install-recommends"
         " mmdebstrap nftables runc skopeo squashfs-tools uidmap zstd"
     )
+    wrote = subprocess.run(["sh", "-c", suite.partition(" > ")[0]], check=True, capture_output=True)
+    assert parse_sources(wrote.stdout.decode(), deb822=True) == [
+        replace(MAIN, suites=("bookworm-backports",))
+    ]
     known = [MAIN, replace(MAIN, suites=("bookworm-backports",))]
     assert install_line(wanted, "bookworm", known) == " && ".join((lists, newer, plain))
     trixie = install_line(wanted, "trixie", [MAIN]).split(" && ")
