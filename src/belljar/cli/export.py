@@ -155,8 +155,8 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
         return ocsf(lines, run_id)
     if kind == "otlp":
         with _needing_otel():
-            from belljar.export.otlp import spans
-        return [_otlp_json(list(spans(lines, run_id)))]
+            from belljar.export.otlp import batches
+        return map(_otlp_json, batches(lines, run_id))
     from belljar.export.cast import cast
 
     def read(body: BodyRef) -> bytes:

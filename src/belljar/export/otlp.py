@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -59,12 +59,16 @@ _OPERATIONS: Final = {
 }
 
 
-def spans(lines: Iterable[Line], run_id: str) -> list[ReadableSpan]:
-    """Return all spans of a run, the same for the same record; unfinished ones end with it."""
-    made = _Spans(run_id)
+def batches(lines: Iterable[Line], run_id: str) -> Iterator[list[ReadableSpan]]:
+    """Yield all spans of a run, the same for the same record; unfinished ones end with it."""
+    made, found = _Spans(run_id), list[ReadableSpan]()
     for line in lines:
         made.take(line)
-    return made.finished()
+        found += made.closed()
+        if len(found) >= BATCH_SPANS:
+            yield found
+            found = []
+    yield found + made.finished()
 
 
 def follow(

@@ -17,7 +17,7 @@ from opentelemetry.trace import StatusCode
 from tests.unit.report.stories import line
 
 from belljar.events import Kind
-from belljar.export.otlp import spans
+from belljar.export.otlp import batches
 from belljar.ledger import Line
 
 REQUEST: dict[str, Any] = {"reason": "", "bytes": 0, "stand_in": "site", "method": "GET"}
@@ -47,7 +47,7 @@ def story() -> list[Line]:
 
 def test_exchanges_of_two_samples_stay_apart() -> None:
     """Each sample's request is its child and has its own answer; a refused one ends at once."""
-    found = spans(story(), "R")
+    (found,) = batches(story(), "R")
     samples = {each.context.span_id: each.name for each in found if each.name != "network.http"}
     requests = [each for each in found if each.name == "network.http"]
     known: dict[tuple[str, Any], list[Any]] = {}
@@ -72,7 +72,8 @@ def test_names_are_those_of_the_pinned_convention() -> None:
         line(Kind.MODEL_REQUEST_STARTED, "c1", **MODEL, path="/v1/chat/completions"),
         line(Kind.MODEL_REQUEST_COMPLETED, "c1", **asked, path="/v1/chat/completions"),
     ]
-    found = spans([*story(), *(replace(each, seq=100 + at) for at, each in enumerate(made))], "R")
+    lines = [*story(), *(replace(each, seq=100 + at) for at, each in enumerate(made))]
+    (found,) = batches(lines, "R")
     modules = [
         import_module(f"{attributes.__name__}.{each.name}")
         for each in pkgutil.iter_modules(attributes.__path__)
