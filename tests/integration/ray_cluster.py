@@ -1,6 +1,5 @@
 """A Ray cluster of several nodes on this machine, each with a store of its own: a process that
-prints its address, takes `kill N`, `start N`, `late N` (start with a wrong clock), `freeze N` and
-`thaw N` on standard input, and ends with it."""
+prints its address, takes `kill N`, `start N`, `freeze N` and `thaw N` on standard input, and ends with it."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,14 +25,6 @@ AGENTS = (
     "runtime_env_agent_port",
     "dashboard_agent_listen_port",
 )
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-"""Debian's libfaketime: what the processes of a node then take for the time of day is another."""
-LATE = {
-    "LD_PRELOAD": str(FAKETIME),
-    "RAY_LD_PRELOAD_ON_WORKERS": "1",
-    "FAKETIME": "-30d",
-    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-}
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 
 
@@ -111,10 +101,9 @@ def main(folder: str, *homes: str) -> None:
         },
     )
 
-    def add(number: int, clock: Mapping[str, str] | None = None) -> Node:
+    def add(number: int) -> Node:
         tiers = {"belljar_container": 1, "belljar_gvisor": 1, "belljar_microvm": 1}
         named = {"BELLJAR_HOME": homes[number - 1], "BELLJAR_FLEET_NODE": f"n{number}"}
-        named |= clock or {}
         node: Node = cluster.add_node(
             wait=False,
             num_cpus=1,
@@ -137,8 +126,8 @@ def main(folder: str, *homes: str) -> None:
             for pid in [*raylets, *children(raylets[0])]:
                 send(pid, signal.SIGKILL)
             cluster.remove_node(node, allow_graceful=False)
-        elif command in {"start", "late"}:
-            nodes[int(chosen)] = add(int(chosen), LATE if command == "late" else None)
+        elif command == "start":
+            nodes[int(chosen)] = add(int(chosen))
         elif command == "freeze":
             frozen = descendants(raylets)
             for pid in frozen:

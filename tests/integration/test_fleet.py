@@ -75,7 +75,7 @@ class Nodes(Fleet):
         return next((line for line in self._process.stdout if line.startswith(("{", "done"))), "")
 
     def tell(self, command: str) -> None:
-        """`kill N`, `start N`, `late N`, `freeze N` or `thaw N`."""
+        """`kill N`, `start N`, `freeze N` or `thaw N`."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
