@@ -260,10 +260,15 @@ import urllib.request, zlib
 url = "http://git.corp.internal/platform/deploy.git"
 refs = urllib.request.urlopen(url + "/info/refs?service=git-upload-pack").read()
 tip = refs.split(b"0000", 1)[1][4:44]
-line = b"want " + tip + b" ofs-delta\\n"
+line = b"want " + tip + b" side-band-64k ofs-delta\\n"
 body = b"%04x" % (len(line) + 4) + line + b"00000009done\\n"
 head = {"Content-Type": "application/x-git-upload-pack-request"}
-pack = urllib.request.urlopen(urllib.request.Request(url + "/git-upload-pack", body, head)).read()
+reply = urllib.request.urlopen(urllib.request.Request(url + "/git-upload-pack", body, head)).read()
+pack, at = b"", 0
+while at < len(reply):
+    size = int(reply[at : at + 4], 16)
+    pack += reply[at + 5 : at + size] if reply[at + 4 : at + 5] == b"\\x01" else b""
+    at += max(size, 4)
 data = pack[pack.index(b"PACK") + 12:]
 while len(data) > 20:
     skip = next(at for at, byte in enumerate(data) if byte < 128) + 1
