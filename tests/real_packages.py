@@ -1,5 +1,5 @@
 """Packages of the real registries: wheels for the default image's Python and a Debian package, for
-real clients in cells, and the files of inspect_evals' newest tasks.
+real clients in cells, the files of inspect_evals' newest tasks, and an environment with Harbor.
 
 `python -m tests.real_packages` fetches them into `build/` (`scripts/test` does); when they are
 there, nothing is asked for.
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from tests.machine import link_or_copy, locked
@@ -88,6 +89,35 @@ def npm_package(name: str) -> Path:
     return found
 
 
+def harbor_python() -> Path:
+    """The interpreter of an environment with Harbor and what Belljar needs; it may not exist."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = repr((project["dependencies"], project["optional-dependencies"]["harbor"]))
+    key = hashlib.sha256(wanted.encode()).hexdigest()[:12]
+    return ROOT / "build" / f"harbor-{key}" / "bin" / "python"
+
+
+def fetch_harbor() -> None:
+    """Make it from the first Python that Harbor runs with: pyenv's, or what uv finds or fetches.
+    Raises `CalledProcessError`."""
+    found = harbor_python().parents[1]
+    found.parent.mkdir(exist_ok=True)
+    pyenv = sorted(Path.home().glob(".pyenv/versions/3.1[2-9].*/bin/python"))
+    python = str(pyenv[0]) if pyenv else ">=3.12"
+    uv = [sys.executable, "-m", "uv", "--no-config", "--quiet"]
+    with locked(found.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=found.parent) as draft:
+        if found.is_dir():
+            return
+        made = Path(draft, found.name)
+        subprocess.run([*uv, "venv", "-p", python, str(made)], check=True)
+        packages = ["-r", str(ROOT / "pyproject.toml"), "--extra", "harbor", "--extra", "network"]
+        # Only a template of a task is wanted of the last one.
+        for words in (packages, ["--no-deps", "terminal-bench==0.2.18"]):
+            install = [*uv, "pip", "install", "-p", str(made / "bin" / "python"), *words]
+            subprocess.run(install, check=True)
+        made.rename(found)
+
+
 def real_model(home: Path | None = None) -> None:
     """The image of llama.cpp's server and the example's weights in the store, as `belljar model`
     gets them; each once. Raises `BelljarError`."""
@@ -157,6 +187,10 @@ if __name__ == "__main__":
         real_model()
     except (BelljarError, subprocess.CalledProcessError) as error:
         sys.exit(f"the packages for the tests' clients can't be fetched: {error}")
+    try:
+        fetch_harbor()
+    except subprocess.CalledProcessError as error:
+        print(f"test: without a Python 3.12 and Harbor, its tests are skipped: {error}")
 
 
 JSON_SERVER = """

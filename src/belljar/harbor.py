@@ -42,10 +42,6 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 
 KIND: Final = "harbor"
-_PUBLIC: Final = (
-    "a cell never reaches the Internet, and the task asks for it: set `network_mode = "
-    '"no-network"`, or "allowlist" with names that the policy simulates'
-)
 
 
 class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Python 3.12 only
@@ -57,21 +53,18 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     def __init__(
         self,
-        environment_dir: Path,
         *arguments: Any,  # noqa: ANN401 - Harbor's
         policy: str = "",
         **options: Any,  # noqa: ANN401 - Harbor's
     ) -> None:
-        # Harbor asks for capabilities while it initializes.
         self._loaded = resolve_here(policy or None)
-        self._wants_public = _names_public(environment_dir)
         self._cell: Cell | None = None
         self._router: Router | None = None
         self._run: RunDirectory | None = None
         self._verdict = Verdict.VOID
         # The run outlives the range: its last event has the verdict of the end.
         self._stack, self._range = AsyncExitStack(), AsyncExitStack()
-        super().__init__(environment_dir, *arguments, **options)
+        super().__init__(*arguments, **options)
 
     @staticmethod
     def type() -> str:
@@ -80,10 +73,18 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """No network; names of an allowlist if the policy simulates a network."""
-        has_names = self._loaded.policy.network is not None
-        names = {"network_allowlist": has_names, "network_allowlist_hostnames": has_names}
-        return EnvironmentCapabilities(disable_internet=True, **names)
+        """All that Harbor asks of a network: a task that a cell can't serve is refused by `start`.
+
+        What a constructor raises would end the whole job, and the cells of other trials.
+        """
+        return EnvironmentCapabilities(
+            disable_internet=True,
+            network_allowlist=True,
+            network_allowlist_hostnames=True,
+            network_allowlist_wildcard_hostnames=True,
+            # Without it Harbor refuses "no-network" for the agent where the task says nothing else.
+            dynamic_network_policy=True,
+        )
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
@@ -91,35 +92,50 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     def _validate_definition(self) -> None:
-        if (self.environment_dir / "docker-compose.yaml").exists():
-            raise PolicyError(
-                "a task with several services can't run in a cell",
-                where=str(self.environment_dir),
-                hint="write them as target cells of the policy's network: see docs/ranges.md",
-            )
-        dockerfile = self.environment_dir / "Dockerfile"
-        if not self.task_env_config.docker_image and not dockerfile.exists():
-            raise FileNotFoundError(f"the task has no docker_image, and there is no {dockerfile}")
-        if self._mounts and self._host_mounts:
-            raise PolicyError("no directory of the host is mounted into a cell", where="mounts")
+        """Nothing is refused in a constructor: see `capabilities`."""
 
-    def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
-        """Raise `ValueError` for a network that the policy doesn't simulate."""
-        wanted = network_policy or self._network_policy
-        super().validate_network_policy_support(wanted)
-        if wanted.network_mode == NetworkMode.PUBLIC and self._wants_public:
-            raise ValueError(_PUBLIC)
+    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
+        """Change nothing: `start` refuses a task whose phases differ."""
+
+    def _hosts(self) -> frozenset[str]:
+        """Return the names that all of the task's phases may reach. Raises `PolicyError`."""
+        wanted = [self._network_policy, *self._phase_network_policies]
+        where = str(self.environment_dir.parent)
+        is_public = any(each.network_mode == NetworkMode.PUBLIC for each in wanted)
+        if is_public and _names_public(self.environment_dir):
+            raise PolicyError(
+                "the task asks for the Internet, which a cell never reaches",
+                where=where,
+                hint='set network_mode = "no-network", or "allowlist" with simulated names',
+            )
+        allowed, *others = {frozenset(each.allowed_hosts) for each in wanted}
+        if others:
+            raise PolicyError(
+                "its phases want different networks, and a cell has one network from start to end",
+                where=where,
+                hint="name the hosts in [environment]; a verifier may have a cell of its own "
+                '(environment_mode = "separate")',
+            )
         network = self._loaded.policy.network
         stand_ins = network.stand_ins.values() if network is not None else ()
         known = {name for item in stand_ins for name in item.names}
         known |= {each.host for each in (network.upstreams if network is not None else ())}
-        if unknown := sorted(set(wanted.allowed_hosts) - known):
-            raise ValueError(f"nothing of the policy has the name {printable(unknown[0])}")
+        if unknown := sorted(allowed - known):
+            raise PolicyError(
+                f"nothing of the policy has the name {printable(unknown[0])}",
+                where=where,
+                hint="--ek policy=FILE with a stand-in of this name: see docs/policy-network.md",
+            )
+        return allowed
 
     async def start(self, force_build: bool) -> None:  # noqa: FBT001 - Harbor's interface
-        """Build or find the image, open the cell, probe it. Raises `CellError` unless contained."""
+        """Build or find the image, open the cell, probe it.
+
+        Raises `PolicyError` for what a cell can't give, `CellError` unless it is contained.
+        """
+        hosts = self._hosts()
         image = await anyio.to_thread.run_sync(self._image, force_build)
-        policy = self._policy(image)
+        policy = self._policy(image, hosts)
         run = start_run(KIND, self.session_id, [self.environment_name])
         try:
             self._run = self._stack.enter_context(run)
@@ -182,6 +198,14 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
         """The name of the task's image in the store. Raises `HostError`, `PolicyError`."""
+        if (self.environment_dir / "docker-compose.yaml").exists():
+            raise PolicyError(
+                "a task with several services can't run in a cell",
+                where=str(self.environment_dir),
+                hint="write them as target cells of the policy's network: see docs/ranges.md",
+            )
+        if self._host_mounts:
+            raise PolicyError("no directory of the host is mounted into a cell", where="mounts")
         dockerfile, wanted = self.environment_dir / "Dockerfile", self.task_env_config.docker_image
         home = belljar_home()
         store = Store(home)
@@ -201,7 +225,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             raise PolicyError(error.what, where=error.where, hint=hint) from error
         return name
 
-    def _policy(self, image: str) -> LoadedPolicy:
+    def _policy(self, image: str, hosts: frozenset[str]) -> LoadedPolicy:
         """The operator's policy for this task."""
         policy, config = self._loaded.policy, self.task_env_config
         limits = policy.resources
@@ -217,26 +241,10 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             elif wanted:
                 limits = replace(limits, **{name: wanted})
         changes: dict[str, Any] = {"image": image, "resources": limits}
-        changes["network"] = self._network(policy.network)
+        changes["network"] = _allowed(policy.network, hosts) if policy.network and hosts else None
         if config.workdir:
             changes["workdir"] = config.workdir
         return replace(self._loaded, policy=policy.model_copy(update=changes))
-
-    def _network(self, network: Network | None) -> Network | None:
-        """What of the policy's network the task's allowlist names."""
-        wanted = self._network_policy
-        if network is None or wanted.network_mode != NetworkMode.ALLOWLIST:
-            return None
-        allowed, kept = set(wanted.allowed_hosts), dict[str, Any]()
-        for name, item in network.stand_ins.items():
-            if names := tuple(each for each in item.names if each in allowed):
-                kept[name] = item.model_copy(update={"names": names})
-            if isinstance(item, TargetStandIn) and names and item.awaits:
-                awaits = tuple(each for each in item.awaits if each in kept)
-                kept[name] = kept[name].model_copy(update={"awaits": awaits})
-        upstreams = tuple(each for each in network.upstreams if each.host in allowed)
-        rest = {"default": Default.DENY, "sink": False}
-        return network.model_copy(update={"stand_ins": kept, "upstreams": upstreams, **rest})
 
     def _source(self, path: Path | str) -> Path:
         """A path that may be sent: no link leads it out of the directory that it is in.
@@ -314,13 +322,31 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
 
 def _names_public(environment_dir: Path) -> bool:
-    """Whether the task itself asks for the Internet, or is not there to say.
+    """Return whether the task itself asks for the Internet, or is not there to say.
 
     Harbor's own default is public, too, and reaches an environment in the same way.
     """
-    try:
-        task = tomllib.loads((environment_dir.parent / "task.toml").read_text())
-    except (OSError, ValueError):
-        return True
-    text = json.dumps(task, default=str)  # a key of any table in it; text in values is escaped
-    return '"network_mode": "public"' in text or '"allow_internet": true' in text
+    for directory in environment_dir.parents:  # a step's verifier lies deeper than the task's
+        try:
+            task = tomllib.loads((directory / "task.toml").read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            break
+        text = json.dumps(task, default=str)  # a key of any table in it; text in values is escaped
+        return '"network_mode": "public"' in text or '"allow_internet": true' in text
+    return True
+
+
+def _allowed(network: Network, hosts: frozenset[str]) -> Network:
+    """Return the parts of the policy's network that have these names."""
+    kept = dict[str, Any]()
+    for name, item in network.stand_ins.items():
+        if names := tuple(each for each in item.names if each in hosts):
+            kept[name] = item.model_copy(update={"names": names})
+        if isinstance(item, TargetStandIn) and names and item.awaits:
+            awaits = tuple(each for each in item.awaits if each in kept)
+            kept[name] = kept[name].model_copy(update={"awaits": awaits})
+    upstreams = tuple(each for each in network.upstreams if each.host in hosts)
+    rest = {"default": Default.DENY, "sink": False}
+    return network.model_copy(update={"stand_ins": kept, "upstreams": upstreams, **rest})

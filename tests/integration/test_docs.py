@@ -20,7 +20,7 @@ TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 TITLED = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 EXAMPLES = [
     block
-    for page in ("python", "inspect-evals", "revert")
+    for page in ("python", "revert")
     for block in BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text())
 ]
 

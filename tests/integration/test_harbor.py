@@ -1,36 +1,40 @@
-"""`harbor run --env belljar.harbor:BelljarEnvironment`: with Harbor itself where a Python 3.12 has it
-(this one, or that of BELLJAR_HARBOR_PYTHON), and with a base of its signatures everywhere."""
+"""`harbor run --env belljar.harbor:BelljarEnvironment`, with Harbor itself: `tests.real_packages` makes
+its environment where there is a Python 3.12."""
 
-# ruff: noqa: ANN401 - Harbor's interface
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import shutil
+import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
+import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tests.integration.harbor_base import harbor_modules
+from tests.integration import harbor_calls
+from tests.real_packages import ROOT, harbor_python
 
-import belljar
-from belljar.errors import PolicyError
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger import local_fingerprint, read_events, verify
 from belljar.report.verdict import judge
 
-PYTHON = os.environ.get("BELLJAR_HARBOR_PYTHON", "")
-pytestmark = [pytest.mark.slow, pytest.mark.root]
-REAL = pytest.mark.skipif(
-    not PYTHON and find_spec("harbor") is None,
-    reason="Harbor is not installed, which needs Python 3.12: set BELLJAR_HARBOR_PYTHON",
+PYTHON = harbor_python()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.root,
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason="no environment with Harbor, which needs Python 3.12: python -m tests.real_packages",
+    ),
+]
+BELLJAR = ["--env", "belljar.harbor:BelljarEnvironment", "--ek", "policy=low"]
+# What the templates of Harbor and Terminal-Bench begin with; a registry is not asked.
+BASES = (
+    "ubuntu:24.04",
+    "python:3.13-slim",
+    "ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624",
 )
-
 SOLUTION = """#!/bin/bash
 set -e
 test "$(cat /etc/built)" = built
@@ -39,173 +43,162 @@ mkdir -p /app/work/deep
 echo "$WORD" > /app/work/answer.txt
 ln -s /etc/passwd /app/work/deep/out
 """
-TESTS = """#!/bin/bash
-if [ "$(cat /app/work/answer.txt)" = sealed ] && [ "$(id -un)" = root ]; then echo 1; else echo 0; fi \
-    > /logs/verifier/reward.txt
-"""
+REWARD = "if {}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 
 
-@pytest.fixture
-def task(tmp_path: Path) -> Path:
-    """A task with a Dockerfile, a reference solution and tests."""
-    files = {
-        "task.toml": '[environment]\nmemory_mb = 256\ncpus = 1\nenv = {WORD = "sealed"}\n',
-        "instruction.md": "Write the word into /app/work/answer.txt.\n",
-        "environment/Dockerfile": "FROM default\nUSER root\nRUN echo built > /etc/built\n",
-        "solution/solve.sh": SOLUTION,
-        "tests/test.sh": TESTS,
-    }
+def written(directory: Path, files: dict[str, str]) -> Path:
+    """A directory with these files."""
     for name, text in files.items():
-        path = tmp_path / "task" / name
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return tmp_path / "task"
+    return directory
 
 
-def harbor(task: Path, home: Path) -> tuple[int, list[Path], str]:
-    """Run the reference solution: the exit code, the trial's results, and what was printed."""
-    words = ["run", "-p", str(task), "-a", "oracle", "-o", str(task.parent / "jobs"), "-y"]
-    words += ["--env", "belljar.harbor:BelljarEnvironment", "--ek", "policy=low"]
-    done = subprocess.run(
-        [PYTHON or sys.executable, "-m", "harbor.cli.main", *words],
-        env={
-            **os.environ,
-            "BELLJAR_HOME": str(home),
-            "PYTHONPATH": str(Path(belljar.__file__).parents[1]),
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    results = [*(task.parent / "jobs").glob("*/*/result.json")]
-    return done.returncode, results, done.stdout + done.stderr
+def own_task(directory: Path, solution: str = SOLUTION, more: str = "") -> Path:
+    """A task with a Dockerfile, a reference solution and tests."""
+    limits = '[environment]\nmemory_mb = 256\ncpus = 1\nenv = {WORD = "sealed"}\n'
+    is_right = '[ "$(cat /app/work/answer.txt)" = sealed ] && [ "$(id -un)" = root ]'
+    files = {
+        "task.toml": limits + more,
+        "instruction.md": "Write the word into /app/work/answer.txt.\n",
+        "environment/Dockerfile": "FROM default\nUSER root\nRUN echo built > /etc/built\n",
+        "solution/solve.sh": solution,
+        "tests/test.sh": "#!/bin/bash\n" + REWARD.format(is_right),
+    }
+    return written(directory, files)
 
 
-@REAL
-def test_a_task_runs_with_its_reference_solution(task: Path, home: Path) -> None:
-    """Its image is built, its limits and variables hold, files go in and out, it has no network,
-    and the cell's record verifies: probed, and destroyed with proof."""
-    _, results, printed = harbor(task, home)
-    assert results, printed
-    result = json.loads(results[0].read_text())
-    assert result["verifier_result"] == {"rewards": {"reward": 1.0}}, result
-    run = max((home / "runs").iterdir())
-    assert verify(run).ok()
-    kinds = [line.kind.value for line in read_events(run)]
-    assert {"probe.completed", "cell.destroyed"} <= set(kinds)
+def harbor(home: Path, *words: object) -> list[str]:
+    """A command of Harbor's, to be run with its environment variables."""
+    variables = {
+        "BELLJAR_HOME": str(home),
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in variables.items()),
+        str(PYTHON),
+        *map(str, words),
+    ]
 
 
-@REAL
-def test_a_task_that_asks_for_the_internet_is_refused(task: Path, home: Path) -> None:
-    """Before a cell exists."""
+def run(command: list[str]) -> str:
+    """What it prints; it must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def templates(directory: Path, home: Path) -> None:
+    """The tasks that Harbor and Terminal-Bench ship: templates, with what they leave to an author.
+
+    They need a registry for their images and the Internet for packages of the tests: both are
+    replaced, and nothing else.
+    """
+    cli = ["-m", "harbor.cli.main"]
+    init = [*cli, "init", "--task", "--org", "x", "-o", directory, "--no-pytest"]
+    run(harbor(home, *init, "apart"))
+    run(harbor(home, *init, "steps", "--verifier-mode", "shared", "--steps", "2"))
+    solve = "#!/bin/bash\necho done >> /logs/artifacts/made\n"
+    check = "#!/bin/bash\n" + REWARD.format("grep -q done /logs/artifacts/made")
+    for part in ("apart", "steps/steps/step-1", "steps/steps/step-2"):
+        written(directory / part, {"solution/solve.sh": solve, "tests/test.sh": check})
+    packages = next(PYTHON.parents[1].glob("lib/python*/site-packages"))
+    adapter = packages / "harbor" / "cli" / "template-adapter" / "task-template"
+    adapter = Path(shutil.copytree(adapter, directory / "adapter"))
+    dockerfile = adapter / "environment" / "Dockerfile"
+    dockerfile.write_text(dockerfile.read_text().replace("apt-get", ": apt-get"))
+    config = (adapter / "task.toml").read_text()
+    (adapter / "task.toml").write_text(config.replace("{{ADAPTER_ID}}__{task_id}", "one"))
+    source = packages / "terminal_bench" / "cli" / "template-task"
+    source = Path(shutil.copytree(source, directory.parent / "bench" / "hello"))
+    (source / "solution.yaml").unlink()
+    with (source / "Dockerfile").open("a") as file:
+        file.write("\nWORKDIR /app\n")
+    hello = {"task.yaml": "instruction: Greet.\n", "run-tests.sh": "grep Hello hello.txt\n"}
+    written(source, hello)
+    migrate = ["task", "migrate", "-i", source.parent, "-o", directory]
+    run(harbor(home, *cli, *migrate))
+    for path in directory.glob("*/task.toml"):  # what Harbor writes into each
+        path.write_text(path.read_text().replace('"public"', '"no-network"'))
+
+
+def test_tasks_run_with_their_reference_solutions(tmp_path: Path, home: Path) -> None:
+    """Images are built, limits and variables hold, files go in and out, one verifier has a cell of
+    its own; a task that asks for the Internet is refused in one line and ends no other; and each
+    record verifies and is judged as any other run's."""
+    index = home / "image-names.json"
+    names = json.loads(index.read_text())
+    index.write_text(json.dumps({**names, **dict.fromkeys(BASES, names["default"])}))
+    tasks = tmp_path / "tasks"
+    templates(tasks, home)
+    own_task(tasks / "own", more='[agent]\nnetwork_mode = "no-network"\n')
+    own_task(tasks / "public", more='network_mode = "public"\n')
     before = set((home / "runs").glob("*"))
-    task.joinpath("task.toml").write_text('[environment]\nnetwork_mode = "public"\n')
-    code, results, printed = harbor(task, home)
-    assert (code, results) == (1, []), printed
-    assert "ValueError" in printed
-    assert set((home / "runs").glob("*")) == before
+    jobs = tmp_path / "jobs"
+    words = ["-p", tasks, "-a", "oracle", "-o", jobs, "-n", "2", "-y", *BELLJAR]
+    printed = run(harbor(home, "-m", "harbor.cli.main", "run", *words))
+    results = {}
+    for path in jobs.glob("*/*/result.json"):
+        result = json.loads(path.read_text())
+        rewards = (result["verifier_result"] or {}).get("rewards")
+        results[path.parent.name.split("__")[0]] = rewards or result["exception_info"]
+    refused = results.pop("public", None)
+    assert refused, printed
+    assert refused["exception_type"] == "PolicyError"
+    assert refused["exception_message"].splitlines()[0].endswith("which a cell never reaches")
+    one = {"reward": 1.0}
+    assert results == dict.fromkeys(("adapter", "apart", "hello", "own", "steps"), one), printed
+    made = sorted(set((home / "runs").glob("*")) - before)
+    assert len(made) == len(results) + 1, "one run for each cell, and one more for the verifier's"
+    for each in made:
+        evidence = stored_evidence(each, expected_key=local_fingerprint(home))
+        assert judge(evidence).exit_code == 0, each
+        assert verify(each).ok()
+    report = run(harbor(home, "-m", "belljar", "report", made[0], "-o", tmp_path / "report.html"))
+    assert (tmp_path / "report.html").exists(), report
+    assert "contained" in run(harbor(home, "-m", "belljar", "verdict", made[0]))
 
 
-@pytest.fixture
-def made(task: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An environment of the class with a base of Harbor's signatures, for any Python."""
-    for name, module in harbor_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "belljar.harbor", raising=False)
-    environment = importlib.import_module("belljar.harbor").BelljarEnvironment
+def test_an_interrupt_destroys_the_cell(tmp_path: Path, home: Path) -> None:
+    """Ctrl-C while a solution runs: the cell is destroyed with proof, and its record is complete."""
+    task = own_task(tmp_path / "task", "#!/bin/bash\nsleep 600\n")
+    before = set((home / "runs").glob("*"))
+    words = ["-p", task, "-a", "oracle", "-o", tmp_path / "jobs", "-y", *BELLJAR]
+    command = harbor(home, "-m", "harbor.cli.main", "run", *words)
 
-    def make(policy: str = "low", network: Any = None, **more: Any) -> Any:
-        usual = {"docker_image": "default", "workdir": None, "storage_mb": None, "cpus": 1}
-        config = SimpleNamespace(**{**usual, "memory_mb": 256, **more})
-        return environment(
-            *(task / "environment", "t", "t__env"),
-            *(SimpleNamespace(trial_dir=task.parent / "trial"), config),
-            policy=policy,
-            network_policy=network,
+    def has_begun() -> bool:
+        made = set((home / "runs").glob("*")) - before
+        return any(
+            b"solve.sh" in path.read_bytes() for each in made for path in each.glob("*.jsonl")
         )
 
-    yield make
-    sys.modules.pop("belljar.harbor", None)
+    with (tmp_path / "printed").open("wb") as printed:
+        running = subprocess.Popen(command, stdout=printed, stderr=printed, start_new_session=True)
+        try:
+            for _ in range(1200):
+                if has_begun() or running.poll() is not None:
+                    break
+                time.sleep(0.25)
+            os.kill(running.pid, signal.SIGINT)
+            assert running.wait(120) != 0
+        finally:
+            running.kill()
+    (made,) = set((home / "runs").glob("*")) - before
+    assert verify(made).ok()
+    kinds = [line.kind.value for line in read_events(made)]
+    assert {"cell.destroyed", "run.finished"} <= set(kinds), (tmp_path / "printed").read_text()
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.anyio
-async def test_each_call_of_harbors_reaches_the_cell(made: Any, home: Path, tmp_path: Path) -> None:
-    """Commands with their user, directory and variables; files and directories in both directions,
-    without links that lead out; and an end that can be repeated."""
-    environment = made()
-    await environment.start(force_build=False)
-    said = await environment.exec("id -un; pwd; echo $A", cwd="/tmp", env={"A": "b"}, user="root")
-    assert (said.stdout, said.return_code) == ("root\n/tmp\nb\n", 0)
-    assert (await environment.exec("id -u", user=65534)).stdout == "65534\n"
-    assert (await environment.exec("echo no >&2; exit 3")).return_code == 3
-    with pytest.raises(RuntimeError):
-        await environment.exec("sleep 60", timeout_sec=1)
-    sent = tmp_path / "task" / "sent"
-    (sent / "in").mkdir(parents=True)
-    (tmp_path / "task" / "out").symlink_to("/etc")
-    for name in ("out", "out/passwd"):
-        with pytest.raises(PolicyError):
-            await environment.upload_file(tmp_path / "task" / name, "/data/leak")
-    with pytest.raises(PolicyError):
-        await environment.upload_dir("/etc", "/data/leak")
-    (sent / "in" / "a").write_text("1")
-    await environment.upload_dir(sent, "/data")
-    await environment.upload_file(sent / "in" / "a", "/data/b")
-    await environment.exec("ln -s /etc/passwd /data/out", user="root")
-    await environment.download_dir("/data", tmp_path / "back")
-    await environment.download_file("/data/b", tmp_path / "one")
-    back = [str(each.relative_to(tmp_path / "back")) for each in (tmp_path / "back").rglob("*")]
-    assert sorted(back) == ["b", "in", "in/a"]
-    assert (tmp_path / "one").read_text() == "1"
-    await environment.stop(delete=False)
-    await environment.stop(delete=True)
-    run = max((home / "runs").iterdir())
-    assert verify(run).ok()
-    evidence = stored_evidence(run, expected_key=local_fingerprint(home))
-    assert evidence.run.sealed_verdict == "contained"
-    findings = judge(evidence)
-    assert [row.verdict for row in findings.rows] == ["contained"]
-    assert findings.exit_code == 0
-
-
-def test_a_task_takes_no_more_than_the_policy_gives(made: Any, tmp_path: Path) -> None:
-    """The smaller of both limits, and of the network only what is on the task's list: of a public
-    one nothing."""
-    text = """belljar: 1
-risk: medium
-resources: {memory: 512MiB, disk: 64MiB}
-network:
-  default: simulate
-  stand_ins:
-    one: {kind: http, names: [one.example, other.example], routes: [{path: /, body: hi}]}
-    two: {kind: http, names: [two.example], routes: [{path: /, body: hi}]}
-  upstreams: [{host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: this test looks at it}]
-"""
-    (tmp_path / "policy.yaml").write_text(text)
-    policy = str(tmp_path / "policy.yaml")
-    network = sys.modules["harbor.models.task.config"].NetworkPolicy
-    environment = made(policy, memory_mb=4096, storage_mb=32, cpus=64)
-    held = environment._policy("default").policy
-    assert (held.resources.cpus, held.resources.memory_bytes >> 20) == (1, 512)
-    assert held.resources.disk_bytes >> 20 == 32
-    assert held.network is None
-    environment = made(policy, network("allowlist", ["one.example"]))
-    kept = environment._policy("default").policy.network
-    assert {name: item.names for name, item in kept.stand_ins.items()} == {"one": ("one.example",)}
-    assert (kept.upstreams, kept.sink, kept.default.value) == ((), False, "deny")
-
-
-def test_only_simulated_names_are_reachable(made: Any, task: Path) -> None:
-    """Names without a stand-in, and the Internet when the task itself asks for it, are refused."""
-    environment = made()
-    policy = sys.modules["harbor.models.task.config"].NetworkPolicy
-    environment.validate_network_policy_support(policy("no-network", []))
-    environment.validate_network_policy_support(policy("public", []))  # Harbor's default
-    with pytest.raises(ValueError, match="example"):
-        environment.validate_network_policy_support(policy("allowlist", ["api.example"]))
-    task.joinpath("task.toml").write_text('[agent]\nnetwork_mode = "public"\n')
-    with pytest.raises(ValueError, match="Internet"):
-        made().validate_network_policy_support(policy("public", []))
+@pytest.mark.parametrize("what", harbor_calls.ALL)
+def test_each_call_of_harbors_reaches_the_cell(what: str, tmp_path: Path, home: Path) -> None:
+    """By an environment object of Harbor's: see `harbor_calls`."""
+    written(tmp_path / "task", {"task.toml": "", "environment/none": ""})
+    before = set((home / "runs").glob("*"))
+    run(harbor(home, "-m", "tests.integration.harbor_calls", what, tmp_path))
+    for made in set((home / "runs").glob("*")) - before:
+        evidence = stored_evidence(made, expected_key=local_fingerprint(home))
+        assert [row.verdict for row in judge(evidence).rows] == ["contained"]
+        assert evidence.run.sealed_verdict == "contained"

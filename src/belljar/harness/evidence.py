@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_samples
-
 from belljar.errors import LedgerError
 from belljar.events import JsonValue
 from belljar.harness.sample_record import CONTAINMENT_KEY, SOURCE
@@ -57,17 +55,20 @@ OWN_SCORE: Final = "judged_by_run"
 
 def logs_in(directory: Path) -> list[str]:
     """The logs in a directory, oldest first."""
-    return (
-        [info.name for info in list_eval_logs(str(directory), descending=False)]
-        if directory.is_dir()
-        else []
-    )
+    if not directory.is_dir():
+        return []
+    # Late, here and below: a run that has no log of Inspect's is judged where Inspect is not.
+    from inspect_ai.log import list_eval_logs
+
+    return [info.name for info in list_eval_logs(str(directory), descending=False)]
 
 
 def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> LogRecord:
     """One log of a run. Errors become its `problem`."""
     if not (path := Path(location.removeprefix("file://"))).exists() and "://" not in str(path):
         return LogRecord(location=location, missing=True)
+    from inspect_ai.log import read_eval_log, read_eval_log_samples
+
     transcripts: list[Transcript] = []
     try:
         header = read_eval_log(location, header_only=True)

@@ -96,7 +96,8 @@ RANGE: dict[str, Any] = {
             "shop": {
                 "kind": "http",
                 "names": ["shop.example", "*.shop.example"],
-                "routes": "shop/routes.yaml",
+                "routes": [{"path": "/", "template": "index.html"}],
+                "files": "shop",
             },
             "db": {"kind": "cell", "names": ["db"], "ports": [5432], "command": ["run", "it"]},
             "cloud": {"kind": "metadata", "names": ["metadata.google.internal"]},

@@ -25,7 +25,8 @@ FULL: dict[str, Any] = {
             "kind": "http",
             "names": ["Shop.example", "*.shop.example"],
             "ports": [80, "8443/tls"],
-            "routes": "shop/r.yaml",
+            "routes": [{"path": "/"}],
+            "files": "shop",
         },
         "inline": {
             "kind": "http",
@@ -36,7 +37,7 @@ FULL: dict[str, Any] = {
         "packages": {"kind": "pypi", "names": ["packages.example"], "packages": "wheels"},
         "api": {"kind": "har", "names": ["api.example"], "recording": "api/v1/all.har"},
         "mail": {"kind": "smtp", "names": ["mail.example"]},
-        "cloud": {"kind": "metadata", "region": "eu-west-2", "names": ["metadata.google.internal"]},
+        "cloud": {"kind": "metadata", "names": ["metadata.google.internal"]},
         "database": {
             "kind": "cell",
             "names": ["db"],
@@ -89,14 +90,13 @@ def test_a_stand_ins_files_are_below_its_directory() -> None:
     """A file's directory is what is shown; a directory field is that directory and no setting;
     without files there is none."""
     found = {item.id: (item.directory, item.settings) for item in full().stand_ins}
-    assert found["shop"] == (BASE / "shop", {"routes": "r.yaml"})
+    assert found["shop"] == (BASE / "shop", {"routes": [{"path": "/"}]})
     assert found["inline"] == (BASE / "pages", {"routes": [{"path": "/"}]})
     assert found["packages"] == (BASE / "wheels", {})
     assert found["api"] == (BASE / "api/v1", {"recording": "all.har"})
     assert found["app"][0] == BASE / "app"
     assert "files" not in found["app"][1]
     assert found["mail"] == (None, {})
-    assert found["cloud"] == (None, {"region": "eu-west-2"})
     assert found["database"][1]["resources"]["memory_bytes"] == 128 << 20
 
 
