@@ -163,7 +163,10 @@ def registry() -> Iterator[Registry]:
 _DOCKER = """#!/bin/sh
 here=$(dirname "$0")
 for name; do :; done
+name=${name#docker.io/} name=${name#library/} name=${name%:latest}
 at=$here/$(printf %s "$name" | tr /:@ ___)
+# As Podman's own templates: its field is `ID`, and only `{{.Id}}` is known beside it.
+case $0,$* in *podman,*'json .Id'*) echo "can't evaluate field Id" >&2; exit 125 ;; esac
 echo "$*" >> "$here/asked"
 [ ! -e "$here/hangs-in-$1" ] || sleep 60
 case $1 in
@@ -210,7 +213,7 @@ class Docker:
         (self.directory / f"hangs-in-{word}").touch()
 
     def _at(self, name: str, kind: str) -> Path:
-        return self.directory / f"{re.sub('[/:@]', '_', name)}.{kind}"
+        return self.directory / f"{re.sub('[/:@]', '_', name.removesuffix(':latest'))}.{kind}"
 
 
 def docker(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str = "docker") -> Docker:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.fakes.gateway import Gateway, running
@@ -78,3 +80,27 @@ def test_a_websocket_for_another_name_is_refused(gateway: Gateway) -> None:
     said = gateway.exchange(head + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 421 ")
     assert reason(gateway) == "the policy does not have this name"
+
+
+def test_a_frame_that_breaks_the_protocol_is_not_a_word_of_the_cells(gateway: Gateway) -> None:
+    """It is answered and on record as the gateway's close; its bytes are in the packets alone."""
+    ws = WebSocket(gateway)
+    ws.sock.sendall(b"\x81\x82\0\0\0\0\xff\xfe")
+    assert [event.code for event in ws.events() if isinstance(event, CloseConnection)] == [1007]
+    ws.sock.close()
+    gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED)
+    said = [event for event in gateway.owner.events if event.kind is Kind.NETWORK_WEBSOCKET]
+    assert [(each.data["direction"], each.data["close"], each.bodies) for each in said] == [
+        ("received", 1007, ())
+    ]
+
+
+def test_a_client_that_reads_nothing_keeps_no_place(tmp_path: Path) -> None:
+    """When it is idle its exchange ends, though the gateway can't even say so."""
+    bounds = replace(SMALL, idle_timeout_s=0.5, websocket_message_bytes=32 << 20)
+    with running(tmp_path, bounds=bounds, handshake_timeout_s=20.0) as gateway:
+        ws = WebSocket(gateway)
+        size = 30 << 20  # more than all buffers hold
+        ws.sock.sendall(b"\x82\xff" + size.to_bytes(8, "big") + bytes(4 + size))
+        gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED)
+        ws.sock.close()

@@ -224,6 +224,11 @@ class CellBase:
             self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
         raise self._dead from error
 
+    @property
+    def failure(self) -> CellError | None:
+        """What the cell died of, or None while no operation has met its death."""
+        return self._dead
+
     def record_death(self) -> None:
         """Record that it died, if it has and no operation has met that yet."""
         if self.destruction is None and self._live.end() is not None:

@@ -108,8 +108,9 @@ def switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Chec
 
         try:
             trial = run(partial(prove_switch, runtime_of(works[0]), home=home))
-        except BelljarError as error:
-            detail, hint = f"not tested: {error.what}", error.hint
+        except (BelljarError, OSError) as error:
+            what = error.what if isinstance(error, BelljarError) else str(error)
+            detail = f"not tested: {what}"
         else:
             bug = "report this as a bug, with the output of `belljar doctor --json`"
             why = f"could not halt a test container: {trial.reason}"

@@ -74,6 +74,8 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
             click.echo(f"cell {cell.id} ({about}); leave with exit or Ctrl-D", err=True)
             async with _attachable(cell):
                 code = await _terminal(cell.id, LOGIN_SHELL, user)
+            if cell.failure is not None:  # or the record would say that the session completed
+                raise cell.failure
         run.finish("completed", exit_code=code)
         click.echo(f"cell destroyed; recorded in {run.path}", err=True)
         return code

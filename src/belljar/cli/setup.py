@@ -177,19 +177,20 @@ def plan_setup(
             steps.append(Step(title, line, partial(_install, home, line)))
         else:
             problem = HostError(named, where="setup", hint=f"as root, run:\n{line}")
+    making = list[Step]()
     if refresh or not _has_kernel(home):
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
         kernel = partial(_fetch_kernel, home, codename or "bookworm", mirror)
-        steps.append(Step(title, "belljar setup --no-image", kernel))
+        making.append(Step(title, "belljar setup --no-image", kernel))
     can_build = problem is None or not {"mmdebstrap", "sqfstar"} & {n.command for n in missing}
     there = _image_names(home)
     for name in images if can_build else ():
         if refresh or name not in there:
             build = partial(_build_image, home, name, mirror)
-            steps.append(Step(f"Build the image {name}", f"belljar image build {name}", build))
-    if steps:  # without a mirror, refuse before anything is begun
+            making.append(Step(f"Build the image {name}", f"belljar image build {name}", build))
+    if making:  # without a mirror, refuse before anything is begun
         debian_sources(sources, "bookworm", mirror=mirror)
-    return steps, problem
+    return [*steps, *making], problem
 
 
 def needs(debian_arch: str) -> tuple[Need, ...]:

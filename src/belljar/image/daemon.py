@@ -6,8 +6,10 @@ What they give is bounded in time and bytes, and believed no more than an archiv
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,8 @@ from belljar.units import printable
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _PROGRAMS: Final = ("docker", "podman")
-_FACTS: Final = "[{{json .Id}},{{json .RepoTags}},{{json .RepoDigests}}]"
+# Podman's own field is `ID`: it knows `{{.Id}}` and nothing longer.
+_FACTS: Final = '["{{.Id}}",{{json .RepoTags}},{{json .RepoDigests}}]'
 _PING_S: Final = 5
 _MAX_ANSWER_BYTES: Final = 4 << 20
 # Of the program, which keeps what its daemon says.
@@ -51,12 +54,18 @@ def daemon_programs() -> tuple[str, ...]:
     return tuple(found)
 
 
-def ask_daemons(name: str, work: Path, *, timeout_s: float) -> DaemonImage:
-    """From the first that has it; `work`: an own directory. Raises `HostError`."""
-    failures = []
-    for program in filter(None, map(shutil.which, _PROGRAMS)):
+def ask_daemons(names: Sequence[str], work: Path, *, timeout_s: float) -> DaemonImage:
+    """Return the image of the first program that has one of the names, tried in their order.
+
+    `work`: an own directory. `$DOCKER_HOST` names one daemon, which Podman doesn't ask. Raises
+    `HostError`.
+    """
+    name, failures = names[0], []
+    programs = ("docker",) if os.environ.get("DOCKER_HOST") else _PROGRAMS
+    found = [path for path in map(shutil.which, programs) if path]
+    for program, each in ((program, each) for program in found for each in names):
         try:
-            return _ask(program, name, work, timeout_s=timeout_s)
+            return _ask(program, each, work, timeout_s=timeout_s)
         except (OSError, ValueError, RecursionError, HostError) as error:
             why = error.what if isinstance(error, HostError) else "its answer can't be read"
             failures.append(f"{Path(program).name}: {why}")

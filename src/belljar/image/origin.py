@@ -197,7 +197,9 @@ def daemon_image(
     """
     reference = None if _SHORT_ID.fullmatch(text) else reference_of(text)
     name = reference.untagged.familiar if reference else text
-    found = ask_daemons(name, work, timeout_s=limits.answer_s)
+    # By the whole name, for Podman takes a short one for an image that was built here: asked last.
+    asked = (reference.untagged.canonical, f"localhost/{name}") if reference else (text,)
+    found = ask_daemons(asked, work, timeout_s=limits.answer_s)
     digests = tuple(dict.fromkeys((found.image_id, *found.digests)))
     if reference is not None and reference.digest and reference.digest not in digests:
         raise PolicyError(

@@ -76,6 +76,8 @@ async def prove_switch(runtime: OciRuntime, *, home: Path) -> HostTrial:
     spec = await anyio.to_thread.run_sync(_container_spec, runtime, home)
     async with AsyncExitStack() as owner:
         container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
+        if container.end() is not None:
+            raise CellError("what it was to halt ended by itself")
         problems = await anyio.to_thread.run_sync(_halt, home, spec.cell_id)
     if (destruction := container.destruction) is None:
         raise RuntimeError("its owner has destroyed it")
@@ -85,7 +87,10 @@ async def prove_switch(runtime: OciRuntime, *, home: Path) -> HostTrial:
 
 def _halt(home: Path, cell_id: str) -> list[str]:
     journal, began = Journal(home), time.monotonic()
-    entries = [entry for entry in journal.entries() if entry.cell_id == cell_id]
+    entry = journal.read(cell_id)
+    if entry is None or entry.child is None:
+        return ["the journal does not name it"]
+    entries = (entry,)
     order = new_order("cells", "the kill switch tests itself", rule=SELF_TEST)
     problems = order_all(home, entries, order)
     if cell_id not in halt(journal, entries, began):

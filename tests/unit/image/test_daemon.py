@@ -52,12 +52,12 @@ def test_whatever_it_answers_is_an_image_or_one_error(
     """Bytes that are no JSON, or no image: a `HostError` that can be shown."""
     there.answer("x", answer)
     with pytest.raises(HostError) as caught:
-        ask_daemons("x", tmp_path, timeout_s=5)
+        ask_daemons(("x",), tmp_path, timeout_s=5)
     assert str(caught.value).isprintable() or "\n  hint: " in str(caught.value)
 
 
 def test_an_id_is_all_that_is_needed(there: Docker, tmp_path: Path) -> None:
     """Podman leaves `sha256:` out; names that are none are left out."""
     there.answer("x", json.dumps(["1" * 64, None, ["a@sha256:1", 3]]).encode())
-    found = ask_daemons("x", tmp_path, timeout_s=5)
+    found = ask_daemons(("x",), tmp_path, timeout_s=5)
     assert (found.image_id, found.names, found.digests) == (f"sha256:{'1' * 64}", (), ())

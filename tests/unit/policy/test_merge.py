@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
 from belljar.policy import LoadedPolicy, Risk, parse_policy
 from belljar.policy.merge import (
     bounded,
     looser,
+    smaller_resources,
     under_policy,
     with_least_risk,
 )
 from belljar.policy.network import RUN_BUDGETS
+from belljar.policy.sections import common_rights
+from belljar.policy.stand_ins import TargetStandIn
 
 
 def policy(text: str, base: Path | None = None) -> LoadedPolicy:
@@ -179,8 +184,9 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
     theirs, ours = tmp_path / "operator", tmp_path / "task"
     for directory in (theirs, ours):
         (directory / "site").mkdir(parents=True)
-        (directory / "site/a.har").touch()
-    network = "network: {stand_ins: {s: {kind: har, names: [s.example], recording: site/a.har}}}\n"
+    network = (
+        "network: {stand_ins: {s: {kind: http, names: [s.example], routes: [], files: site}}}\n"
+    )
     floor = policy(network, theirs)
     made = bounded(policy("network: {default: simulate}\n", ours), floor)
     assert (made.policy.network, made.base) == (floor.policy.network, theirs)
@@ -211,3 +217,101 @@ def test_a_run_has_room_for_a_sample() -> None:
     assert network.upstreams[0].whole_run == RUN_BUDGETS * (2 << 20)
     with pytest.raises(PolicyError, match=r"run_budget: must not be less than `budget`"):
         policy(upstreams(ONE + ", run_budget: 1MiB"))
+
+
+_HOSTS = st.sampled_from(["a.example", "b.example", "c.example"])
+_UPSTREAM = st.builds(
+    lambda host, ports, methods, budget, more: (
+        f"host: {host}, ports: {sorted(ports)}, methods: {sorted(methods)}, budget: {budget}KiB,"
+        f" run_budget: {budget + more}KiB"
+    ).replace("'", ""),
+    _HOSTS,
+    st.sets(st.sampled_from([80, 443, 8443]), min_size=1),
+    st.sets(st.sampled_from(["GET", "HEAD", "POST"]), min_size=1),
+    st.integers(1, 5000),
+    st.integers(0, 9000),
+)
+_RIGHTS = st.sampled_from(["", "rights: {capabilities: [SYS_PTRACE]}", "rights: {}"])
+_CELL = st.builds(
+    "db: {{kind: cell, names: [db], ports: [all], command: [x], resources: {{memory: {}MiB}}{}}}".format,
+    st.integers(64, 4096),
+    _RIGHTS.map(lambda rights: f", {rights}" if rights else ""),
+)
+_NETWORK = (
+    st.just("")
+    | _CELL.map("network: {{stand_ins: {{{}}}}}\n".format)
+    | st.builds(
+        lambda default, sink, stand_in, real: (
+            f"network: {{default: {default}, sink: {sink}, stand_ins: {{{stand_in}}}, upstreams: ["
+            + ", ".join(f"{{{item}, reason: because it is so}}" for item in real)
+            + "]}\n"
+        ).replace(", upstreams: []", ""),
+        st.sampled_from(["deny", "simulate"]),
+        st.sampled_from(["true", "false"]),
+        st.sampled_from(["", SHOP]) | _CELL,
+        st.lists(_UPSTREAM, max_size=3, unique_by=lambda item: item.split(",")[0]),
+    )
+)
+_RESOURCES = st.builds(
+    lambda cpus, memory, disk, processes, seconds, part, output: (
+        f"resources: {{cpus: {cpus}, memory: {memory}MiB, disk: {disk}MiB, processes: {processes},"
+        f" lifetime: {seconds + 0.1}s, exec_timeout: {max(1, seconds * part // 100)}.000001s,"
+        f" output: {output}KiB}}\n"
+    ),
+    st.integers(1, 64),
+    st.integers(64, 4096),
+    st.integers(16, 4096),
+    st.integers(16, 4096),
+    st.integers(10, 9999),
+    st.integers(1, 100),
+    st.integers(1, 9999),
+)
+_POLICY = st.builds(
+    lambda risk, tier, tools, rights, resources, network: (
+        f"risk: {risk}\n{tier}{tools}{rights}\n{resources}"
+        + (network if risk in ("low", "medium") else "")
+    ),
+    st.sampled_from(["low", "medium", "high", "critical"]),
+    st.sampled_from(["", "tier: microvm\n"]),
+    st.just("")
+    | st.sampled_from(["refuse", "report"]).map("host_tools: {}\n".format)
+    | st.lists(st.sampled_from(["a", "b", "c", "'*'"]), min_size=1).map(
+        lambda names: f"host_tools: {{allow: [{', '.join(names)}]}}\n"
+    ),
+    _RIGHTS,
+    st.just("") | _RESOURCES,
+    _NETWORK,
+)
+
+
+def cells(loaded: LoadedPolicy) -> dict[str, TargetStandIn]:
+    """The cells of a policy's range."""
+    network = loaded.policy.network
+    found = network.stand_ins if network is not None else {}
+    return {name: item for name, item in found.items() if isinstance(item, TargetStandIn)}
+
+
+@given(_POLICY, _POLICY)
+def test_what_is_made_is_within_the_task_too(task: str, operator: str) -> None:
+    """Limits, rights, real hosts and tools are those that both allow, also of the task's services;
+    doing it twice changes nothing."""
+    ours, floor = policy(task), policy(operator)
+    made = bounded(ours, floor)
+    assert made.policy.risk >= ours.policy.risk
+    # Of services, this is measured by the task's own cell, which doesn't bound them
+    more = [key for key in beyond(made, ours) if not key.startswith("service ")]
+    assert not [key for key in more if "upstreams" in key or "resources" in key]
+    services = cells(made)
+    if services != cells(floor):  # else they are the operator's own, or both have the same
+        asked = cells(ours)
+        assert services.keys() == asked.keys()
+        for name, held in services.items():
+            assert held.rights == common_rights(asked[name].rights, floor.policy.rights)
+            for most in (asked[name].resources, floor.policy.resources):
+                assert smaller_resources(held.resources, most) == held.resources
+    for name in ("a", "b", "c", "d"):
+        both = ours.policy.host_tools_rule.permits([name]) and floor.policy.host_tools_rule.permits(
+            [name]
+        )
+        assert made.policy.host_tools_rule.permits([name]) == both
+    assert bounded(made, floor).policy == made.policy

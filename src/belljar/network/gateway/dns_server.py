@@ -75,6 +75,7 @@ class DnsServer:
             self._group.create_task(self._reply(sock, query, dialled, peer))
             self._pending += 1
             if self._pending == self._site.bounds.dns_pending:  # the rest stays in the socket
+                self._site.hit("dns_pending")
                 asyncio.get_running_loop().remove_reader(sock.fileno())
                 return
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import h11
 import wsproto
 from wsproto import events as ws
+from wsproto.connection import ConnectionState
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from belljar.capture import body_of
@@ -68,7 +69,10 @@ class WebSocket:
                     for event in self._ws.events():
                         is_over = is_over or await self._take(event)
         except (TimeoutError, RemoteProtocolError):
-            await self._reply(ws.CloseConnection(_FAILED))
+            # Bounded: a client that reads nothing would keep its exchange's place.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(site.bounds.farewell_s):
+                    await self._reply(ws.CloseConnection(_FAILED))
             raise
         finally:
             if self._parts:
@@ -89,6 +93,11 @@ class WebSocket:
             return await self._send_back(message)
         if (control := _CONTROL.get(type(event))) is None:
             return False
+        if isinstance(event, ws.CloseConnection) and self._ws.state is ConnectionState.OPEN:
+            # wsproto's word for a broken protocol, not the cell's, whose bytes are in the packets.
+            await self._record("received", b"", {"close": int(event.code)})
+            await self._reply(ws.CloseConnection(event.code))
+            return True
         held = event.reason if isinstance(event, ws.CloseConnection) else event.payload  # type: ignore[attr-defined]
         if data := held.encode() if isinstance(held, str) else bytes(held or b""):
             # RFC 6455 section 5.5: up to 125 bytes

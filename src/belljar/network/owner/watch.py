@@ -304,8 +304,10 @@ class RangeWatch:
             raise ProtocolViolation(what, where=self._where) from exc
         match message:
             case GatewayEvent():
+                unreported = self._unreported
                 self._record(message.kind, message.data, message.bodies)
-                self._send(encode_ack(message.id))
+                if self._unreported == unreported:  # else it isn't on record: nobody is answered
+                    self._send(encode_ack(message.id))
             case GatewayNotice(kind=ipc.READY):
                 self.state.certificate = str(message.data.get("certificate", "")).encode()
                 self._send(encode_ack(message.id))
@@ -348,8 +350,6 @@ class RangeWatch:
             self._recorded_bytes = after_bytes
             self._recorded_events += 1
             self._recorder.record(event)
-        elif self._is_ending:
-            self._unreported += 1
         else:
             limit = self._max_recorded_bytes
             if not self._is_full:
@@ -357,6 +357,9 @@ class RangeWatch:
                 data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
                 data |= {"value": limit, "effect": "the range ends"}
                 self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
+            if self._is_ending:
+                self._unreported += 1
+                return
             what = f"the range has put {format_size(limit)} on record, which is all that it may"
             raise CellError(what, where=self._where, hint=_HINT_RECORD_LIMIT)
 

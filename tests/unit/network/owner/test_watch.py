@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from belljar.errors import BelljarError, CellError
 from belljar.events import Event, Kind, MemoryRecorder
-from belljar.network.ipc import Item, encode_event
+from belljar.network.ipc import ALIVE, Item, encode_event
 from belljar.network.owner.budget import cost_bytes
 from belljar.network.owner.processes import Child
 from belljar.network.owner.range_state import RangeProcesses, RangeState
@@ -120,7 +121,8 @@ def test_what_has_no_room_on_record_ends_the_range() -> None:
 
 
 def test_at_the_end_what_has_no_room_is_counted() -> None:
-    """The range ends in order, and the sample is void for what is in no event."""
+    """The range ends in order, the limit is on record, and the sample is void for what is in no
+    event: nobody is told that it is recorded, so nobody is answered."""
     with watched() as scene, patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
         scene.watch.closing = True
         scene.watch.end_gateway()
@@ -128,7 +130,16 @@ def test_at_the_end_what_has_no_room_is_counted() -> None:
         for number in range(1, 5):
             (datagram,) = encode_event(number, item)
             scene.gateway.send(datagram)
+        (datagram,) = encode_event(5, Item(ALIVE, {}))
+        scene.gateway.send(datagram)
+        scene.gateway.settimeout(30)
+        acknowledged = list[int]()
+        while 5 not in acknowledged:
+            said = json.loads(scene.gateway.recv(1 << 16))
+            acknowledged += [said["ack"]] if "ack" in said else []
+    assert acknowledged == [1, 2, 5]
     events: list[Event] = scene.recorder.events
-    assert (len(events), scene.died) == (2, [])
+    kinds = [Kind.NETWORK_ATTEMPT, Kind.NETWORK_ATTEMPT, Kind.LIMIT_HIT]
+    assert ([event.kind for event in events], scene.died) == (kinds, [])
     # One more, as the gateway has not said that it has ended
     assert scene.watch.counters()["unreported_at_end"] == 3
