@@ -98,7 +98,7 @@ def harbor_python() -> Path:
 
 
 def fetch_harbor() -> None:
-    """Make it from the first Python that Harbor runs with: pyenv's, or what uv finds or fetches.
+    """Make it from the first Python that Harbor runs with: pyenv's, or what uv finds here.
     Raises `CalledProcessError`."""
     found = harbor_python().parents[1]
     found.parent.mkdir(exist_ok=True)
@@ -109,7 +109,7 @@ def fetch_harbor() -> None:
         if found.is_dir():
             return
         made = Path(draft, found.name)
-        subprocess.run([*uv, "venv", "-p", python, str(made)], check=True)
+        subprocess.run([*uv, "venv", "--no-python-downloads", "-p", python, str(made)], check=True)
         packages = ["-r", str(ROOT / "pyproject.toml"), "--extra", "harbor", "--extra", "network"]
         # Only a template of a task is wanted of the last one.
         for words in (packages, ["--no-deps", "terminal-bench==0.2.18"]):
@@ -180,6 +180,10 @@ def _fetch(target: Path) -> None:
 
 if __name__ == "__main__":
     try:
+        fetch_harbor()
+    except subprocess.CalledProcessError as error:
+        print(f"test: without a Python 3.12 and Harbor, its tests are skipped: {error}")
+    try:
         real_packages()
         inspect_evals()
         for package in NPM_PACKAGES if shutil.which("npm") else ():
@@ -187,10 +191,6 @@ if __name__ == "__main__":
         real_model()
     except (BelljarError, subprocess.CalledProcessError) as error:
         sys.exit(f"the packages for the tests' clients can't be fetched: {error}")
-    try:
-        fetch_harbor()
-    except subprocess.CalledProcessError as error:
-        print(f"test: without a Python 3.12 and Harbor, its tests are skipped: {error}")
 
 
 JSON_SERVER = """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import shlex
 import sys
@@ -22,7 +23,7 @@ from harbor.environments.capabilities import (
     EnvironmentCapabilities,
     EnvironmentResourceCapabilities,
 )
-from harbor.models.task.config import NetworkMode, NetworkPolicy
+from harbor.models.task.config import NetworkMode, NetworkPolicy, TaskOS
 
 from belljar.cell import Cell, open_range, start_run
 from belljar.dataclass import replace
@@ -73,15 +74,11 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """All that Harbor asks of a network: a task that a cell can't serve is refused by `start`.
-
-        What a constructor raises would end the whole job, and the cells of other trials.
-        """
+        """What a policy may give of a network, whose names are those of its stand-ins."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,
             network_allowlist_hostnames=True,
-            network_allowlist_wildcard_hostnames=True,
             # Without it Harbor refuses "no-network" for the agent where the task says nothing else.
             dynamic_network_policy=True,
         )
@@ -91,8 +88,15 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         """Limits are hard; whole processors."""
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
-    def _validate_definition(self) -> None:
-        """Nothing is refused in a constructor: see `capabilities`."""
+    def _validate_definition(self, *_policy: NetworkPolicy) -> None:
+        """Refuse nothing: what a constructor raises ends the whole job, and others' cells.
+
+        `start` refuses what a cell can't give.
+        """
+
+    _validate_resource_mode_support = _validate_gpu_support = _validate_definition
+    _validate_tpu_support = _validate_windows_support = _validate_definition
+    validate_network_policy_support = _validate_definition
 
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
         """Change nothing: `start` refuses a task whose phases differ."""
@@ -119,10 +123,9 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         network = self._loaded.policy.network
         stand_ins = network.stand_ins.values() if network is not None else ()
         known = {name for item in stand_ins for name in item.names}
-        known |= {each.host for each in (network.upstreams if network is not None else ())}
         if unknown := sorted(allowed - known):
             raise PolicyError(
-                f"nothing of the policy has the name {printable(unknown[0])}",
+                f"the policy simulates nothing of the name {printable(unknown[0])}",
                 where=where,
                 hint="--ek policy=FILE with a stand-in of this name: see docs/policy-network.md",
             )
@@ -198,6 +201,11 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
         """The name of the task's image in the store. Raises `HostError`, `PolicyError`."""
+        config = self.task_env_config
+        if config.gpus or config.tpu or config.os == TaskOS.WINDOWS:
+            raise PolicyError(
+                "a task gets no GPU, no TPU and no Windows", where=str(self.environment_dir.parent)
+            )
         if (self.environment_dir / "docker-compose.yaml").exists():
             raise PolicyError(
                 "a task with several services can't run in a cell",
@@ -206,7 +214,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             )
         if self._host_mounts:
             raise PolicyError("no directory of the host is mounted into a cell", where="mounts")
-        dockerfile, wanted = self.environment_dir / "Dockerfile", self.task_env_config.docker_image
+        dockerfile, wanted = self.environment_dir / "Dockerfile", config.docker_image
         home = belljar_home()
         store = Store(home)
         if wanted and not (force_build and dockerfile.exists()):
@@ -230,7 +238,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         policy, config = self._loaded.policy, self.task_env_config
         limits = policy.resources
         for name, wanted in (
-            ("cpus", int(self._resource_value("cpu") or 0)),
+            ("cpus", math.ceil(self._resource_value("cpu") or 0)),
             ("memory_bytes", (self._resource_value("memory") or 0) << 20),
             ("disk_bytes", (config.storage_mb or 0) << 20),
         ):
@@ -339,7 +347,7 @@ def _names_public(environment_dir: Path) -> bool:
 
 
 def _allowed(network: Network, hosts: frozenset[str]) -> Network:
-    """Return the parts of the policy's network that have these names."""
+    """Return the stand-ins of the policy's network that have these names: nothing real."""
     kept = dict[str, Any]()
     for name, item in network.stand_ins.items():
         if names := tuple(each for each in item.names if each in hosts):
@@ -347,6 +355,5 @@ def _allowed(network: Network, hosts: frozenset[str]) -> Network:
         if isinstance(item, TargetStandIn) and names and item.awaits:
             awaits = tuple(each for each in item.awaits if each in kept)
             kept[name] = kept[name].model_copy(update={"awaits": awaits})
-    upstreams = tuple(each for each in network.upstreams if each.host in hosts)
-    rest = {"default": Default.DENY, "sink": False}
-    return network.model_copy(update={"stand_ins": kept, "upstreams": upstreams, **rest})
+    rest = {"default": Default.DENY, "sink": False, "upstreams": ()}
+    return network.model_copy(update={"stand_ins": kept, **rest})

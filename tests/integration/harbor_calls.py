@@ -114,9 +114,9 @@ async def networks(at: Path) -> None:
     policy = at / "policy.yaml"
     policy.write_text(POLICY)
     public, none = NetworkPolicy(), NetworkPolicy(network_mode="no-network")
-    one, real, other = (
+    one, real, other, address = (
         NetworkPolicy(network_mode="allowlist", allowed_hosts=[name])
-        for name in ("one.example", "real.example", "nobody.example")
+        for name in ("one.example", "real.example", "nobody.example", "10.0.0.0/8")
     )
     cell = made(at, one, one, policy=str(policy), memory_mb=4096, storage_mb=32, cpus=64)
     held = cell._policy("default", cell._hosts()).policy
@@ -141,6 +141,8 @@ async def networks(at: Path) -> None:
         ("different networks", (none, one)),
         ("different networks", (one, one, real)),
         ("nobody.example", (other, other)),
+        ("real.example", (real, real)),
+        ("10.0.0.0/8", (address, address)),
     ):
         assert said in await refusal(made(at, *phases, policy=str(policy)).start(force_build=False))
     assert "one.example" in await refusal(made(at, one, one).start(force_build=False))
@@ -148,6 +150,8 @@ async def networks(at: Path) -> None:
     assert "Internet" in await refusal(made(at, public, public).start(force_build=False))
     (at / "task" / "environment" / "docker-compose.yaml").touch()
     assert "services" in await refusal(made(at, none).start(force_build=False))
+    for config in ({"gpus": 1}, {"os": "windows"}, {"tpu": {"type": "v4", "topology": "2x2"}}):
+        assert "no GPU" in await refusal(made(at, none, **config).start(force_build=False))
 
 
 ALL = {each.__name__: each for each in (commands, files, networks)}

@@ -57,7 +57,7 @@ def written(directory: Path, files: dict[str, str]) -> Path:
 
 def own_task(directory: Path, solution: str = SOLUTION, more: str = "") -> Path:
     """A task with a Dockerfile, a reference solution and tests."""
-    limits = '[environment]\nmemory_mb = 256\ncpus = 1\nenv = {WORD = "sealed"}\n'
+    limits = '[environment]\nmemory_mb = 256\ncpus = 0.5\nenv = {WORD = "sealed"}\n'
     is_right = '[ "$(cat /app/work/answer.txt)" = sealed ] && [ "$(id -un)" = root ]'
     files = {
         "task.toml": limits + more,
@@ -127,15 +127,21 @@ def templates(directory: Path, home: Path) -> None:
 
 def test_tasks_run_with_their_reference_solutions(tmp_path: Path, home: Path) -> None:
     """Images are built, limits and variables hold, files go in and out, one verifier has a cell of
-    its own; a task that asks for the Internet is refused in one line and ends no other; and each
-    record verifies and is judged as any other run's."""
+    its own; a task that wants what no cell has is refused in one line and ends no other; and
+    each record verifies and is judged as any other run's."""
     index = home / "image-names.json"
     names = json.loads(index.read_text())
     index.write_text(json.dumps({**names, **dict.fromkeys(BASES, names["default"])}))
     tasks = tmp_path / "tasks"
     templates(tasks, home)
     own_task(tasks / "own", more='[agent]\nnetwork_mode = "no-network"\n')
-    own_task(tasks / "public", more='network_mode = "public"\n')
+    unserved = {
+        "public": ('network_mode = "public"\n', "which a cell never reaches"),
+        "gpu": ("gpus = 1\n", "no GPU, no TPU and no Windows"),
+        "address": ('network_mode = "allowlist"\nallowed_hosts = ["10.0.0.7"]\n', "name 10.0.0.7"),
+    }
+    for name, (more, _said) in unserved.items():
+        own_task(tasks / name, more=more)
     before = set((home / "runs").glob("*"))
     jobs = tmp_path / "jobs"
     words = ["-p", tasks, "-a", "oracle", "-o", jobs, "-n", "2", "-y", *BELLJAR]
@@ -145,10 +151,11 @@ def test_tasks_run_with_their_reference_solutions(tmp_path: Path, home: Path) ->
         result = json.loads(path.read_text())
         rewards = (result["verifier_result"] or {}).get("rewards")
         results[path.parent.name.split("__")[0]] = rewards or result["exception_info"]
-    refused = results.pop("public", None)
-    assert refused, printed
-    assert refused["exception_type"] == "PolicyError"
-    assert refused["exception_message"].splitlines()[0].endswith("which a cell never reaches")
+    for name, (_more, said) in unserved.items():
+        refused = results.pop(name, None)
+        assert refused, printed
+        assert refused["exception_type"] == "PolicyError"
+        assert refused["exception_message"].splitlines()[0].endswith(said)
     one = {"reward": 1.0}
     assert results == dict.fromkeys(("adapter", "apart", "hello", "own", "steps"), one), printed
     made = sorted(set((home / "runs").glob("*")) - before)
