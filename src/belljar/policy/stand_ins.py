@@ -37,6 +37,9 @@ def _read_routes(value: object) -> object:
         return value
     if isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value):
         return tuple(value)
+    if isinstance(value, str):
+        what = "write the file's `routes` and `static` here, and its directory as `files`"
+        raise ValueError(f"routes are no longer in a file of their own: {what}")
     raise kinds.expected("a list of routes (each a mapping)", value)
 
 

@@ -58,7 +58,7 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("http", {"routes": None}, "is missing"),
         ("http", {"routes": 5}, "expected a list of routes"),
         ("http", {"routes": ["a"]}, "expected a list of routes"),
-        ("http", {"routes": "a/b.yaml"}, "expected a list of routes"),
+        ("http", {"routes": "a/b.yaml"}, "no longer in a file"),
         ("http", {"static": [1]}, "a mapping"),
         ("har", {"recording": "a/"}, "below the policy's directory"),
         ("har", {"any_host": True}, "any_host"),

@@ -122,7 +122,7 @@ class _Http:
         fields, parameters = chosen
         try:
             return self._answer(fields, {**self._view(request), "path": parameters})
-        except RenderError:
+        except (RenderError, TypeError, ValueError, RecursionError):  # also: no JSON value
             return plain_error(500)
 
     def _answer(self, fields: Fields, view: Fields) -> Answer:

@@ -313,8 +313,9 @@ class _Npm(Registry):
         self, request: Request, what: str, body: bytes = b"", refused: str = ""
     ) -> None:
         """Record any other change."""
-        path = word(request.path)
-        name = word("/".join(_parts(request.path)))
+        # A logout names the token that it ends.
+        path = re.sub(r"(/-/user/token/).+", r"\1…", request.path, flags=re.DOTALL)
+        path, name = word(path), word("/".join(_parts(path)))
         data = {"method": request.method, "name": name, "path": path, "refused": refused}
         sent = [body_of("request", body, MAX_KEPT_BODY_BYTES)] if body else []
         await self.record(request, what, data, sent)

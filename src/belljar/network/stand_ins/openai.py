@@ -178,6 +178,8 @@ def check_chat(body: Mapping[str, Any]) -> None:
         is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
         if known.get("role") not in _ROLES or not (isinstance(content, str | None) or is_parts):
             raise _invalid(f"messages[{index}]", "expected an object with a role and content")
+    if body.get("n") not in (None, 1):
+        raise _invalid("n", "expected 1")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise _invalid("tools", f"expected an array of at most {MAX_TOOLS} objects")
     for index, tool in enumerate(tools):

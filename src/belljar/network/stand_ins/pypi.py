@@ -4,7 +4,7 @@ Uploads are accepted, put on record, and never served.
 
 Speaks: the simple index as HTML (PEP 503) and uploads (`POST /legacy/` and `/`). Not: the index as
 JSON, XML-RPC, PEP 694 uploads, metadata beside the files: clients then read it in the files, and go
-back to an older version where one wants another Python.
+back to an older version where a wheel wants another Python.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import html
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from email.parser import HeaderParser
+from functools import cache, cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +41,7 @@ from belljar.network.stand_ins.registry import (
     Registry,
     check_packages,
     made_files,
+    tar_member,
     wheel,
 )
 from belljar.network.stand_ins.web import (
@@ -167,11 +170,22 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     return check_packages(directory, what, identify, "file name")
 
 
+def needed_python(file: StoredFile) -> str:
+    """Return what a `.tar.gz` says of its Python: pip would build it to learn that."""
+    if not file.base.endswith(".tar.gz"):
+        return ""
+    with suppress(PackageError, OSError), file.open() as source:
+        about = tar_member(source, r"[^/]+/PKG-INFO").decode("utf-8", "replace")
+        return str(HeaderParser().parsestr(about).get("Requires-Python", ""))
+    return ""
+
+
 class _Pypi(Registry):
     name, algorithms = "pypi", ("sha256",)
 
     def __init__(self, context: StandInContext) -> None:
         super().__init__(context, made_files(context, wheel))
+        self._python = cache(needed_python)
 
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
@@ -188,7 +202,9 @@ class _Pypi(Registry):
         lines = []
         for base, file in self._projects[project].items():
             name, digest = html.escape(base), (await self.digests(file))["sha256"]
-            lines.append(f'<a href="/packages/{name}#sha256={digest}">{name}</a>')
+            needs = html.escape(self._python(file))
+            python = f' data-requires-python="{needs}"' if needs else ""
+            lines.append(f'<a href="/packages/{name}#sha256={digest}"{python}>{name}</a>')
         return lines
 
     async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:

@@ -17,7 +17,6 @@ MAX_ROUTES: Final = 1000
 MAX_FILE_BYTES: Final = 256 << 20
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
-_NESTED: Final = ("headers", "json")
 _ANSWER: Final = ("status", "headers", "type", *_BODIES)
 _ROUTE: Final = ("path", "method", "methods", "websocket")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
@@ -108,12 +107,13 @@ class _Checker:
         if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
             what = f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`"
             self._wrong((*path, "type"), what)
-        for name in self._mapping(answer.get("headers", {}), (*path, "headers")):
+        for name, value in self._mapping(answer.get("headers", {}), (*path, "headers")).items():
+            self._check_texts(value, (*path, "headers", name))
             if not _TOKEN.fullmatch(name) or name.lower() in (*_FRAMING, *_OWN_FIELDS):
                 hint = _OWN_FIELDS.get(name.lower(), "")
                 self._wrong((*path, "headers", name), f"{quoted(name)} can't be set{hint}")
-        for field in ("headers", "body", "redirect", "json"):
-            self._check_texts(answer.get(field), (*path, field), may_nest=field in _NESTED)
+        for field in ("body", "redirect", "json"):
+            self._check_texts(answer.get(field), (*path, field), may_nest=field == "json")
         for field, most in (("file", MAX_FILE_BYTES), ("template", MAX_TEMPLATE_CHARS)):
             if field in answer:
                 data = read_file(self._directory, answer[field], most)

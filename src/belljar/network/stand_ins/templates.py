@@ -11,12 +11,15 @@ from functools import cache
 from typing import Any, Final
 
 from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined, meta, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from belljar.network.stand_ins.web import compact, uuid_of
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_RENDERED_CHARS: Final = 4 << 20
+MAX_FACTOR: Final = 1 << 53  # Whole numbers that JSON keeps exactly.
+MAX_EXPONENT: Final = 64
 ROOTS: Final = frozenset(
     {"path", "query", "header", "cookie", "form", "json", "body", "method", "host", "url"}
     | {"now", "random"}
@@ -44,10 +47,39 @@ def _text_of(value: object) -> str:
     return value if isinstance(value, str) else compact(value)
 
 
-def _environment(*, is_markup: bool) -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
-        undefined=ChainableUndefined, autoescape=is_markup, finalize=_text_of, cache_size=0
-    )
+class _Nothing(ChainableUndefined):
+    """What isn't there. It equals nothing, or an absent password would open an absent account."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    # `text * 1000000000` would be made before anybody looks at its size.
+    intercepted_binops = frozenset({"*", "**"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - Jinja's signature
+        """Find a request's own field before a mapping's method of that name (`json.items`)."""
+        is_field = isinstance(obj, Mapping) and attribute in obj
+        return obj[attribute] if is_field else super().getattr(obj, attribute)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
+        """Multiply numbers, within reason."""
+        bound = MAX_FACTOR if operator == "*" else MAX_EXPONENT
+        for each in (left, right):
+            if not isinstance(each, int | float) or abs(each) > bound:
+                raise SecurityError(f"`{operator}` is for numbers, at most {bound}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment(*, is_markup: bool) -> _Environment:
+    made = _Environment(undefined=_Nothing, autoescape=is_markup, finalize=_text_of, cache_size=0)
     made.globals.clear()  # `range`, `lipsum` and others make text without an end.
     return made
 
@@ -87,6 +119,10 @@ def problem_of(text: str) -> str:
         for each in tree.find_all(kind):
             if each.name not in known:
                 return f"there is no {kind.__name__.lower()} `{each.name}`"
+    for found in tree.find_all(nodes.Getattr):
+        of = found.node.name if isinstance(found.node, nodes.Name) else ""
+        if of == "now" or (of == "random" and found.attr not in ("hex", "uuid")):
+            return f"there is no `{of}.{found.attr}`"
     if any(True for _ in meta.find_referenced_templates(tree)):
         return "a template can't include another one"
     return ""

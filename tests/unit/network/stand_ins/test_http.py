@@ -29,6 +29,15 @@ routes:
     status: 201
     headers: {x-added: "{{ json.name }}", set-cookie: "seen=1"}
     json: {id: "{{ random.hex(4) }}", all: "{{ json }}"}
+  - path: /cart
+    method: POST
+    body: "{% for each in json.items %}{{ each.name }} {% endfor %}"
+  - path: /open
+    body: "{% if query.password == cookie.password %}open{% endif %}"
+  - path: /times
+    json: "{{ query.text * 9 }}"
+  - path: /method
+    json: "{{ body.upper }}"
   - path: /login
     redirect: "/account?next={{ url | urlencode }}"
   - path: /page/{name}
@@ -80,6 +89,18 @@ def test_a_text_that_is_one_expression_keeps_its_type(shop: Client) -> None:
     assert len(added.json["id"]) == 8
     found = {"items": [{"name": "lamp"}], "wanted": None, "at": "2027-01-15T08:00:00Z"}
     assert shop.get("/items").json == found
+
+
+def test_a_field_comes_before_a_method_and_nothing_equals_nothing(shop: Client) -> None:
+    """`items` is the request's own; two absent passwords are not the same one."""
+    assert shop.ask("POST", "/cart", json={"items": [{"name": "lamp"}]}).text == "lamp "
+    assert shop.get("/open").text == ""
+    assert shop.get("/open?password=a", cookie="password=a").text == "open"
+
+
+def test_what_can_not_be_answered_is_an_error_of_the_server(shop: Client) -> None:
+    """A text is not multiplied, and a method is no JSON."""
+    assert [shop.get(path).status for path in ("/times?text=abc", "/method")] == [500, 500]
 
 
 def test_a_seed_gives_the_same_answers() -> None:

@@ -34,7 +34,7 @@ def app(tmp_path: Path) -> App:
     make_wheel(tmp_path, "one", "1.1", requires_python=">=3.9")
     make_tar(
         tmp_path / "two-0.1.tar.gz",
-        {"two-0.1/PKG-INFO": b"Metadata-Version: 2.1\nName: two\nVersion: 0.1\n"},
+        {"two-0.1/PKG-INFO": b"Metadata-Version: 2.1\nName: two\nRequires-Python: >=3\n"},
     )
     return make(context_for(tmp_path, Ledger()))
 
@@ -47,6 +47,8 @@ def test_the_simple_index(app: App) -> None:
         name = f"one-{version}-py3-none-any.whl"
         digest = hashlib.sha256(ask(app, "GET", f"/packages/{name}").body).hexdigest()
         assert f'href="/packages/{name}#sha256={digest}"'.encode() in html.body
+    # Of an archive, which clients would build to learn it.
+    assert b' data-requires-python="&gt;=3">' in ask(app, "GET", "/simple/two/").body
     assert b'<a href="two/">two</a>' in ask(app, "GET", "/simple/").body
 
 
