@@ -165,7 +165,12 @@ def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
     policy.write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
     found = run_bank(belljar, "in_cell", "leaking", "--model", f"belljar/{policy}")
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"1.0"}
-    assert found["left_this_host"] == {"claim": "nothing", "destinations": [], "unknown": []}
+    assert found["left_this_host"] == {
+        "claim": "nothing",
+        "destinations": [],
+        "unknown": [],
+        "lines": [],
+    }
     (cell,) = found["model_cells"]
     assert (cell["requests"], cell["failed"]) == (4 * len(SAMPLES), 0)
     run = clean_after()

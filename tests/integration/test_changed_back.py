@@ -25,7 +25,7 @@ layout = lay_out(plan, ("default",), random_bytes=bytes(32), avoid=())
 rules = ipc.new_file()
 ipc.fill(rules, render_rules(layout, plan))
 tool = shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
-task = supervisor._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, timeout_s=30.0)
+task = supervisor.SupervisorTask(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, timeout_s=30.0)
 owner, end = ipc.pair()
 with tempfile.TemporaryFile() as file:
     made = supervisor._Supervisor(task, end, rules, file.fileno())

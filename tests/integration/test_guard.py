@@ -374,7 +374,7 @@ def test_what_left_this_host_is_told(belljar: Belljar, tmp_path: Path) -> None:
     scripted = belljar(*run, "mockllm/model", "-T", "scripted=true")
     assert b"What left this host: nothing" in scripted.stdout, scripted.stdout + scripted.stderr
     left = json.loads((belljar.runs()[-1] / "findings.json").read_bytes())["left_this_host"]
-    assert left == {"claim": "nothing", "destinations": [], "unknown": []}
+    assert left == {"claim": "nothing", "destinations": [], "unknown": [], "lines": []}
 
     Provider.sent = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:

@@ -304,7 +304,12 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     found = json.loads(ran.stdout)
     assert list(found["samples"][0]["scores"].values()) == ["C"]
     assert found["verdict"] == "contained"
-    assert found["left_this_host"] == {"claim": "nothing", "destinations": [], "unknown": []}
+    assert found["left_this_host"] == {
+        "claim": "nothing",
+        "destinations": [],
+        "unknown": [],
+        "lines": [],
+    }
     assert found["model_cells"][0]["requests"] == 1
     clean_after()
 
