@@ -62,8 +62,8 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     if not tiers:
         raise HostError("no tier can be used here", hint="see `belljar doctor`")
     hardware = [HARDWARE] if facts.kvm.state is KvmState.PROVEN else []
-    # A cell's start takes a processor for a moment.
-    room = {CELLS: cells or 2 * facts.cpus, MEMORY: max(0, free_bytes() >> 20)}
+    # A cell's start takes a processor for a moment. Of a resource of 0 Ray says nothing.
+    room = {CELLS: cells or 2 * facts.cpus, MEMORY: max(1, free_bytes() >> 20)}
     offered = {**room, **dict.fromkeys([*tiers, *hardware], 1)}
     shown = ", ".join(f"{key.removeprefix('belljar_')} {n}" for key, n in offered.items())
     click.echo(f"belljar: this node offers {printable(shown)}", err=True)

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Final
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Kind
 from belljar.fleet.archive import pack_task
-from belljar.fleet.engine import joined
+from belljar.fleet.engine import CLEAR_S, joined
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND, Try, summary
 from belljar.fleet.node import clear, settings_of
@@ -37,7 +38,6 @@ _KEPT: Final = (
 )
 # What of a plan decides what a sample is: a resumed run has the same.
 _DECIDES: Final = ("task", "samples", "epochs", "code", "policies", "images", "versions")
-CLEAR_S: Final = 120.0  # a busy node takes long to start a worker
 
 
 def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
@@ -72,8 +72,11 @@ def run_fleet(
         argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
         sha256 = hashlib.sha256(archive).hexdigest()
         workspace = f"{os.getpid()}-{time.time_ns()}"
-        with joined(fleet) as engine:
+        with joined(fleet, memory_mib=task.memory_mib) as engine, ExitStack() as unless_begun:
             nodes = describe_nodes(engine, home, task)
+            asked = [node.node_id for node in nodes if not node.refusal]
+            # After Ctrl-C half of an image would stay there, which may be gigabytes.
+            unless_begun.callback(engine.on_each, asked, clear, workspace, within_s=CLEAR_S)
             nodes, images, sent = prepare_nodes(
                 engine, nodes, workspace, archive, sha256, task, home
             )
@@ -106,6 +109,7 @@ def run_fleet(
                     head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
                 if resumed is not None:
                     head.take_over(resumed[0], resumed[2])
+                unless_begun.pop_all()
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
                 engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
         state, problem = check_ledger(run)  # now that it is sealed

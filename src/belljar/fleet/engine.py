@@ -19,6 +19,16 @@ HARDWARE: Final = "belljar_hardware"
 """MicroVMs run on hardware virtualisation; a node without this marker emulates them."""
 CALL_S: Final = 660.0
 """Longer than a node's check of a task may take."""
+CLEAR_S: Final = 120.0
+"""To remove a run's files: a busy node takes long to start a worker."""
+# Shared address space (RFC 6598) is what EKS and Tailscale give machines.
+_NEAR: Final = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"),
+        *("169.254.0.0/16", "::1/128", "fe80::/10", "fc00::/7"),
+    )
+)
 
 
 class Engine(Protocol):
@@ -65,13 +75,17 @@ class Engine(Protocol):
         """Leave the cluster."""
 
 
-def joined(fleet: str) -> AbstractContextManager[Engine]:
-    """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`."""
+def joined(fleet: str, *, memory_mib: int = 0) -> AbstractContextManager[Engine]:
+    """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`.
+
+    `memory_mib`: a cluster of this machine alone offers at least so much, as a run without a fleet
+    waits for memory, too.
+    """
     name, _, address = fleet.partition("://")
     if name == "ray":
         from belljar.fleet.ray_engine import RayEngine
 
-        return closing(RayEngine(address))
+        return closing(RayEngine(address, memory_mib=memory_mib))
     if name == "slurm":
         from belljar.fleet.slurm_engine import SlurmEngine
 
@@ -85,18 +99,26 @@ def joined(fleet: str) -> AbstractContextManager[Engine]:
 def check_private(host: str, *, where: str) -> None:
     """Raise `PolicyError` for an address that is neither loopback nor private."""
     try:
-        found = {each[4][0] for each in socket.getaddrinfo(host.strip("[]"), None)}
-        is_near = all(ipaddress.ip_address(each).is_private for each in found)
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
+        is_near = all(map(_is_near, found))
     except (OSError, ValueError) as error:
         raise PolicyError(
             f"the fleet's address can't be used: {error}",
             where=printable(where),
             hint="write HOST:PORT of the cluster's head",
         ) from error
-    # 0.0.0.0 counts as private, and is every address of the machine.
-    if not is_near or {"0.0.0.0", "::"} & found:  # noqa: S104 - refused here
+    if not is_near:
         raise PolicyError(
-            "the fleet's address is public: whoever reaches Ray's port may run code on each node",
+            "the fleet's address is neither loopback nor private, and whoever reaches Ray's port "
+            "may run code on each node",
             where=printable(where),
             hint="use a private network, or a tunnel to loopback",
         )
+
+
+def _is_near(host: str) -> bool:
+    """Return whether an address is loopback's or private. Raises `ValueError`."""
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    return any(address in network for network in _NEAR)

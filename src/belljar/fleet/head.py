@@ -200,6 +200,7 @@ class Head:
                         side_by_side=wide,
                         sample_s=self._sample_s,
                         start_s=self._start_s,
+                        running=sum(len(each.unit.samples) for each in self._running),
                     )
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))

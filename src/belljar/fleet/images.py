@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from belljar.fleet.engine import CALL_S, Engine
+from belljar.fleet.engine import CLEAR_S, Engine
 from belljar.fleet.node import clear, take_image, take_piece
 from belljar.image.store import Image, Store, is_like_digest
 from belljar.units import format_size, printable
 from belljar.waiting import print_status
 
-PIECE_BYTES: Final = 32 << 20
-"""So much of an image is in memory at a time, on the head and on each node."""
-PIECE_S: Final = 120.0
-"""A piece that takes longer goes to a node that hangs."""
+PIECE_BYTES: Final = 64 << 20
+"""So much of an image is in memory at a time, on the head and on each node.
 
+With Slurm each piece waits in the queue: small ones would take longer to wait than to go.
+"""
 
 Sent: TypeAlias = tuple[str, dict[str, Any]]
 """A node, and what the event says of the image that it took."""
@@ -27,20 +27,19 @@ Sent: TypeAlias = tuple[str, dict[str, Any]]
 def send_images(
     engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
 ) -> tuple[list[Sent], dict[str, str]]:
-    """Send the images that nodes lack, by node, as far as this store has them.
+    """Send images of this store that nodes lack, by node.
 
     Return what was sent, and the reason of each node that could not take one.
     """
     sent, failed = list[Sent](), dict[str, str]()
     for name in sorted({name for names in lacking.values() for name in names}):
         nodes = [node for node, names in lacking.items() if name in names and node not in failed]
-        if store.missing(name) is None:
-            image = store.find(name)
-            refused = _send(engine, fleet, image, name, nodes)
-            shown = printable(name)
-            failed |= {each: f"image {shown}: {why}" for each, why in refused.items()}
-            about = {"image": name, "digest": image.digest, "bytes": image.size_bytes}
-            sent += [(node, about) for node in nodes if node not in refused]
+        image = store.find(name)
+        refused = _send(engine, fleet, image, name, nodes)
+        shown = printable(name)
+        failed |= {each: f"image {shown}: {why}" for each, why in refused.items()}
+        about = {"image": name, "digest": image.digest, "bytes": image.size_bytes}
+        sent += [(node, about) for node in nodes if node not in refused]
     return sent, failed
 
 
@@ -50,24 +49,24 @@ def _send(
     """Send one image to these nodes; return why some did not take it."""
     refused, to = dict[str, str](), [*nodes]
 
-    def call(function: Callable[..., str], *arguments: object, within_s: float) -> None:
+    def call(function: Callable[..., str], *arguments: object) -> None:
         nonlocal to
-        said = engine.on_each(to, function, fleet, image.digest, *arguments, within_s=within_s)
+        said = engine.on_each(to, function, fleet, image.digest, *arguments)
         refused.update({each: last_words(why) for each, why in said.items() if why != ""})
         to = [each for each in to if each not in refused]
 
     size, offset = image.size_bytes, 0
     with image.rootfs.open("rb") as file:
         while to and (piece := file.read(PIECE_BYTES)):
-            call(take_piece, offset, size, piece, within_s=PIECE_S)
+            call(take_piece, offset, size, piece)
             offset += len(piece)
             shown = f"{format_size(offset)} of {format_size(size)}"
             print_status(f"belljar: image {printable(name)}: {shown} sent to {len(to)} node(s)")
     document = image.rootfs.with_name("image.json").read_bytes()
     names = [] if is_like_digest(name) else [name]
-    call(take_image, document, names, [*image.origins], within_s=CALL_S)
+    call(take_image, document, names, [*image.origins])
     if refused:  # their disks may be full
-        engine.on_each([*refused], clear, fleet, within_s=PIECE_S)
+        engine.on_each([*refused], clear, fleet, within_s=CLEAR_S)
     return refused
 
 

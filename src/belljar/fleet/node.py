@@ -77,7 +77,8 @@ def prepare(
             if other.is_dir() and time.time() - other.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(other)
     if hashlib.sha256(archive).hexdigest() != sha256:
-        return {"exit_code": 5, "why": "the task's archive arrived changed"}
+        why = "the task's archive arrived changed"
+        return {"exit_code": 5, "why": why, "images": {}, "missing": []}
     sent = folder / "task.tar"
     sent.write_bytes(archive)
     with sent.open("rb") as file:
@@ -133,11 +134,15 @@ def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: byt
 def take_image(
     fleet: str, digest: str, document: bytes, names: Sequence[str], origins: Sequence[str]
 ) -> str:
-    """Take the image that came into the store; return why not: other bytes than its digest's."""
-    folder = _folder(fleet) / digest
+    """Take the image that came into the store; return why not: other bytes than its digest's.
+
+    A digest that names another image here goes on to name it: two builds can have one origin.
+    """
+    folder, store = _folder(fleet) / digest, Store(belljar_home())
     try:
         (folder / "image.json").write_bytes(document)
-        Store(belljar_home()).adopt(folder, names=names, origins=origins)
+        origins = [each for each in origins if store.missing(each) is not None]
+        store.adopt(folder, names=names, origins=origins)
     except (BelljarError, OSError) as error:
         return getattr(error, "what", str(error))
     return ""

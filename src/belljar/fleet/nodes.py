@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
@@ -20,10 +20,14 @@ from belljar.fleet.units import Node
 from belljar.harness.selected import SelectedTask
 from belljar.image.store import Store
 from belljar.ledger import local_fingerprint
+from belljar.ledger.kinds import check_shape, shape_of
 from belljar.package import __version__
 from belljar.units import printable
 
 NODES: Final = "fleet/nodes.json"
+_CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
+
+_Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 
 def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]:
@@ -67,7 +71,9 @@ def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:
         return f"it has no cells of the tier {task.tier}"
     if task.needs_hardware and not offer.get(HARDWARE):
         return "it has no hardware virtualisation, which the task's risk demands"
-    if (memory_mib := int(offer.get(MEMORY, 0))) < task.memory_mib:
+    if MEMORY not in offer:  # older versions, and resources that were written by hand
+        return f"it names no {MEMORY}: start it by `belljar fleet node`, or add it to its resources"
+    if (memory_mib := int(offer[MEMORY])) < task.memory_mib:
         return f"a sample's cells need {task.memory_mib} MiB, and it offers {memory_mib} MiB"
     return ""
 
@@ -88,15 +94,11 @@ def prepare_nodes(
     """
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = settings_of(os.environ)
-    said = engine.on_each(usable, prepare, fleet, archive, sha256, task.check_words, settings)
-    lacking = {
-        node: list(map(str, result["missing"]))
-        for node, result in said.items()
-        if isinstance(result, dict) and result.get("missing")
-    }
-    sent, failed = send_images(engine, Store(home), fleet, lacking)
+    words, store = task.check_words, Store(home)
+    said = _checked(engine.on_each(usable, prepare, fleet, archive, sha256, words, settings))
+    sent, failed = send_images(engine, store, fleet, _to_send(store, task, said))
     if again := {node for node, _ in sent} - {*failed}:
-        said |= engine.on_each(sorted(again), check, fleet, task.check_words, settings)
+        said |= _checked(engine.on_each(sorted(again), check, fleet, words, settings))
     made, images, first = list[Node](), dict[str, str](), ""
     for node in nodes:
         result, why = said.get(node.node_id), node.refusal
@@ -125,6 +127,37 @@ def prepare_nodes(
             hint="`belljar check TASK` on a node says more",
         )
     return made, images, sent
+
+
+def _checked(said: Mapping[str, Any]) -> _Checked:
+    """Return what nodes said of the task; words of another shape are an error, as silence is."""
+    found: _Checked = {}
+    for node, answer in said.items():
+        found[node] = answer
+        if not isinstance(answer, Exception):
+            try:
+                check_shape(answer, _CHECKED)
+            except ValueError as error:
+                found[node] = ValueError(f"its answer can't be understood: {error}")
+    return found
+
+
+def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list[str]]:
+    """Return which of the task's images this store has and each node lacks.
+
+    None of which a node has another than this store: two would run different images.
+    """
+    answers = {node: each for node, each in said.items() if isinstance(each, dict)}
+    own = {name: store.find(name).digest for name in task.images if store.missing(name) is None}
+    alike = {
+        name
+        for name, digest in own.items()
+        if all(each["images"].get(name, digest) == digest for each in answers.values())
+    }
+    lacking = {
+        node: [name for name in each["missing"] if name in alike] for node, each in answers.items()
+    }
+    return {node: names for node, names in lacking.items() if names}
 
 
 def pinned_keys(home: Path) -> dict[str, str]:

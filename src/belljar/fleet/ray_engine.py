@@ -35,7 +35,7 @@ class RayEngine:
 
     needs_token = True
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, memory_mib: int = 0) -> None:
         """Join the cluster at `address` or RAY_ADDRESS, or start one of this machine alone."""
         address = address or os.environ.get("RAY_ADDRESS", "")
         if address:
@@ -49,7 +49,8 @@ class RayEngine:
         if not address:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
-            offer = {CELLS: os.cpu_count() or 1, MEMORY: max(0, free_bytes() >> 20), **markers}
+            room_mib = max(memory_mib, free_bytes() >> 20)
+            offer = {CELLS: os.cpu_count() or 1, MEMORY: room_mib, **markers}
             alone = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
             alone |= {"num_cpus": 1, "resources": offer}
         try:

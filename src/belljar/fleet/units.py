@@ -85,18 +85,22 @@ def next_size(
     side_by_side: int,
     sample_s: float | None,
     start_s: float = 0.0,
+    running: int = 0,
 ) -> int:
     """Return how many of the `remaining` samples the next unit gets.
 
     Half of an equal share, so that later units are smaller and end together; but enough for the
     unit's cells, `side_by_side`. `sample_s`: of one, and `start_s` of a unit, as measured.
+    `running`: samples that units have now.
     """
     share = math.ceil(remaining / slots)
     size = max(math.ceil(remaining / (2 * slots)), min(share, side_by_side))
     if sample_s:
         size = max(size, min(share, math.ceil(MIN_UNIT_S / sample_s)))
-        # Several units that are shorter than a start end later than one that runs them all.
-        size = max(size, math.ceil(start_s / sample_s))
+        # Several units shorter than a start end later, one after the other, than one that runs
+        # them all; but not later than one that gets what others could run, once they are done.
+        share = math.ceil((remaining + running) / slots)
+        size = max(size, min(share, math.ceil(start_s / sample_s)))
         size = min(size, max(1, int(MAX_UNIT_S / sample_s)))
     return max(1, min(size, remaining, MAX_UNIT_SAMPLES))
 

@@ -40,8 +40,9 @@ class SelectedTask:
 
     `root`: the directory of its file, which `words` are relative to; None for a task of a package.
     `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
-    `policies`: digests of what they are. `memory_mib`: of a sample's cells, each fully used; the
-    default policy's. `limits`: the operator's, of samples and cells at a time.
+    `policies`: digests of what they are. `images`: of all their cells, by name. `memory_mib`: of a
+    sample's cells, each fully used; the default policy's. `limits`: the operator's, of samples and
+    cells at a time.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SelectedTask:
     epochs: int
     tier: Tier
     policies: tuple[str, ...] = ()
+    images: frozenset[str] = frozenset()
     time_limit_s: float | None = None
     retries: int = 0
     memory_mib: int = 1216
@@ -124,6 +126,7 @@ def select_task(
         epochs=int(epochs),
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
         memory_mib=max(_memory_mib(each.policy) for each in kinds),
+        images=frozenset(name for each in kinds for name in each.policy.images),
         needs_hardware=any(needs_hardware(each.policy.risk) for each in kinds),
         policies=tuple(
             hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()

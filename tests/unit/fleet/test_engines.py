@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from belljar.cli.main import run as belljar
 from belljar.errors import PolicyError
-from belljar.fleet.engine import CELLS, check_private, joined
+from belljar.fleet import ray_engine
+from belljar.fleet.engine import CELLS, MEMORY, check_private, joined
 from belljar.fleet.ray_engine import offers_of
 from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, receive, send
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "0.0.0.0", "[::]", "2606:4700::1"])  # noqa: S104
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("8.8.8.8", "0.0.0.0", "[::]", "2606:4700::1", "[::ffff:0.0.0.0]"),  # noqa: S104
+        *("203.0.113.4", "198.18.0.1", "240.0.0.1", "255.255.255.255", "100.128.0.1"),
+    ],
+)
 def test_a_public_address_is_refused(address: str) -> None:
     """Whoever reaches Ray's port may run code on each node: nothing is joined or started there."""
     with pytest.raises(PolicyError):
@@ -22,7 +33,13 @@ def test_a_public_address_is_refused(address: str) -> None:
     assert belljar(["fleet", "node", "--head", "--ip", address.strip("[]")]) == 4
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "192.168.0.1", "[::1]", "fd00::1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.0.1", "100.64.0.1", "169.254.0.1"),
+        *("[::1]", "fd00::1", "fe80::1", "::ffff:10.0.0.1"),
+    ],
+)
 def test_loopback_and_private_addresses_are_not(address: str) -> None:
     """These are for machines that are trusted with each other."""
     check_private(address, where="")
@@ -45,6 +62,19 @@ def test_a_node_with_a_public_address_is_refused_by_name() -> None:
         offers_of(nodes, may_be_public=False)
     assert [*offers_of(nodes[:2], may_be_public=False)] == ["cells"]
     assert [*offers_of(nodes, may_be_public=True)] == ["cells"]
+
+
+def test_this_machine_alone_offers_the_memory_of_one_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However little is free now: a run without a fleet waits for memory, too."""
+    begun = dict[str, Any]()
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(ray_engine, "free_bytes", lambda: -1)
+    ray = SimpleNamespace(__version__="2.60.0", init=lambda **words: begun.update(words))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    joined("ray", memory_mib=1216)
+    assert begun["resources"][MEMORY] == 1216
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -128,12 +128,31 @@ class Ended:
     tars: list[str]
 
 
+class Queued(Scripted):
+    """The second unit waits until the first one's node is lost."""
+
+    def start(self, *arguments: Any, **more: Any) -> Iterator[Any]:  # noqa: ANN401 - `Scripted`'s
+        """Place it; then the first unit's node is not heard of again."""
+        unit = super().start(*arguments, **more)
+        if len(self.placed) == 2:
+            self.last_heard_s["n1"] = float("-inf")
+        return unit
+
+    def ready(self, units: Sequence[Any], **more: float) -> Iterator[tuple[Any, Any]]:
+        """Give nothing while it waits."""
+        return super().ready(() if "n1" in self.last_heard_s else units, **more)
+
+
 @contextmanager
 def fleet(
-    home: Path, first: Iterable[Any], task: SelectedTask = TASK
+    home: Path,
+    first: Iterable[Any],
+    task: SelectedTask = TASK,
+    *,
+    kind: type[Scripted] = Scripted,
 ) -> Iterator[tuple[Head, Callable[[], Ended]]]:
     """A head with two nodes, and how to run it to its end."""
-    engine = Scripted(home, first)
+    engine = kind(home, first)
     keys = {name: local_fingerprint(home / name) or "" for name in engine.runs}
     nodes = [Node(node_id=name, name=name, key=key, cells=1) for name, key in keys.items()]
     with create_run(home / "head", KIND, []) as run, watched_host() as host:
@@ -171,6 +190,14 @@ def test_what_a_node_did_to_a_unit_is_tried_on_another(tmp_path: Path, how: str)
     ended = run_of(tmp_path, [OSError("connection lost")] if how == "lost" else [NO_RUN])
     assert ended.engine.placed[:2] == ["n1", "n2"]
     assert (ended.failed[0]["node"], ended.failed[0]["attempt"]) == ("n1", 1)
+    assert [(each["node"], each["attempt"]) for each in ended.finished] == [("n2", 2)]
+
+
+def test_a_unit_that_waits_for_another_node_is_not_taken_from_it(tmp_path: Path) -> None:
+    """A node is lost that the unit has had and can't be on: its second attempt goes on waiting."""
+    with fleet(tmp_path, [OSError("connection lost")], kind=Queued) as (_, run):
+        ended = run()
+    assert ended.engine.placed == ["n1", "n2"]
     assert [(each["node"], each["attempt"]) for each in ended.finished] == [("n2", 2)]
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -90,15 +91,20 @@ def flipped(piece: bytes) -> bytes:
 def test_an_image_comes_in_pieces_and_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node without it gets it, under the name and the digest that the head's has; bytes that
-    changed on the way, and one for which there is no room, are refused, and leave nothing."""
+    """A node without it gets it, under the name and the digests that the head's has, and what these
+    named there before they still name; bytes that changed on the way, and one for which there is no
+    room, are refused, and leave nothing."""
     monkeypatch.setattr(images, "PIECE_BYTES", 1000)
     rootfs = tmp_path / "rootfs"
     rootfs.write_bytes(os.urandom(3000))
     head = Store(tmp_path / "head")
-    made = head.add(rootfs, ImageConfig(), name="tools", source="test", created="")
+    shared, own = (f"sha256:{digit * 64}" for digit in "12")
+    add = partial(Store.add, rootfs=rootfs, config=ImageConfig(), source="test", created="")
+    made = add(head, name="tools", origins=[shared, own])
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "node"))
-    store, lacking = Store(tmp_path / "node"), {"n1": ["tools", "unknown"]}
+    rootfs.write_bytes(os.urandom(3000))
+    other = add(Store(tmp_path / "node"), name="other", origins=[shared])
+    store, lacking = Store(tmp_path / "node"), {"n1": ["tools"]}
     workspace = tmp_path / "node" / "fleet" / "f"
 
     def send(change: Callable[[bytes], bytes]) -> tuple[list[images.Sent], dict[str, str]]:
@@ -111,7 +117,8 @@ def test_an_image_comes_in_pieces_and_is_checked(
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2000))
         sent, failed = send(bytes)
     assert (sent, "free" in failed["n1"]) == ([], True)
-    assert (store.list(), workspace.exists()) == ((), False)
+    assert (store.list(), workspace.exists()) == ((other,), False)
     sent, failed = send(bytes)
     assert ([about["digest"] for _, about in sent], failed) == ([made.digest], {})
     assert store.find("tools").rootfs.read_bytes() == made.rootfs.read_bytes()
+    assert (store.find(own).digest, store.find(shared)) == (made.digest, other)

@@ -15,11 +15,17 @@ from tests.unit.fleet.test_head import TASK
 from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
 from belljar.errors import HostError
-from belljar.fleet import nodes
+from belljar.fleet import begin, nodes
 from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine
+from belljar.fleet.head import Head
+from belljar.fleet.images import Sent
+from belljar.fleet.node import clear
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.units import Node
+from belljar.harness.options import RunRequest
 from belljar.harness.selected import SelectedTask
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
 from belljar.ledger import load_or_make_key
 from belljar.package import __version__
 from belljar.policy import Tier
@@ -31,17 +37,24 @@ class Offering:
     def __init__(self, said: Sequence[Mapping[str, Any]], *, is_alone: bool = False) -> None:
         self.said, self.is_alone, self.needs_token = said, is_alone, True
         self.answers: dict[str, Any] = {}
+        self.called: list[tuple[object, ...]] = []
 
     def offers(self, **_: bool) -> dict[str, dict[str, float]]:
         """Each has room for two cells of each tier but the microVM's, or what it says."""
         tiers = {f"belljar_{tier}": 1.0 for tier in Tier if tier is not Tier.MICROVM}
         room = {CELLS: 2.0, MEMORY: 4096.0, **tiers}
         return {
-            f"n{number}": {**room, **each.get("offer", {})} for number, each in enumerate(self.said)
+            f"n{number}": {
+                name: value
+                for name, value in {**room, **each.get("offer", {})}.items()
+                if value is not None
+            }
+            for number, each in enumerate(self.said)
         }
 
-    def on_each(self, nodes: Sequence[str], *_: object, **__: float) -> dict[str, Any]:
+    def on_each(self, nodes: Sequence[str], *call: object, **_: float) -> dict[str, Any]:
         """Each describes itself, or gives its answer."""
+        self.called.append(call)
         about = {"version": __version__, "inspect": version("inspect-ai"), "has_token": True}
         named = zip(nodes, self.said, strict=True)
         return self.answers or {node: {"name": node, **about, **said} for node, said in named}
@@ -93,6 +106,8 @@ def test_a_cell_counts_with_the_memory_of_its_policy(tmp_path: Path) -> None:
         for memory_mib in (1024, 3072, 5120)
     }
     assert cells == {1024: [2, 2], 3072: [1, 1], 5120: []}
+    unnamed = Offering([{"key": "a" * 64, "offer": {MEMORY: None}}])
+    assert MEMORY in refusals(unnamed, tmp_path)[0]
     critical = refusals(engine, tmp_path, replace(TASK, needs_hardware=True))
     assert [bool(why) for why in critical] == [True, False]
 
@@ -101,8 +116,8 @@ def test_nodes_with_different_images_of_one_name_are_refused(tmp_path: Path) -> 
     """Samples would not be those of one evaluation; a node that lacks the image is one less."""
     engine = Offering([{"key": key * 64} for key in "abc"])
     nodes = describe_nodes(cast("Engine", engine), tmp_path, TASK)
-    good = {"exit_code": 0, "why": "", "images": {"default": "1" * 64}}
-    lacking = {"exit_code": 3, "why": "image default: not there", "images": {}}
+    good = {"exit_code": 0, "why": "", "images": {"default": "1" * 64}, "missing": []}
+    lacking = {"exit_code": 3, "why": "image default: not there", "images": {}, "missing": []}
     prepare = partial(prepare_nodes, cast("Engine", engine), nodes, "f", b"", "", TASK, tmp_path)
     engine.answers = {"n0": good, "n1": lacking, "n2": good}
     made, images, _ = prepare()
@@ -114,6 +129,64 @@ def test_nodes_with_different_images_of_one_name_are_refused(tmp_path: Path) -> 
     engine.answers = dict.fromkeys(engine.answers, lacking)
     with pytest.raises(HostError, match="not there"):
         prepare()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A head's, with an image of the task and another one."""
+    made = Store(tmp_path)
+    for name in ("tools", "secret"):
+        (tmp_path / "rootfs").write_bytes(name.encode())
+        made.add(tmp_path / "rootfs", ImageConfig(), name=name, source="test", created="")
+    return made
+
+
+@pytest.mark.parametrize("others", ["0" * 64, ""])
+def test_a_node_gets_only_what_the_task_needs_and_all_nodes_can_share(
+    store: Store, monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    """It names what it lacks: another image of the head is not sent to it, nor one of which another
+    node has other bytes; a node whose answer has another shape is refused, and ends nothing."""
+    good = {"exit_code": 0, "why": "", "missing": []}
+    good["images"] = {"tools": others or store.find("tools").digest}
+    lacking = {"exit_code": 3, "why": "not there", "images": {}, "missing": ["secret", "tools"]}
+    engine, asked = Offering([{}] * 4), list[Mapping[str, Sequence[str]]]()
+    bad = [{**lacking, "missing": 5}, {**lacking, "missing": [{}]}, "x", {}]
+    engine.answers = {"n0": good, "n1": lacking}
+    engine.answers |= {f"n{number}": each for number, each in enumerate(bad, 2)}
+
+    def send(*given: Any) -> tuple[list[Sent], dict[str, str]]:  # noqa: ANN401 - `send_images`'s
+        asked.append(given[3])
+        return [], {}
+
+    monkeypatch.setattr(nodes, "send_images", send)
+    all_nodes = [Node(node_id=each, name=each) for each in engine.answers]
+    task = replace(TASK, images=frozenset({"tools"}))
+    made, *_ = prepare_nodes(cast("Engine", engine), all_nodes, "f", b"", "", task, store.home)
+    assert asked == [{} if others else {"n1": ["tools"]}]
+    assert [bool(each.refusal) for each in made] == [False] + [True] * 5
+    assert all("understood" in each.refusal for each in made[2:])
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_begun: bool
+) -> None:
+    """After Ctrl-C while images are sent the nodes are told to clear; not while units run there."""
+    engine = Offering([{"key": "a" * 64}])
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(begin, "joined", lambda _, **__: closing(engine))
+    monkeypatch.setattr(begin, "load_only", lambda *_: None)
+    monkeypatch.setattr(begin, "select_task", lambda *_: TASK)
+    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
+    monkeypatch.setattr(begin, "prepare_nodes", lambda *_: ready if is_begun else interrupted())
+    monkeypatch.setattr(Head, "run_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        begin.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
+    assert (clear in [call[0] for call in engine.called]) is not is_begun
 
 
 def test_a_kill_names_each_node_that_was_asked(

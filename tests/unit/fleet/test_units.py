@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,10 +58,31 @@ def test_a_unit_of_short_samples_is_no_shorter_than_its_start() -> None:
     """Of 34 samples of 0.3 s, with 6 s to start a unit, the next one has 20; of long ones, as few
     as without a start."""
     sizes = {
-        sample_s: next_size(34, slots=3, side_by_side=2, sample_s=sample_s, start_s=6.0)
+        sample_s: next_size(34, slots=3, side_by_side=2, sample_s=sample_s, start_s=6.0, running=26)
         for sample_s in (0.3, 60.0)
     }
     assert sizes == {0.3: 20, 60.0: next_size(34, slots=3, side_by_side=2, sample_s=60.0)}
+
+
+@pytest.mark.parametrize("running", [0, 56])
+def test_a_long_start_leaves_samples_for_nodes_that_are_or_get_idle(running: int) -> None:
+    """Of 64 samples of 5 s, with 300 s to start a unit, each of eight nodes gets some: all are idle,
+    or the other seven will soon be."""
+    left, sizes = 64, list[int]()
+    while left:
+        sizes.append(
+            next_size(
+                left,
+                slots=8,
+                side_by_side=2,
+                sample_s=5.0,
+                start_s=300.0,
+                running=running * (8 - len(sizes)) // 8 + sum(sizes),
+            )
+        )
+        left -= sizes[-1]
+    assert len(sizes) == (8 if not running else 5)
+    assert max(sizes) <= 15
 
 
 def test_a_small_node_sets_the_size_of_units() -> None:
