@@ -134,7 +134,9 @@ def make_page(
             if body.stored in units:
                 return units[body.stored][:max_bytes]
             if body.stored in without_room:
-                raise LedgerError("what is shown of other units took the page's room") from None
+                raise LedgerError(
+                    "other bodies of the fleet's units took the page's room"
+                ) from None
             raise
 
     with reading(path, "RUN"):
