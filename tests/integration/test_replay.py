@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.real_packages import ASCIINEMA, npm_package
+from tests.unit.report.test_page import data_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -123,7 +124,7 @@ def test_asciinemas_player_and_the_reports_show_a_session(
     belljar: Belljar, session: tuple[Path, str], tmp_path: Path, browser: Browser
 ) -> None:
     """asciinema's own player plays the recording to its end, at its last size; the player of the
-    report shows the same text without an escape sequence, and what was typed is not in the page."""
+    report shows the same text without an escape sequence, and the page has no body of what was typed in it."""
     run, cell = session
     for each in ("asciinema-player.css", "asciinema-player.min.js"):
         shutil.copy(npm_package(ASCIINEMA) / "dist" / "bundle" / each, tmp_path)
@@ -140,6 +141,9 @@ def test_asciinemas_player_and_the_reports_show_a_session(
     assert "wrong\n" not in text
     target = tmp_path / "report.html"
     belljar("report", str(run), "-o", str(target))
+    (entries,) = data_of(target.read_bytes())
+    terminals = [entry[-1] for entry in entries if entry[-2]]
+    assert {name for found in terminals for name, *_ in found} == {"stdout"}
     page.goto(f"{target.as_uri()}#s0")
     page.locator("#s0 .player summary").click()
     page.locator("#s0 .player input").focus()

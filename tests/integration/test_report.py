@@ -218,6 +218,22 @@ def test_a_hostile_terminal_is_played_as_text(browser: Browser, tmp_path: Path) 
 
 
 @pytest.mark.thorough
+def test_no_output_of_a_terminal_holds_a_page_up(browser: Browser, tmp_path: Path) -> None:
+    """As much as a page has of one, all of it spaces to insert, is played in seconds."""
+    lines, transcripts = many(1, 1)
+    lines[2] = replace(lines[2], data={**lines[2].data, "pty": True, "cols": 1000, "rows": 30})
+    source = source_of(lines, b"\x1b[999@" * 10_922)
+    target = tmp_path / "page.html"
+    target.write_bytes(render(collect(findings_of(transcripts, lines), source)))
+    page = browser.new_page()
+    page.set_default_timeout(5_000)
+    page.goto(f"{target.as_uri()}#s0")
+    page.locator("#s0 .player summary").press("Enter")
+    page.locator("#s0 .player input").press("End")
+    assert "[exited" in page.locator("#s0 .player pre").inner_text()
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_is_readable_on_a_phone(
     browser: Browser, tmp_path: Path, scheme: Literal["light", "dark"]

@@ -76,8 +76,10 @@ def export(
         notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
         click.echo(notice, err=True)
     outcome = summarise(path).outcome
-    if kind != "intoto" and (outcome == "unfinished" or (outcome == "running" and not endpoint)):
-        why = "it still runs" if outcome == "running" else "it was cut off"
+    is_cut = outcome in ("unfinished", "broken") or (outcome == "running" and not endpoint)
+    if kind != "intoto" and is_cut:
+        known = {"running": "it still runs", "unfinished": "it was cut off"}
+        why = known.get(outcome, "it is empty or can't be read")
         click.echo(f"belljar: the record has no end, as {why}: this is all there is", err=True)
     with reading(path, "RUN"):
         if kind == "intoto":
@@ -118,12 +120,17 @@ def replay(run: str, place: str, speed: float, idle_s: float) -> None:
 
     path = run_path(run)
     with reading(path, "RUN"):
+        pause_s = 0.0
         for event in _documents(path, "cast", place):
+            if not isinstance(event, list):
+                continue
+            after_s, code, data = event
+            pause_s += after_s
             # A terminal echoes what is typed, and the reader's has its own size
-            if isinstance(event, list) and event[1] in ("o", "x"):
-                after_s, code, data = event
+            if code in ("o", "x"):
                 sys.stdout.flush()
-                time.sleep(min(after_s / speed, idle_s))
+                time.sleep(min(pause_s / speed, idle_s))
+                pause_s = 0.0
                 click.echo(_safe(data) if code == "o" else f"[exit {printable(data)}]\n", nl=False)
 
 

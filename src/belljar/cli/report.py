@@ -95,13 +95,14 @@ def make_page(
     from belljar.ledger.files import is_being_written
     from belljar.ledger.listing import read_body
     from belljar.report.collect import collect
-    from belljar.report.entries import MAX_TERMINAL_BYTES
+    from belljar.report.entries import MAX_BODY_BYTES, MAX_TERMINAL_BYTES
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState
 
-    timelines, units, room = Timelines(), dict[str, bytes](), _MAX_UNITS_BYTES
+    timelines, room = Timelines(), _MAX_UNITS_BYTES
+    units, without_room = dict[str, bytes](), set[str]()
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
         is_running = is_being_written(path)
         evidence = stored_evidence(
@@ -115,19 +116,28 @@ def make_page(
         nonlocal room
         if len(plans) < MAX_PLANS:
             plans.update(_read_facts(unit)[1])
-        for body in timelines.bodies_of_ledger():
-            if body.stored and body.stored not in units and room > 0:
-                with suppress(OSError, LedgerError):
-                    units[body.stored] = read_body(unit, body, max_bytes=MAX_TERMINAL_BYTES)
-                    room -= len(units[body.stored])
+        for body, is_terminal in timelines.bodies_of_ledger():
+            if not body.stored or body.stored in units:
+                continue
+            if room <= 0:
+                without_room.add(body.stored)
+                continue
+            max_bytes = MAX_TERMINAL_BYTES if is_terminal else MAX_BODY_BYTES
+            with suppress(OSError, LedgerError):
+                units[body.stored] = read_body(unit, body, max_bytes=max_bytes)
+                room -= len(units[body.stored])
 
     def read(body: BodyRef, max_bytes: int) -> bytes:
         try:
             return read_body(path, body, max_bytes=max_bytes)
         except (OSError, LedgerError):
-            if body.stored not in units:
-                raise
-            return units[body.stored][:max_bytes]
+            if body.stored in units:
+                return units[body.stored][:max_bytes]
+            if body.stored in without_room:
+                raise LedgerError(
+                    "other bodies of the fleet's units took the page's room"
+                ) from None
+            raise
 
     with reading(path, "RUN"):
         findings, _ = findings_of(path, evidence, Shown(timelines, keep))

@@ -68,7 +68,8 @@ def batches(lines: Iterable[Line], run_id: str) -> Iterator[list[ReadableSpan]]:
         if len(found) >= BATCH_SPANS:
             yield found
             found = []
-    yield found + made.finished()
+    if rest := found + made.finished():
+        yield rest
 
 
 def follow(

@@ -126,6 +126,7 @@ class RunView:
             self.finished += not view.ended
             view.phase = shown(data.get("outcome") or "finished", max_chars=20)
             view.ended = time
+            self.samples[key] = self.samples.pop(key)  # those that ended are in that order
             ended = [each for each, found in self.samples.items() if found.ended]
             for each in ended[:-_MAX_SAMPLES]:
                 del self.samples[each]

@@ -100,7 +100,7 @@ function screenOf(cols, rows) {
     else if (final === "J") ((lines[y] = kept.slice(0, x)), clear(y + 1, top + rows));
     else if (final === "P") kept.splice(x, count);
     else if (final === "X") kept.fill(" ", x, x + count);
-    else if (final === "@") kept.splice(x, 0, ...Array(count).fill(" "));
+    else if (final === "@") (kept.splice(x, 0, ...Array(count).fill(" ")), kept.splice(cols));
     else if (final === "s") saved = [x, y - top];
     else if (final === "u") [x, y] = [saved[0], top + saved[1]];
     else if ((final === "h" || final === "l") && /^\?(47|1047|1049)$/.test(words)) {
@@ -369,6 +369,8 @@ function plot(figure) {
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", "Chart of the counts that the caption names");
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+  const counted = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+  const short = new Intl.NumberFormat("en", { notation: "compact" });
   const steps = uPlot.paths.stepped({ align: 1 });
   const size = () => ({ width: figure.clientWidth, height: 140 });
   const options = {
@@ -376,7 +378,7 @@ function plot(figure) {
     legend: { show: false },
     cursor: { show: false },
     scales: { y: { range: (_chart, _low, high) => [0, Math.max(high, 1) * 1.1] } },
-    axes: [{ ...axis, space: 90, incrs: [1, 5, 15, 60, 300, 900, 3600, 10800, 43200, 86400], values: (_chart, at) => at.map(clock) }, { ...axis, size: 45, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10000] }],
+    axes: [{ ...axis, space: 90, incrs: [1, 5, 15, 60, 300, 900, 3600, 10800, 43200, 86400, 604800, 2592000, 7776000, 31536000], values: (_chart, at) => at.map(clock) }, { ...axis, size: 45, incrs: counted, values: (_chart, at) => at.map((each) => short.format(each)) }],
     series: [{}, ...Object.keys(counts).map((kind) => ({ ...looks[kind], paths: steps, points: { show: false } }))],
   };
   const chart = new uPlot(options, [times, ...series], place);

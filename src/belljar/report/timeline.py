@@ -138,10 +138,10 @@ class Timelines:
         """The next events are another ledger's, as of a fleet's unit: their numbers come behind."""
         self._base, self._earlier = self.events, len(self._kept)
 
-    def bodies_of_ledger(self) -> Iterator[BodyRef]:
-        """The bodies of the entries that are kept of the latest ledger's cells and ranges."""
+    def bodies_of_ledger(self) -> Iterator[tuple[BodyRef, bool]]:
+        """Those of the latest ledger's kept entries, each with whether a terminal had it."""
         for kept in islice(self._kept.values(), self._earlier, None):
-            yield from (body for entry in kept for body, _ in entry.bodies)
+            yield from ((body, bool(entry.sizes)) for entry in kept for body, _ in entry.bodies)
 
     def take(self, line: Line) -> None:
         """One event more. An event whose optional fields have another shape is shown as such."""
@@ -366,7 +366,7 @@ def _times(line: Line, body: BodyRef, after_s: float) -> list[list[float]]:
     """When which share of an output was there, at most `MAX_TIMES` of them."""
     found, whole = line.data.get(f"{body.name}_times") or (), max(1, body.kept_bytes)
     step = len(found) // MAX_TIMES + 1
-    times = [[ms / 1000, round(min(1.0, count / whole), 4)] for ms, count in found[::step]]
+    times = [[ms / 1000, min(1.0, count / whole)] for ms, count in found[::step]]
     return [*times, [after_s, 1.0]]
 
 

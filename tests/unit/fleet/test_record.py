@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.unit.ledger.conftest import body, exec_events
 
 from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
@@ -25,6 +26,7 @@ from belljar.ledger import RunDirectory, create_run, load_or_make_key, local_fin
 from belljar.ledger.redaction import CLASSES, choose, purge, share
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
+from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.samples import RunFindings
 
 UNIT = Unit(number=1, samples=("a",))
@@ -207,7 +209,9 @@ def test_report_and_statement_are_of_the_fleets_judge(
 def test_the_page_shows_what_the_units_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guard hits, plans, commands and their output are in the units' own records, not the head's."""
+    """Guard hits, plans, commands and their output are in the units' own records, not the head's;
+    a body that had no room in the page is said to have had none."""
+    monkeypatch.setattr("belljar.cli.report._MAX_UNITS_BYTES", MAX_BODY_BYTES)
     node, home = tmp_path / "node", tmp_path / "head"
     hit = {"place": "output", "channel": "output", "class": "iban", "action": "flag"}
     with create_run(node, "run", ["belljar"]) as run:
@@ -223,6 +227,9 @@ def test_the_page_shows_what_the_units_recorded(
         )
         for kind, data in events:
             run.recorder.record(Event(kind=kind, data=data, cell_id="c-0123456789ab"))
+        ended = replace(exec_events(1)[1], cell_id="c-0123456789ab")
+        output = body("stdout", b"x" * 2 * MAX_BODY_BYTES)
+        run.recorder.record(replace(ended, bodies=(output, *ended.bodies[1:])))
         evaluated: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
         run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=evaluated))
     fleet = fleet_run(home, archived(run, tmp_path, node))
@@ -233,6 +240,8 @@ def test_the_page_shows_what_the_units_recorded(
     assert "iban" in text
     assert "of a unit" in text
     assert "ls /srv" in text
+    assert "the first 8 KiB of 16 KiB" in text
+    assert "other bodies of the fleet's units took the page's room" in text
 
 
 def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Try) -> None:

@@ -151,6 +151,20 @@ def test_samples_are_listed_as_they_begin_and_end(run: RunDirectory, feed: Feed)
     assert (bool(first["ended"]), bool(second["ended"])) == (False, True)
 
 
+def test_the_samples_that_ended_last_are_listed(run: RunDirectory, feed: Feed) -> None:
+    """One that began first and ended last is the first of them, whatever many ended before."""
+    names = [str(number) for number in range(30)]
+    for name in names:
+        run.recorder.record(sample(Kind.SAMPLE_STARTED, name))
+    for name in reversed(names):
+        end = sample(Kind.SAMPLE_FINISHED, name, outcome="completed", containment={})
+        run.recorder.record(end)
+    feed.look()
+    (found,) = feed.state()["runs"]
+    assert [each["sample"] for each in found["samples"]] == names[:20]
+    assert (found["begun"], found["finished"]) == (30, 30)
+
+
 def test_watch_shows_what_runs_now(
     run: RunDirectory,
     tmp_path: Path,

@@ -318,6 +318,32 @@ def test_output_has_the_time_since_its_command_began() -> None:
         assert command[-1][0][-1] == [[after_s, 1.0]]
 
 
+def test_output_of_which_the_beginning_is_shown_keeps_its_times() -> None:
+    """Its shares are those of the text that a page has."""
+    begun, ended = many(1, 1)[0][-2:]
+    size = 2 * MAX_BODY_BYTES
+    times = [[1000, MAX_BODY_BYTES // 2], [2000, MAX_BODY_BYTES], [3000, size]]
+    ended = with_body(replace(ended, data={**ended.data, "stdout_times": times}), b"x" * size)
+    lines = [*many(1, 1)[0][:-2], begun, ended]
+    (unit,) = collect(findings_of([], lines), source_of(lines, b"x" * size))["units"]
+    (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
+    name, text, note, shares = command[-1][0]
+    assert (name, len(text), note) == ("stdout", MAX_BODY_BYTES, "the first 8 KiB of 16 KiB")
+    assert shares[:3] == [[1.0, 0.5], [2.0, 1.0], [3.0, 1.0]]
+
+
+def test_a_units_bodies_come_with_whether_a_terminal_had_them() -> None:
+    """Only the latest ledger's, since each unit's are read from its own record."""
+    begun, ended = many(1, 1)[0][-2:]
+    timelines = Timelines()
+    for cell, sizes in (("c1", {}), ("c2", {"pty": True, "cols": 91, "rows": 27}), ("c3", {})):
+        if cell != "c3":
+            timelines.begin_ledger()
+        timelines.take(replace(begun, cell=cell, data={**begun.data, **sizes}))
+        timelines.take(replace(with_body(ended), cell=cell))
+    assert [is_terminal for _, is_terminal in timelines.bodies_of_ledger()] == [True, False]
+
+
 def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
     """Carriage returns and escapes are for the player; what hides is a number; what was typed is
     not there without its times, which say that the policy allows it."""
