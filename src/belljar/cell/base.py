@@ -225,7 +225,7 @@ class CellBase:
         raise self._dead from error
 
     @property
-    def failure(self) -> CellError | None:
+    def failure(self) -> BelljarError | None:
         """What the cell died of, or None while no operation has met its death."""
         return self._dead
 
