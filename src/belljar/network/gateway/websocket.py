@@ -98,7 +98,7 @@ class WebSocket:
             await self._record("received", b"", {"close": int(event.code)})
             await self._reply(ws.CloseConnection(event.code))
             return True
-        held = event.reason if isinstance(event, ws.CloseConnection) else event.payload  # type: ignore[attr-defined]
+        held = getattr(event, "reason" if control == "close" else "payload")
         if data := held.encode() if isinstance(held, str) else bytes(held or b""):
             # RFC 6455 section 5.5: up to 125 bytes
             await self._record("sent", data, {"control": control})
@@ -115,9 +115,8 @@ class WebSocket:
             await self._reply(ws.CloseConnection(_VIOLATES_POLICY))
             return True
         await self._record("received", message)
-        is_text = isinstance(message, str)
-        back: ws.Event = ws.TextMessage(message) if is_text else ws.BytesMessage(message)  # type: ignore[arg-type]
-        await self._write(self._ws.send(back))
+        kind: type[Any] = ws.TextMessage if isinstance(message, str) else ws.BytesMessage
+        await self._write(self._ws.send(kind(message)))
         return False
 
     def _joined(self) -> str | bytes:
