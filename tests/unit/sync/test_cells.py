@@ -29,6 +29,7 @@ OPENERS = [
 NOT_OFFERED = {
     # for pools, ranges and the harness
     ("Cell", "disconnect"),
+    ("Cell", "failure"),
     ("Cell", "mark_failed"),
     ("Cell", "record_death"),
     ("Cell", "run_probe_program"),
