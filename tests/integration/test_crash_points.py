@@ -95,7 +95,11 @@ def test_killed_anywhere_nothing_is_left(
     chosen = choose(owners, sites)
     killed, cells, faults = kill_at(owners, chosen)
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
-    assert killed >= 0.9 * len(chosen), f"only {killed} of {len(chosen)} sites were reached again"
+    # Which calls a busy machine makes differs a little: of few places two may be missing.
+    missing = len(chosen) - killed
+    assert missing <= max(2, len(chosen) // 10), (
+        f"{missing} of {len(chosen)} were not reached again"
+    )
     assert tables_of(cells) == []
     assert len(chosen) == sum(sites.values())
 
