@@ -74,7 +74,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """What a policy may give of a network, whose names are those of its stand-ins."""
+        """The networks that a policy may give: none, or the names of its stand-ins."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,

@@ -1,10 +1,11 @@
-"""Waiting for what other processes do, finding the VMM of one, whether one is ready for signals;
-`belljar run` started quickly."""
+"""Waiting for what other processes do and terminals show, finding the VMM of one, whether one is
+ready for signals; `belljar run` started quickly."""
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,16 @@ from belljar.process import identify, is_alive, kill
 
 PRELOADED = Path(__file__).with_name("preloaded.py")
 _preloaded: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def read_until(terminal: int, words: bytes, deadline_s: float = 120) -> bytes:
+    """What a terminal shows until it has shown that."""
+    seen, give_up = b"", time.monotonic() + deadline_s
+    while words not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, give_up - time.monotonic()))
+        assert ready, seen
+        seen += os.read(terminal, 4096)
+    return seen
 
 
 def quick_command(*arguments: str) -> list[str]:

@@ -6,12 +6,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from tests.integration.as_user import (
     started,
 )
 from tests.integration.crashes import OWNER, choose, kill_at, owners_of
-from tests.integration.processes import vmm_of, wait_for
+from tests.integration.processes import read_until, vmm_of, wait_for
 
 import belljar as package
 from belljar.isolation.jail import launcher_path
@@ -477,16 +475,6 @@ def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
         os.close(ours)
     assert b"24 80" in seen
     assert b"user\r\n" in seen
-
-
-def read_until(terminal: int, words: bytes, deadline_s: float = 60) -> bytes:
-    """What a terminal shows until it has shown that."""
-    seen, give_up = b"", time.monotonic() + deadline_s
-    while words not in seen:
-        ready, _, _ = select.select([terminal], [], [], max(0.0, give_up - time.monotonic()))
-        assert ready, seen
-        seen += os.read(terminal, 4096)
-    return seen
 
 
 @pytest.mark.slow

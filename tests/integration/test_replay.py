@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import struct
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.processes import read_until
 from tests.real_packages import ASCIINEMA, npm_package
 from tests.unit.report.test_page import data_of
 
@@ -38,16 +38,6 @@ TYPED = b"stty size; printf '\\033[31mred\\033[0m\\n'; printf 'wrong\\rright\\n'
 def resize(terminal: int, rows: int, cols: int) -> None:
     """Give a terminal another size."""
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
-
-
-def read_until(terminal: int, words: bytes, deadline_s: float = 120) -> bytes:
-    """What a terminal shows until it has shown that."""
-    seen, give_up = b"", time.monotonic() + deadline_s
-    while words not in seen:
-        ready, _, _ = select.select([terminal], [], [], max(0.0, give_up - time.monotonic()))
-        assert ready, seen
-        seen += os.read(terminal, 4096)
-    return seen
 
 
 @pytest.fixture

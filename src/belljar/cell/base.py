@@ -226,7 +226,7 @@ class CellBase:
 
     @property
     def failure(self) -> BelljarError | None:
-        """What the cell died of, or None while no operation has met its death."""
+        """The error of its death, or None while no operation has met that."""
         return self._dead
 
     def record_death(self) -> None:

@@ -33,7 +33,7 @@ MAX_OUTPUT_BYTES: Final = 4096
 
 
 class Cause(StrEnum):
-    """What is broken in a cell; a damage's detail says where and why."""
+    """The kinds of damage to a cell; `Damage.detail` says where and why."""
 
     AGENT_DIED = "agent_died"
     PROCESS_TABLE_FULL = "process_table_full"

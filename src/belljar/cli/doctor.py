@@ -18,7 +18,7 @@ from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
 if TYPE_CHECKING:
-    from belljar.host.model import HostFacts
+    from belljar.host.model import HostFacts, RuntimeFact
 
 State = Literal["ok", "note", "no"]
 _LOW_DISK_MIB = 4096
@@ -98,29 +98,33 @@ def switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Chec
         yield Check("held", "no", str(held), RELEASE_HINT)
     if not prove:
         return
-    works = [each for each in facts.runtimes if each.state.value == "proven"]
-    detail, hint = "not tested: no runtime starts a container to halt", "see the tiers above"
-    if works:
-        from anyio import run
+    proven = [each for each in facts.runtimes if each.state.value == "proven"]
+    yield (
+        _switch_check(home, proven[0])
+        if proven
+        else _switch_not_tested("no runtime starts a container to halt")
+    )
 
-        from belljar.isolation.proofs import prove_switch
-        from belljar.isolation.trials import runtime_of
 
-        try:
-            trial = run(partial(prove_switch, runtime_of(works[0]), home=home))
-        except (BelljarError, OSError) as error:
-            what = error.what if isinstance(error, BelljarError) else str(error)
-            detail = f"not tested: {what}"
-        else:
-            bug = "report this as a bug, with the output of `belljar doctor --json`"
-            why = f"could not halt a test container: {trial.reason}"
-            yield (
-                Check("kill switch", "ok", "works: halted a test container")
-                if trial.works
-                else Check("kill switch", "no", why, bug)
-            )
-            return
-    yield Check("kill switch", "note", detail, hint)
+def _switch_check(home: Path, fact: RuntimeFact) -> Check:
+    """Halt a container of this runtime by the kill switch."""
+    from anyio import run
+
+    from belljar.isolation.proofs import prove_switch
+    from belljar.isolation.trials import runtime_of
+
+    try:
+        trial = run(partial(prove_switch, runtime_of(fact), home=home))
+    except (BelljarError, OSError) as error:
+        return _switch_not_tested(error.what if isinstance(error, BelljarError) else str(error))
+    if trial.works:
+        return Check("kill switch", "ok", "works: halted a test container")
+    hint = "report this as a bug, with the output of `belljar doctor --json`"
+    return Check("kill switch", "no", f"could not halt a test container: {trial.reason}", hint)
+
+
+def _switch_not_tested(why: str) -> Check:
+    return Check("kill switch", "note", f"not tested: {why}", "see the tiers above")
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:

@@ -69,18 +69,10 @@ def export(
     the record does not verify; 3 it can't be written.
     """
     from belljar.cli.ledger import new_file, run_path, write_lines
-    from belljar.ledger.listing import summarise
 
     path = run_path(run)
-    if kind != "intoto" and (path / "units").is_dir():
-        notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
-        click.echo(notice, err=True)
-    outcome = summarise(path).outcome
-    is_cut = outcome in ("unfinished", "broken") or (outcome == "running" and not endpoint)
-    if kind != "intoto" and is_cut:
-        known = {"running": "it still runs", "unfinished": "it was cut off"}
-        why = known.get(outcome, "it is empty or can't be read")
-        click.echo(f"belljar: the record has no end, as {why}: this is all there is", err=True)
+    if kind != "intoto":
+        _report_gaps(path, is_followed=bool(endpoint))
     with reading(path, "RUN"):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)
@@ -194,6 +186,19 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
         raise MisuseError(f"the run has no {which}", param="--cell")
     hint = f"name one with --cell: {', '.join(map(printable, meant[:20]))}"
     raise MisuseError(f"more than one {what} is meant", param="--cell", hint=hint)
+
+
+def _report_gaps(path: Path, *, is_followed: bool) -> None:
+    """Say what an export of this run does not have. `is_followed`: until the run's end."""
+    from belljar.ledger.listing import summarise
+
+    if (path / "units").is_dir():
+        notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
+        click.echo(notice, err=True)
+    endless = {"unfinished": "it was cut off", "broken": "it is empty or can't be read"}
+    endless |= {} if is_followed else {"running": "it still runs"}
+    if why := endless.get(summarise(path).outcome):
+        click.echo(f"belljar: the record has no end, as {why}: this is all there is", err=True)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -85,24 +86,62 @@ def page_path(run_dir: Path) -> Path:
     return here.with_name(f"{here.name}.html")
 
 
+class _Bodies:
+    """The bodies of a run, and of a fleet's units, whose directories are there for a while."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._room_bytes = _MAX_UNITS_BYTES
+        self._of_units: dict[str, bytes | None] = {}  # by place; None: it had no room
+
+    def keep(self, unit: Path, bodies: Iterable[tuple[BodyRef, bool]]) -> None:
+        """Keep what a page shows of a unit's bodies, each with whether a terminal had it."""
+        from belljar.errors import LedgerError
+        from belljar.ledger.listing import read_body
+        from belljar.report.entries import MAX_BODY_BYTES, MAX_TERMINAL_BYTES
+
+        for body, is_terminal in bodies:
+            if not body.stored or body.stored in self._of_units:
+                continue
+            if self._room_bytes <= 0:
+                self._of_units[body.stored] = None
+                continue
+            max_bytes = MAX_TERMINAL_BYTES if is_terminal else MAX_BODY_BYTES
+            with suppress(OSError, LedgerError):
+                content = read_body(unit, body, max_bytes=max_bytes)
+                self._of_units[body.stored] = content
+                self._room_bytes -= len(content)
+
+    def read(self, body: BodyRef, max_bytes: int) -> bytes:
+        """Return a body's beginning. Raises `LedgerError`, `OSError`."""
+        from belljar.errors import LedgerError
+        from belljar.ledger.listing import read_body
+
+        try:
+            return read_body(self._path, body, max_bytes=max_bytes)
+        except (OSError, LedgerError):
+            if body.stored not in self._of_units:
+                raise
+            if (content := self._of_units[body.stored]) is None:
+                what = "other bodies of the fleet's units took the page's room"
+                raise LedgerError(what) from None
+            return content[:max_bytes]
+
+
 def make_page(
     path: Path, *, logs: list[str], key: str | None, run: str | None
 ) -> tuple[bytes, bool]:
     """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
-    from belljar.errors import LedgerError
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import is_being_written
-    from belljar.ledger.listing import read_body
     from belljar.report.collect import collect
-    from belljar.report.entries import MAX_BODY_BYTES, MAX_TERMINAL_BYTES
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState
 
-    timelines, room = Timelines(), _MAX_UNITS_BYTES
-    units, without_room = dict[str, bytes](), set[str]()
+    timelines, bodies = Timelines(), _Bodies(path)
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
         is_running = is_being_written(path)
         evidence = stored_evidence(
@@ -113,37 +152,15 @@ def make_page(
         raise ValueError("stored evidence is always verified")
 
     def keep(unit: Path) -> None:
-        nonlocal room
         if len(plans) < MAX_PLANS:
             plans.update(_read_facts(unit)[1])
-        for body, is_terminal in timelines.bodies_of_ledger():
-            if not body.stored or body.stored in units:
-                continue
-            if room <= 0:
-                without_room.add(body.stored)
-                continue
-            max_bytes = MAX_TERMINAL_BYTES if is_terminal else MAX_BODY_BYTES
-            with suppress(OSError, LedgerError):
-                units[body.stored] = read_body(unit, body, max_bytes=max_bytes)
-                room -= len(units[body.stored])
-
-    def read(body: BodyRef, max_bytes: int) -> bytes:
-        try:
-            return read_body(path, body, max_bytes=max_bytes)
-        except (OSError, LedgerError):
-            if body.stored in units:
-                return units[body.stored][:max_bytes]
-            if body.stored in without_room:
-                raise LedgerError(
-                    "other bodies of the fleet's units took the page's room"
-                ) from None
-            raise
+        bodies.keep(unit, timelines.bodies_of_ledger())
 
     with reading(path, "RUN"):
         findings, _ = findings_of(path, evidence, Shown(timelines, keep))
     source = RunSource(
         verification=evidence.verification,
-        read=read,
+        read=bodies.read,
         timelines=timelines,
         plans=plans,
         host=host,

@@ -47,11 +47,11 @@ class Need:
     package: str
     use: str
     backports: bool = False
-    least_version: str = ""
+    needed_min: str = ""
     only_with: str = ""
 
     def __str__(self) -> str:
-        least = f" ≥ {self.least_version}" if self.least_version else ""
+        least = f" ≥ {self.needed_min}" if self.needed_min else ""
         return f"{self.command}{least} ({self.use})"
 
 
@@ -199,7 +199,7 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
     qemu = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
     package = "qemu-system-arm" if is_arm else "qemu-system-x86"
     return (
-        Need(qemu, package, "microVM cells", backports=True, least_version=QEMU_MIN),
+        Need(qemu, package, "microVM cells", backports=True, needed_min=QEMU_MIN),
         Need("runc", "runc", "container cells"),
         Need("runsc", "runsc", "gVisor cells", backports=True),
         Need("nft", "nftables", "ranges' packet rules"),
@@ -232,7 +232,7 @@ def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSo
 
 
 def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
-    """What apt prints is in a log, which its errors name."""
+    """Run a line of apt's; a log has what it prints, which errors name."""
     log = home / "setup.log"
     log.write_text("")
     log.chmod(0o600)
@@ -277,7 +277,7 @@ def _image_names(home: Path) -> set[str]:
 
 def _is_there(need: Need) -> bool:
     path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    if path is None or not need.least_version:
+    if path is None or not need.needed_min:
         return path is not None
     match = _VERSION.search(ask_text(path, ("--version",)))
-    return match is not None and at_least(match[1], need.least_version)
+    return match is not None and at_least(match[1], need.needed_min)

@@ -50,16 +50,15 @@ def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> 
             begun[op] = now_ns
             terminals |= {op} if data.get("pty") else set()
             yield event(now_ns, "o", f"$ {shlex.join(map(str, data['argv']))}\r\n")
-        pieces = [(ms, "r", f"{cols}x{rows}") for ms, cols, rows in data.get("size_times") or ()]
+        sizes = [(ms, (cols, rows)) for ms, cols, rows in data.get("size_times") or ()]
+        pieces = [(ms, "r", f"{cols}x{rows}") for ms, (cols, rows) in sizes]
         for body in line.bodies:
             pieces += _pieces(line, body, read)
         for after_ms, code, text in sorted(pieces, key=lambda piece: piece[0]):
             at_ns = begun.get(op, now_ns) + after_ms * 1_000_000
             shown = text if op in terminals else text.replace("\n", "\r\n")
-            if code == "r":
-                cols, rows = map(int, text.split("x"))
-                size = (cols, rows)
             yield event(min(at_ns, now_ns), code, shown)
+        size = sizes[-1][1] if sizes else size
         if line.kind in _ENDS:
             status, why = _exit(line)
             if why:

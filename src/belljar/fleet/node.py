@@ -218,7 +218,7 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
 CALLED: Final[tuple[Callable[..., Any], ...]] = (
     *(describe, prepare, check, take_piece, take_image, clear, kill_all),
 )
-"""What a head may call here."""
+"""The functions that a head may call here."""
 
 
 class HeadWatch:

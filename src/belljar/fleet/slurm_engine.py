@@ -33,7 +33,7 @@ from belljar.units import printable
 MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
 JOB: Final = "belljar"
 CALL_MIB: Final = 1024
-"""What a function on a node may take: a check loads the task, and Inspect."""
+"""Kept free for a function on a node: a check loads the task, and Inspect."""
 _USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
 _HEAD: Final = struct.Struct(">cI")
 _GO_ON, _STOP = b"g", b"s"

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,6 @@ from belljar.image.tools import plain_env, run_tool, tool
 from belljar.units import printable
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_PROGRAMS: Final = ("docker", "podman")
 # Podman's own field is `ID`: it knows `{{.Id}}` and nothing longer.
 _FACTS: Final = '["{{.Id}}",{{json .RepoTags}},{{json .RepoDigests}}]'
 _PING_S: Final = 5
@@ -45,25 +45,28 @@ class DaemonImage:
 
 
 def daemon_programs() -> tuple[str, ...]:
-    """Those of the programs that are here and whose daemon, if they need one, answers."""
+    """Return the programs that are here and whose daemon, if they need one, answers."""
     found = list[str]()
-    for program in filter(None, map(shutil.which, _PROGRAMS)):
+    for program in _installed():
         with suppress(HostError):
             run_tool([program, "version"], timeout_s=_PING_S)
             found.append(program)
     return tuple(found)
 
 
+def _installed() -> list[str]:
+    """Return the programs that are here; `$DOCKER_HOST` names a daemon that Podman doesn't ask."""
+    programs = ("docker",) if os.environ.get("DOCKER_HOST") else ("docker", "podman")
+    return [path for path in map(shutil.which, programs) if path]
+
+
 def ask_daemons(names: Sequence[str], work: Path, *, timeout_s: float) -> DaemonImage:
     """Return the image of the first program that has one of the names, tried in their order.
 
-    `work`: an own directory. `$DOCKER_HOST` names one daemon, which Podman doesn't ask. Raises
-    `HostError`.
+    `work`: an own directory. Raises `HostError`.
     """
     name, failures = names[0], []
-    programs = ("docker",) if os.environ.get("DOCKER_HOST") else _PROGRAMS
-    found = [path for path in map(shutil.which, programs) if path]
-    for program, each in ((program, each) for program in found for each in names):
+    for program, each in product(_installed(), names):
         try:
             return _ask(program, each, work, timeout_s=timeout_s)
         except (OSError, ValueError, RecursionError, HostError) as error:

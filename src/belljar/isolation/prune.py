@@ -97,7 +97,8 @@ def unneeded(
         ),
         *_kernels(home, before),
     )
-    return tuple(_measured(part, home) for part in parts)
+    busy = _cells_live(home)
+    return tuple(_measured(part, busy=busy) for part in parts)
 
 
 def _cells_live(home: Path) -> bool:
@@ -173,16 +174,16 @@ def _unused(directory: Path, before: float) -> str:
     return f"not used for {format_duration(max(0.0, time.time() - used))}" if used <= before else ""
 
 
-def _measured(part: PrunedPart, home: Path) -> PrunedPart:
-    note = _claimed_by(part, home)
+def _measured(part: PrunedPart, *, busy: bool) -> PrunedPart:
+    note = _claimed_by(part, busy=busy)
     state: PartState = "in use" if note else "unneeded"
     return replace(part, size_bytes=disk_bytes(part.path), state=state, note=note)
 
 
-def _claimed_by(part: PrunedPart, home: Path) -> str:
-    """Who may have it; "": nobody."""
+def _claimed_by(part: PrunedPart, *, busy: bool) -> str:
+    """Return who may have it, "" for nobody. `busy`: cells live."""
     if part.kind in _UNCLAIMED:
-        return "cells live, and may have it" if _cells_live(home) else ""
+        return "cells live, and may have it" if busy else ""
     return "a cell or a build has it" if in_use(part.path) else ""
 
 
@@ -216,8 +217,9 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
             return replace(part, state="failed", note=why)
     if not part.path.exists():
         return replace(part, state="removed")
-    if note := _claimed_by(part, home) or ("it is needed again" if part.kind in _UNCLAIMED else ""):
-        return replace(part, state="in use", note=note)
+    note = _claimed_by(part, busy=_cells_live(home))
+    if note or part.kind in _UNCLAIMED:
+        return replace(part, state="in use", note=note or "it is needed again")
     return replace(part, state="failed", note="it could not be removed")
 
 

@@ -107,7 +107,7 @@ class RunView:
             self.cells.pop(line.cell or "", None)
 
     def _take_sample(self, line: Line) -> None:
-        data, time = line.data, line.time[11:19]
+        data, clock = line.data, line.time[11:19]
         # Each cell of a sample's range records its start: they are one sample
         key = tuple(str(data.get(name)) for name in ("sample", "epoch", "task", "uuid"))
         if key not in self.samples:
@@ -117,7 +117,7 @@ class RunView:
                 shown(data["sample"], max_chars=80),
                 epoch if isinstance(epoch, int) else 1,
                 line.cell or "",
-                time,
+                clock,
             )
         view = self.samples[key]
         if line.kind is Kind.SAMPLE_RUNNING:
@@ -125,7 +125,7 @@ class RunView:
         elif line.kind is Kind.SAMPLE_FINISHED:
             self.finished += not view.ended
             view.phase = shown(data.get("outcome") or "finished", max_chars=20)
-            view.ended = time
+            view.ended = clock
             self.samples[key] = self.samples.pop(key)  # those that ended are in that order
             ended = [each for each, found in self.samples.items() if found.ended]
             for each in ended[:-_MAX_SAMPLES]:

@@ -152,6 +152,10 @@ class CellFindings(Ending):
         """It failed before anything of it was made: each start is on record before it acts."""
         return bool(self.failures) and not (self.begun or self.operations or self.probings)
 
+    def is_own(self, operation: ReportedOperation) -> bool:
+        """Return whether it was Belljar's; without any probes, all of it is the run's own work."""
+        return operation.own and bool(self.probings)
+
     @property
     def commands(self) -> int:
         """Count of commands, without Belljar's own."""

@@ -164,8 +164,8 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
     activity = deepcopy(timelines.activity)
     for cell in (cell for _, row, _ in chosen for cell in row.cells):
         for each in cell.operations.values():
-            is_own = each.own and cell.probings  # as in its timeline
-            if each.action is TranscriptAction.EXEC and each.started and not is_own:
+            is_exec = each.action is TranscriptAction.EXEC
+            if is_exec and each.started and not cell.is_own(each):
                 activity.add(Group.COMMAND.value, each.started)
     counts = Counter(each["verdict"] for each in facts["samples"])
     signals = Counter(each["code"] for found in facts["samples"] for each in found["signals"])

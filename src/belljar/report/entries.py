@@ -37,7 +37,7 @@ def entries_of(
         (cell.cell_id, operation.op)
         for cell in cells
         for operation in cell.operations.values()
-        if operation.own and cell.probings  # without any probes, all of it is the run's own work
+        if cell.is_own(operation)
     }
     groups = {
         group: [

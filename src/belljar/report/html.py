@@ -25,11 +25,7 @@ _HERE: Final = Path(__file__).parent
 
 def render(report: Mapping[str, Any]) -> bytes:
     """The page of what `collect` found. The same report gives the same bytes."""
-    style, script = (
-        (_HERE.parent / "live" / f"uplot.{kind}").read_text().rstrip() + "\n" + ours.read_text()
-        for kind in ("css", "js")
-        for ours in (_HERE / f"page.{kind}",)
-    )
+    style, script = map(_with_uplot, ("css", "js"))
     environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(_HERE),
@@ -60,6 +56,12 @@ def render(report: Mapping[str, Any]) -> bytes:
         ),
     )
     return page.encode()
+
+
+def _with_uplot(kind: str) -> str:
+    """Return our file of this kind behind the vendored one, which the live page has, too."""
+    vendored = (_HERE.parent / "live" / f"uplot.{kind}").read_text().rstrip()
+    return f"{vendored}\n{(_HERE / f'page.{kind}').read_text()}"
 
 
 def _visible(value: object) -> object:

@@ -106,7 +106,7 @@ def test_an_old_qemu_counts_as_missing(
     says: str, fine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Debian 12's own QEMU 7.2 is too old; 8.2 is not, nor 10.0."""
-    need = next(need for need in needs(debian_arch()) if need.least_version)
+    need = next(need for need in needs(debian_arch()) if need.needed_min)
     qemu = tmp_path / need.command
     qemu.write_text(f"#!/bin/sh\necho QEMU emulator version {says}\n")
     qemu.chmod(0o755)
