@@ -411,8 +411,11 @@ def test_touches_are_on_record_before_a_machine_stands_still(vm_home: Path) -> N
         with start_run("test", None, [], home=vm_home) as run:
             policy = {**POLICY, "decoys": DECOYS, "snapshots": "with_secrets"}
             async with open_cell(policy, run=run, home=vm_home) as cell:
+                # A program that is gone has no name on record: these wait for more at /tmp/stays.
+                await said(cell, "mkfifo /tmp/turn /tmp/stays")
                 for program in ("cat", "head"):
-                    await said(cell, f"{program} /srv/read.env > /dev/null")
+                    reads = f"{program} /srv/read.env /tmp/turn /tmp/stays > /dev/null 2>&1 &"
+                    await said(cell, f"{reads} echo > /tmp/turn")
                 async with cell._live.client.frozen():
                     lines = [*read_events(run.path)]
                 touched = [line.data for line in lines if line.kind is Kind.DECOY_TOUCHED]
