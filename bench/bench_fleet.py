@@ -22,8 +22,9 @@ from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
 from belljar.harness.host_processes import watched_host
 from belljar.harness.selected import SelectedTask
-from belljar.ledger import create_run, local_fingerprint
-from belljar.policy import Tier
+from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.rundir import create_run
+from belljar.policy.limits import Tier
 
 LASTS_S = 64 * 900.0  # so long that each unit but the first ones has one sample
 

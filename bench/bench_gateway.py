@@ -32,7 +32,7 @@ import dns.message
 import uvicorn
 
 from belljar.events import Event
-from belljar.ledger import create_run
+from belljar.ledger.rundir import create_run
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.gateway.serve import run

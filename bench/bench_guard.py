@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.guard_cases import Case, feeds, read_cases, scan_case
 
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, read_protected, spec_of

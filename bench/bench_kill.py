@@ -35,7 +35,8 @@ import anyio
 import anyio.to_thread
 
 from belljar import CellError, open_cell, open_range
-from belljar.cell import Cell, Range
+from belljar.cell.cell import Cell
+from belljar.cell.range import Range
 from belljar.channel import Stream
 from belljar.network.supervisor import links
 from belljar.store.home import belljar_home

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.events import Actor, Body, Event, Kind
-from belljar.ledger import Status, create_run, verify
+from belljar.ledger.rundir import create_run
+from belljar.ledger.verification import Status, verify
 
 
 def events(count: int, *, bodies: bool) -> Iterator[Event]:

@@ -19,7 +19,7 @@ import anyio
 
 from belljar.bench.figures import percentile
 from belljar.events import Event, Kind
-from belljar.ledger import create_run
+from belljar.ledger.rundir import create_run
 
 Batches = list[tuple[float, int, int]]
 REQUEST = "GET /events HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Belljar-Secret: {}\r\n\r\n"

@@ -26,12 +26,12 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
-from belljar.cell import start_run
+from belljar.cell.parts import start_run
 from belljar.image.store import MODEL_IMAGE
 from belljar.model.http import Client, Question, ServerError
 from belljar.model.serve import HEALTH, LLAMA_PIP, load_model, open_model, server_argv
 from belljar.model.weights import EXAMPLE_SHA256, find_weights
-from belljar.policy import with_tier
+from belljar.policy.loaded import with_tier
 from belljar.policy.serving import ModelBlock
 
 TRIPS, CPUS = 100, 2

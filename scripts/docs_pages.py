@@ -24,7 +24,7 @@ from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS, KeyOutcome
 from belljar.compose.model import ComposeNetwork, NetworkPlace, reasons_of
 from belljar.ledger.kinds import FIELDS
-from belljar.policy import policy_schema
+from belljar.policy.model import policy_schema
 from belljar.report.reasons import ReasonCode
 
 ROOT: Final = Path(__file__).resolve().parents[1]

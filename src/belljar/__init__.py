@@ -13,28 +13,17 @@ from belljar.package import __version__ as __version__
 
 if TYPE_CHECKING:
     from belljar import sync as sync
-    from belljar.cell import (
-        Cell,
-        CellStream,
-        CommandError,
-        ExecOutput,
-        FileInfo,
-        HealthFinding,
-        Metrics,
-        OutputSoFar,
-        Pool,
-        PtySize,
-        Range,
-        RunningCommand,
-        Snapshot,
-        Stream,
-        Transfer,
-        open_cell,
-        open_pool,
-        open_range,
-        start_run,
-    )
-    from belljar.channel import FileTooLargeError
+    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.connection import CellStream
+    from belljar.cell.exec import OutputSoFar, RunningCommand
+    from belljar.cell.files import FileInfo
+    from belljar.cell.health import HealthFinding, Metrics
+    from belljar.cell.local_tree import Transfer
+    from belljar.cell.open import open_cell, open_range
+    from belljar.cell.parts import start_run
+    from belljar.cell.pool import Pool, open_pool
+    from belljar.cell.range import Range
+    from belljar.channel import CommandError, ExecOutput, FileTooLargeError, PtySize, Stream
     from belljar.errors import (
         BelljarError,
         CellError,
@@ -47,17 +36,12 @@ if TYPE_CHECKING:
     from belljar.isolation.hold import release
     from belljar.isolation.kill import KillReport, kill
     from belljar.isolation.survivors import Destruction
-    from belljar.ledger import RunDirectory
-    from belljar.plan import Plan
-    from belljar.policy import (
-        LoadedPolicy,
-        Policy,
-        Risk,
-        Tier,
-        load_policy,
-        load_preset,
-        parse_policy,
-    )
+    from belljar.ledger.rundir import RunDirectory
+    from belljar.plan.model import Plan
+    from belljar.policy.limits import Risk, Tier
+    from belljar.policy.load import load_policy, load_preset, parse_policy
+    from belljar.policy.loaded import LoadedPolicy
+    from belljar.policy.model import Policy
     from belljar.probe.model import Verdict
     from belljar.report.reasons import Reason, ReasonCode
 
@@ -109,41 +93,33 @@ __all__ = [
     "sync",
 ]
 
-_ELSEWHERE = {
-    "belljar.channel": ("FileTooLargeError",),
-    "belljar.errors": (
-        "BelljarError",
-        "CellError",
-        "ContainmentBreach",
-        "HostError",
-        "LedgerError",
-        "PolicyError",
-        "ProtocolViolation",
-    ),
-    "belljar.isolation.survivors": ("Destruction",),
-    "belljar.isolation.hold": ("release",),
-    "belljar.isolation.kill": ("KillReport", "kill"),
-    "belljar.ledger": ("RunDirectory",),
-    "belljar.plan": ("Plan",),
-    "belljar.policy": (
-        "LoadedPolicy",
-        "Policy",
-        "Risk",
-        "Tier",
-        "load_policy",
-        "load_preset",
-        "parse_policy",
-    ),
-    "belljar.probe.model": ("Verdict",),
-    "belljar.report.reasons": (
-        "Reason",
-        "ReasonCode",
-    ),
+_NAMES = {
+    "belljar.cell.cell": "Cell Snapshot",
+    "belljar.cell.connection": "CellStream",
+    "belljar.cell.exec": "OutputSoFar RunningCommand",
+    "belljar.cell.files": "FileInfo",
+    "belljar.cell.health": "HealthFinding Metrics",
+    "belljar.cell.local_tree": "Transfer",
+    "belljar.cell.open": "open_cell open_range",
+    "belljar.cell.parts": "start_run",
+    "belljar.cell.pool": "Pool open_pool",
+    "belljar.cell.range": "Range",
+    "belljar.channel": "CommandError ExecOutput FileTooLargeError PtySize Stream",
+    "belljar.errors": "BelljarError CellError ContainmentBreach HostError LedgerError PolicyError"
+    " ProtocolViolation",
+    "belljar.isolation.hold": "release",
+    "belljar.isolation.kill": "KillReport kill",
+    "belljar.isolation.survivors": "Destruction",
+    "belljar.ledger.rundir": "RunDirectory",
+    "belljar.plan.model": "Plan",
+    "belljar.policy.limits": "Risk Tier",
+    "belljar.policy.load": "load_policy load_preset parse_policy",
+    "belljar.policy.loaded": "LoadedPolicy",
+    "belljar.policy.model": "Policy",
+    "belljar.probe.model": "Verdict",
+    "belljar.report.reasons": "Reason ReasonCode",
 }
-_MODULES = {
-    **dict.fromkeys(__all__, "belljar.cell"),
-    **{name: module for module, names in _ELSEWHERE.items() for name in names},
-}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attribute protocol (PEP 562)

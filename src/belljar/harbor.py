@@ -25,15 +25,17 @@ from harbor.environments.capabilities import (
 )
 from harbor.models.task.config import NetworkMode, NetworkPolicy, TaskOS
 
-from belljar.cell import Cell, open_range, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_range
+from belljar.cell.parts import start_run
 from belljar.dataclass import replace
 from belljar.errors import CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.host.settings import resolve_here
 from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
 from belljar.image.store import Store
-from belljar.ledger import RunDirectory
-from belljar.policy import LoadedPolicy
+from belljar.ledger.rundir import RunDirectory
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.network import Default, Network
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.probe.judge import Router

@@ -19,9 +19,10 @@ import pytest
 from tests.fakes.asking import renew, sh
 
 import belljar
-from belljar.cell import Cell, open_cell
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
 from belljar.channel import ExecRequest, GuestClient
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 
 LONGEST_TEST_S = 500
 AGENT = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"

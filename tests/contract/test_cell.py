@@ -12,10 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar.cell import Cell, ExecOutput, open_cell
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.events import Kind
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.fakes.asking import is_alive, sh
 
-from belljar.cell import Cell
+from belljar.cell.cell import Cell
 from belljar.channel import ExecRequest, GuestClient, Stream
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import pytest
 
-from belljar.cell import Cell, CellStream, RunningCommand
+from belljar.cell.cell import Cell
+from belljar.cell.connection import CellStream
+from belljar.cell.exec import RunningCommand
 
 pytestmark = pytest.mark.anyio
 TIMEOUT_S = 60

@@ -9,9 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar.cell import Cell, open_cell, open_pool
+from belljar.cell.cell import Cell
 from belljar.cell.decoys import KEY_FILE, file_time, read_key
+from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
+from belljar.cell.pool import open_pool
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.decoys import FILES, digest, mint, origins

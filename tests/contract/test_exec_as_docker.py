@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from belljar.cell import Cell
+from belljar.cell.cell import Cell
 
 pytestmark = pytest.mark.anyio
 CLOSED = "/var/closed"

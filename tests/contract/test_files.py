@@ -11,7 +11,7 @@ import anyio
 import anyio.from_thread
 import pytest
 
-from belljar.cell import Cell
+from belljar.cell.cell import Cell
 from belljar.cell.local_tree import Source, TreeManifest, records_of
 from belljar.channel import FileTooLargeError
 

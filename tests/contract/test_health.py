@@ -11,9 +11,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.cell import Cell, open_cell
+from belljar.cell.cell import Cell
 from belljar.cell.health import Cause, HealthFinding, damage
-from belljar.policy import load_policy
+from belljar.cell.open import open_cell
+from belljar.policy.load import load_policy
 
 pytestmark = pytest.mark.anyio
 POLICY = """\

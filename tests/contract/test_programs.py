@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cell import Cell
+from belljar.cell.cell import Cell
 from belljar.cell.targets import serve
 from belljar.compose.values import SETTLE_S
 from belljar.errors import CellError

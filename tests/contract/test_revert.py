@@ -12,14 +12,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.cell import Cell, open_cell, start_run
 from belljar.cell.canary import canary_in
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import hold, release
 from belljar.isolation.kill import kill
-from belljar.ledger import Line, RunDirectory, read_events
-from belljar.policy import load_policy
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import RunDirectory
+from belljar.ledger.schema import Line
+from belljar.policy.load import load_policy
 
 pytestmark = pytest.mark.anyio
 POLICY = """\

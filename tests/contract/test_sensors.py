@@ -11,8 +11,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.cell import Cell, open_range
+from belljar.cell.cell import Cell
 from belljar.cell.decoys import watch_files
+from belljar.cell.open import open_range
 from belljar.dataclass import dataclass
 from belljar.events import Event, MemoryRecorder, Trust
 from belljar.isolation.touches import Access

@@ -30,9 +30,10 @@ from belljar.differences import Difference
 from belljar.errors import CellError, HostError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.harness.source import RealCells
-from belljar.ledger import create_run
+from belljar.ledger.rundir import create_run
 from belljar.plan.make import granted
-from belljar.policy import LoadedPolicy, Risk, Tier
+from belljar.policy.limits import Risk, Tier
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport
 from belljar.probe.run import probe_cell

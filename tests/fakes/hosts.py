@@ -18,7 +18,7 @@ from belljar.host.model import (
 )
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.plan import ImageFacts
+from belljar.plan.model import ImageFacts
 
 _GROUPS = {name: f"/sys/fs/cgroup/{name}" for name in ("cpu", "memory", "pids")}
 

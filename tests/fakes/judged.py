@@ -18,7 +18,7 @@ from belljar.cli.main import run as belljar
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import FINDINGS
-from belljar.ledger import read_events
+from belljar.ledger.listing import read_events
 
 
 @dataclass

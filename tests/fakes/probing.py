@@ -13,8 +13,7 @@ from typing import Any
 
 from belljar.channel import ExecOutput
 from belljar.errors import CellError
-from belljar.policy import Resources
-from belljar.policy.limits import NOTHING_GRANTED
+from belljar.policy.limits import NOTHING_GRANTED, Resources
 from belljar.probe.model import AttemptOutcome, Probe, Witness
 
 PROBES: tuple[Probe, ...] = (

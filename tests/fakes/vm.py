@@ -11,7 +11,7 @@ from tests.fakes.guest import FakeGuest, Script
 from tests.fakes.hosts import capable_host, image_with_a_user
 from tests.fakes.talking import talking
 
-from belljar.cell import Cell
+from belljar.cell.cell import Cell
 from belljar.channel import GuestClient
 from belljar.errors import HostError
 from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
@@ -22,8 +22,8 @@ from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import OnAccess, OnEnd
 from belljar.ledger.schema import check_data
-from belljar.plan import make_plan
-from belljar.policy import resolve_policy
+from belljar.plan.make import make_plan
+from belljar.policy.load import resolve_policy
 
 CELL = "c-0123456789ab"
 CONSOLE = b"Kernel panic \xff\x1b[31m"

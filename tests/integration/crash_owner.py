@@ -28,9 +28,9 @@ from typing import Any
 import anyio
 
 import belljar
-from belljar.cell import open_cell
+from belljar.cell.open import open_cell
 from belljar.isolation.reap import reap as reap_cells
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 
 ROOMS = ("cell", "isolation", "network", "channel", "ledger", "host", "image")
 PHASES = ("create", "exec", "revert", "snapshot", "fork", "destroy")

@@ -18,7 +18,7 @@ from tests.integration.as_user import own
 from tests.integration.crash_owner import PHASES, Site
 from tests.integration.remains import Remains, cells_of, within
 
-from belljar.ledger import Status, verify
+from belljar.ledger.verification import Status, verify
 
 OWNER = Path(__file__).parent / "crash_owner.py"
 REAP_WITHIN_S = 5.0

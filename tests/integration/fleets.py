@@ -13,8 +13,8 @@ import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 
 from belljar.events import Kind
-from belljar.ledger import read_events
 from belljar.ledger.files import is_being_written
+from belljar.ledger.listing import read_events
 
 TASKS = """
 import os

@@ -12,10 +12,12 @@ from typing import Any, Final
 import anyio.to_thread
 from tests.guard_cases import Case, CaseOutcome, Step
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.events import Kind
-from belljar.ledger import read_events
-from belljar.policy import LoadedPolicy
+from belljar.ledger.listing import read_events
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.network import Network
 from belljar.signals.observe import model_part
 from belljar.signals.values import Channel

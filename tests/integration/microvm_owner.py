@@ -16,8 +16,10 @@ from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store
 from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.trials import find_facts
-from belljar.plan import ImageFacts, MicrovmPlan, make_plan
-from belljar.policy import Resources, load_preset
+from belljar.plan.make import make_plan
+from belljar.plan.model import ImageFacts, MicrovmPlan
+from belljar.policy.limits import Resources
+from belljar.policy.load import load_preset
 
 
 def parts(home: Path, resources: Resources | None = None) -> tuple[MicrovmPlan, Image, Kernel]:

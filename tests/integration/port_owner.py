@@ -30,7 +30,7 @@ from belljar.events import MemoryRecorder
 from belljar.isolation.identity import user_range
 from belljar.isolation.oci.open import open_container
 from belljar.isolation.renewal import PortSettings
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.process import namespaces_of
 from belljar.store.journal import Journal
 

@@ -17,7 +17,8 @@ import pytest
 from tests.integration.gapped import gapped, whole_machine
 
 from belljar.events import Kind
-from belljar.ledger import read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 from belljar.network.syscalls import CLONE_NEWNET, enter
 
 pytestmark = [

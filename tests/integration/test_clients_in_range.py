@@ -17,11 +17,17 @@ import pytest
 from tests.fakes.registries import make_tar, make_wheel
 from tests.real_packages import linked, real_packages
 
-from belljar.cell import Cell, Range, open_range, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_range
+from belljar.cell.parts import start_run
+from belljar.cell.range import Range
 from belljar.events import Kind
-from belljar.ledger import Line, RunDirectory, read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import RunDirectory
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import verify
 from belljar.network.gateway.context import MAX_BODY_BYTES
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 # Put together here: no tracked file names a registry. What has these names in a range is simulated.

@@ -14,10 +14,12 @@ from inspect_ai.event import ModelEvent
 from inspect_ai.log import EvalSample, read_eval_log
 from tests.integration.processes import quick_command
 
-from belljar.cell import open_cell, start_run
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.events import Kind
-from belljar.ledger import read_events, verify
-from belljar.policy import load_policy
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
+from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 

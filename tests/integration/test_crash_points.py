@@ -32,7 +32,7 @@ from tests.integration.remains import Remains, cells_of, tables_of, within
 from tests.machine import Templates
 
 from belljar.events import Kind
-from belljar.ledger import read_events
+from belljar.ledger.listing import read_events
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = ("container", "gvisor", "microvm")

@@ -9,10 +9,11 @@ import pytest
 from inspect_ai.log import read_eval_log
 from tests.integration.conftest import Belljar
 
-from belljar.cell import open_cell, start_run
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.errors import CellError
 from belljar.events import Kind
-from belljar.ledger import read_events
+from belljar.ledger.listing import read_events
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 

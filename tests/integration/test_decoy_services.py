@@ -13,9 +13,13 @@ import anyio
 import pytest
 from tests.integration.conftest import Belljar
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.events import Kind
-from belljar.ledger import Line, RunDirectory, read_events
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import RunDirectory
+from belljar.ledger.schema import Line
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 

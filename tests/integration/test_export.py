@@ -28,7 +28,8 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 from tests.integration.processes import quick_command
 
-from belljar.ledger import read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "honeypot" / "honeypot.py"

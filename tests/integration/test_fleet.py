@@ -29,7 +29,9 @@ from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 from belljar.image.store import Store
-from belljar.ledger import local_fingerprint, read_events, verify
+from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 
 pytest.importorskip("ray", reason="the extra `fleet` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.root]

@@ -24,7 +24,8 @@ from tests.integration.processes import wait_for
 from tests.integration.ray_cluster import descendants
 
 from belljar.events import Kind
-from belljar.ledger import Status, read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import Status, verify
 
 pytest.importorskip("ray", reason="the extra `fleet` is not installed")
 pytestmark = [

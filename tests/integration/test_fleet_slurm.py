@@ -13,7 +13,8 @@ from tests.integration.processes import wait_for
 from tests.integration.slurm_cluster import missing, slurm
 
 from belljar.events import Kind
-from belljar.ledger import local_fingerprint, read_events
+from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.listing import read_events
 
 pytestmark = [
     pytest.mark.slow,

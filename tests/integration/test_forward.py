@@ -17,7 +17,8 @@ import anyio.to_thread
 import pytest
 from tests.contract.test_connect import serving
 
-from belljar.cell import Cell, open_cell
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
 from belljar.harness.attach import AttachSocket
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,9 @@ from tests.integration import harbor_calls
 from tests.real_packages import ROOT, harbor_python
 
 from belljar.harness.evidence import stored_evidence
-from belljar.ledger import local_fingerprint, read_events, verify
+from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 from belljar.report.verdict import judge
 
 PYTHON = harbor_python()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.processes import quick_command
 
-from belljar.ledger import verify
+from belljar.ledger.verification import verify
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "honeypot" / "honeypot.py"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell import open_cell, start_run
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.channel.pump import SocketPipe
 from belljar.errors import CellError
-from belljar.ledger import read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 

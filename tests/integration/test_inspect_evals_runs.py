@@ -22,7 +22,7 @@ from tests.integration.processes import quick_command
 from tests.integration.real_images import Workshop
 from tests.integration.real_tasks import CASES, Case, write_task
 
-from belljar.ledger import verify
+from belljar.ledger.verification import verify
 from belljar.store.home import belljar_home
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.thorough, pytest.mark.root]

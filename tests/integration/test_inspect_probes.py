@@ -23,8 +23,9 @@ from belljar.channel import ExecOutput
 from belljar.events import Kind, MemoryRecorder
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
-from belljar.ledger import read_events, verify
-from belljar.policy import LoadedPolicy
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import Side, Verdict
 from belljar.probe.run import probe_cell
 from belljar.report.cells import gather_cells

@@ -20,7 +20,8 @@ from tests.integration.processes import quick_command, wait_for
 
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
-from belljar.ledger import read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 from belljar.report.cells import CellFindings, gather_cells
 from belljar.report.reasons import ReasonCode
 from belljar.report.verdict import judge

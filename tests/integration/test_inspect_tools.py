@@ -26,7 +26,7 @@ from inspect_ai.util import (
 
 import belljar.harness._registry  # noqa: F401 - what the entry point loads
 from belljar.harness.session import Session, session_scope
-from belljar.ledger import read_events
+from belljar.ledger.listing import read_events
 from belljar.report.cells import gather_cells
 
 pytestmark = [

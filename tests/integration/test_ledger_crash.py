@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from belljar.ledger import Status, verify
+from belljar.ledger.verification import Status, verify
 
 WRITER = """
 import sys, hashlib
 from pathlib import Path
 from belljar.events import Body, Event, Kind
-from belljar.ledger import create_run
+from belljar.ledger.rundir import create_run
 
 with create_run(Path(sys.argv[1]), "exec", ["x"]) as run:
     acknowledged = sys.stdout
@@ -38,7 +38,7 @@ import sys
 from pathlib import Path
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind
-from belljar.ledger import create_run
+from belljar.ledger.rundir import create_run
 {prepare}
 try:
     with create_run(Path(sys.argv[1]), "exec", ["x"]) as run:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from belljar.cell import start_run
+from belljar.cell.parts import start_run
 from belljar.events import Event, Kind
 from belljar.isolation.hold import release
-from belljar.ledger import read_events
+from belljar.ledger.listing import read_events
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -38,8 +38,8 @@ from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.proofs import boots_under
 from belljar.isolation.reap import list_cells, reap
-from belljar.plan import MicrovmPlan
-from belljar.policy import Resources
+from belljar.plan.model import MicrovmPlan
+from belljar.policy.limits import Resources
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
 OWNER = Path(__file__).parent / "microvm_owner.py"

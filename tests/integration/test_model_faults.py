@@ -20,14 +20,17 @@ import pytest
 from tests.integration.as_user import UsersBelljar, copy_distributions
 from tests.integration.conftest import Belljar
 
-from belljar.cell import start_run
+from belljar.cell.parts import start_run
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Kind
-from belljar.ledger import Line, read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import verify
 from belljar.model.http import BrokenOffError, Question
 from belljar.model.serve import ModelCell, load_model, open_model
 from belljar.model.weights import add_weights, remove_weights
-from belljar.policy import Tier, with_tier
+from belljar.policy.limits import Tier
+from belljar.policy.loaded import with_tier
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
 

@@ -78,7 +78,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 import anyio
-from belljar.cell import start_run
+from belljar.cell.parts import start_run
 from belljar.model.serve import load_model, open_model
 from belljar.probe.run import probe_cell
 

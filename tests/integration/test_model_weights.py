@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import Belljar
 
-from belljar.cell import open_cell, start_run
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.model.serve import load_model
 from belljar.model.weights import add_weights
 

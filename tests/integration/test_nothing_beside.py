@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.integration.processes import quick_command
 
-from belljar.ledger import verify
+from belljar.ledger.verification import verify
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 

@@ -15,7 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar.cell import Cell, open_cell
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
 from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind, MemoryRecorder
@@ -34,7 +35,7 @@ from belljar.isolation.proofs import prove_runtime, prove_switch
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
 from belljar.plan.oci import OciRuntime, OciShape
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 from belljar.store.journal import Journal
 from belljar.store.scratch import MAKING

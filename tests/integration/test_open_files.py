@@ -19,7 +19,7 @@ RANGE = (
 MANY = """
 import anyio, sys
 from contextlib import AsyncExitStack
-from belljar.cell import open_range
+from belljar.cell.open import open_range
 async def main():
     async with AsyncExitStack() as stack:
         for _ in range(int(sys.argv[2])):

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.pcapng import packets as read_packets
 from tests.integration.conftest import Belljar
 
-from belljar.ledger import read_events
+from belljar.ledger.listing import read_events
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]
 ASKED = 60

@@ -9,10 +9,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.cell import open_cell, start_run
 from belljar.cell.cell import Cell
-from belljar.ledger import RunDirectory, verify
-from belljar.policy import LoadedPolicy, load_policy
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
+from belljar.ledger.rundir import RunDirectory
+from belljar.ledger.verification import verify
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.anyio]
 SCRIPT = (Path(__file__).parent / "leave_things.pl").read_bytes()

@@ -17,13 +17,17 @@ import anyio.to_thread
 import pytest
 from tests.integration.processes import kill_tree, wait_for
 
-from belljar.cell import Cell, Pool, open_pool, start_run
-from belljar.cell.pool import Discard
+from belljar.cell.cell import Cell
+from belljar.cell.parts import start_run
+from belljar.cell.pool import Discard, Pool, open_pool
 from belljar.events import Kind
 from belljar.isolation.kill import kill
 from belljar.isolation.reap import reap
-from belljar.ledger import Line, Status, read_events, verify
-from belljar.policy import LoadedPolicy, load_policy
+from belljar.ledger.listing import read_events
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import Status, verify
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.process import identify
 from belljar.store.journal import Journal, JournalEntry
 
@@ -36,8 +40,8 @@ POLICY = (
 OWNER = """
 import sys, anyio
 from pathlib import Path
-from belljar.cell import open_pool
-from belljar.policy import load_policy
+from belljar.cell.pool import open_pool
+from belljar.policy.load import load_policy
 
 async def own() -> None:
     async with open_pool(load_policy(Path(sys.argv[1]))) as pool, pool.cell() as cell:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell import open_cell
+from belljar.cell.open import open_cell
 from belljar.isolation.prune import unneeded
-from belljar.policy import resolve_policy, with_tier
+from belljar.policy.load import resolve_policy
+from belljar.policy.loaded import with_tier
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm, pytest.mark.root]
 

@@ -56,9 +56,10 @@ def test_a_disk_that_is_full_at_the_start(
 _FILLING = """\
 import subprocess, sys
 import anyio
-from belljar.cell import open_cell, start_run
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.errors import BelljarError
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 
 async def main():
     with start_run("exec", None, []) as run:

@@ -13,7 +13,9 @@ import certifi
 import pytest
 from tests.integration import test_ranges as ranges
 
-from belljar.cell import Cell, Range, open_range
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_range
+from belljar.cell.range import Range
 from belljar.cell.task_data import BUNDLE
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]

@@ -19,13 +19,21 @@ from tests.conftest import copy_store
 from tests.integration.processes import wait_for
 from tests.integration.test_oci import busy_sealing
 
-from belljar.cell import Cell, ExecOutput, Range, open_cell, open_range, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell, open_range
+from belljar.cell.parts import start_run
+from belljar.cell.range import Range
 from belljar.cell.ranges import RANGES
+from belljar.channel import ExecOutput
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.bridge import ModelBridge
-from belljar.ledger import Line, RunDirectory, read_events, verify
-from belljar.policy import LoadedPolicy, load_policy
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import RunDirectory
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import verify
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport, Verdict, Witness
 from belljar.probe.run import probe_cell

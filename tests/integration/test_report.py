@@ -20,8 +20,7 @@ from tests.unit.report.test_page import (
     source_of,
 )
 
-from belljar.ledger import verify
-from belljar.ledger.verification import Status
+from belljar.ledger.verification import Status, verify
 from belljar.report.collect import collect
 from belljar.report.html import render
 

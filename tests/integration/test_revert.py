@@ -18,14 +18,18 @@ import anyio.lowlevel
 import pytest
 from tests.integration.processes import quick_command
 
-from belljar.cell import Cell, open_cell, open_pool, open_range, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell, open_range
+from belljar.cell.parts import start_run
+from belljar.cell.pool import open_pool
 from belljar.cell.range import Range
 from belljar.cell.revert import RevertibleCell
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
 from belljar.isolation.kill import kill
-from belljar.ledger import Line, read_events
+from belljar.ledger.listing import read_events
+from belljar.ledger.schema import Line
 from belljar.report.cells import gather_cells
 from belljar.report.reasons import ReasonCode
 from belljar.report.verdict import judge

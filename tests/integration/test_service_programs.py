@@ -16,15 +16,18 @@ from tests.fakes.compiled import compile_static
 from tests.fakes.images import directory, docker_archive, entry, layer
 from tests.integration.processes import quick_command
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.cell.targets import serve
 from belljar.channel import ExecOutput
 from belljar.errors import BelljarError, CellError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image.oci import import_image
-from belljar.ledger import read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 from belljar.plan.network import StandInPlan
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.probe.model import Verdict
 from belljar.probe.run import END, probe_cell
 

@@ -15,10 +15,14 @@ import pytest
 from tests.integration.processes import quick_command
 
 from belljar import sync
-from belljar.cell import Cell, Snapshot, open_cell, open_range, start_run
+from belljar.cell.cell import Cell, Snapshot
+from belljar.cell.open import open_cell, open_range
+from belljar.cell.parts import start_run
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
-from belljar.ledger import RunDirectory, Status, read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import RunDirectory
+from belljar.ledger.verification import Status, verify
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 SMALL = {"memory": "256MiB", "disk": "64MiB", "processes": 64, "lifetime": "30m"}

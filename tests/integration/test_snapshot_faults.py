@@ -15,12 +15,15 @@ import anyio
 import pytest
 from tests.integration.test_snapshot import POLICY, opened, said, saved, scratch_of
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Kind
 from belljar.isolation.kill import kill
 from belljar.isolation.reap import reap
-from belljar.ledger import RunDirectory, read_events
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import RunDirectory
 from belljar.store.journal import Journal
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
@@ -125,7 +128,7 @@ def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path, tier: str) -> N
 OWNER = """
 import os, signal, sys, threading, time, anyio
 from pathlib import Path
-from belljar.cell import open_cell
+from belljar.cell.open import open_cell
 home, stage, policy = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
 
 def strike():

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from tests.integration.processes import quick_command
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
 from belljar.events import Kind
 from belljar.harness.config import as_config, load
-from belljar.ledger import read_events, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.verification import verify
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 

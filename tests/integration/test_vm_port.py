@@ -32,7 +32,7 @@ from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.reap import list_cells, reap
-from belljar.plan import MicrovmPlan
+from belljar.plan.model import MicrovmPlan
 from belljar.process import ProcessId, identify, is_alive, kill
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]

@@ -14,8 +14,10 @@ import pytest
 from tests.integration.processes import quick_command
 
 from belljar.events import Kind
-from belljar.ledger import Line, read_events, verify
 from belljar.ledger.files import body_path
+from belljar.ledger.listing import read_events
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import verify
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]

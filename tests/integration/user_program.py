@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 
 from belljar import open_cell
-from belljar.cell import Cell
+from belljar.cell.cell import Cell
 
 _STDIN_BYTES = 50 << 20
 _OUTPUT_BYTES = 8 << 20

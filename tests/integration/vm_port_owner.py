@@ -23,7 +23,7 @@ from belljar.events import MemoryRecorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm
-from belljar.plan import MicrovmPlan
+from belljar.plan.model import MicrovmPlan
 from belljar.store.journal import Journal
 
 IN_GUEST = r"""

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from belljar.cell import Cell, ExecOutput, open_cell
-from belljar.policy import load_policy
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.channel import ExecOutput
+from belljar.policy.load import load_policy
 
 POLICY = """\
 belljar: 1

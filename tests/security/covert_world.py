@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.cell import Cell, Range, open_range
-from belljar.ledger import RunDirectory
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_range
+from belljar.cell.range import Range
+from belljar.ledger.rundir import RunDirectory
 from belljar.network.owner.range import NetworkRange as Network
-from belljar.policy import LoadedPolicy
+from belljar.policy.loaded import LoadedPolicy
 
 CLIENT: Final = """
 import json, socket, sys

@@ -9,8 +9,10 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
-from belljar.cell import Cell, open_cell
-from belljar.policy import load_policy, resolve_policy, with_tier
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.policy.load import load_policy, resolve_policy
+from belljar.policy.loaded import with_tier
 from belljar.store.journal import Journal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.vm]

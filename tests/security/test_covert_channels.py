@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.security.covert_world import Pair, Side, opened_side, query
 
 from belljar.cell.parts import start_run
-from belljar.policy import load_policy
 from belljar.policy.guarding import METADATA_ADDRESS
+from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.vm]
 

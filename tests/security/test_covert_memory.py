@@ -22,7 +22,8 @@ from tests.security.covert_world import Pair, Side, opened_side
 from belljar.cell.parts import start_run
 from belljar.network.stand_ins import KINDS
 from belljar.plan.addresses import RangeLayout
-from belljar.policy import LoadedPolicy, load_policy
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 

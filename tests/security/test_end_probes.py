@@ -9,10 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.cell import Cell, open_cell
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
 from belljar.channel import ExecRequest
 from belljar.events import Kind, MemoryRecorder
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.probe.model import AttemptOutcome, ProbeReport, Verdict
 from belljar.probe.run import probe_cell
 

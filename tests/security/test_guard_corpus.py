@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.guard_cases import read_cases, scan_case, score
 
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import ScanBounds, read_protected, spec_of

@@ -19,9 +19,10 @@ from typing import Any, Final
 
 import pytest
 
-from belljar.cell import Cell, open_cell
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
 from belljar.plan.oci import MAX_TERMINALS
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 

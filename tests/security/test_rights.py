@@ -11,12 +11,13 @@ from typing import Final
 import pytest
 from tests.security.egress import forged
 
-from belljar.cell import Cell, open_cell, open_range
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
 from belljar.events import MemoryRecorder
 from belljar.plan.rules import DropReason
-from belljar.policy import Tier, load_policy
-from belljar.policy.limits import NOTHING_GRANTED
+from belljar.policy.limits import NOTHING_GRANTED, Tier
+from belljar.policy.load import load_policy
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell import Cell, open_cell
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
 from belljar.errors import HostError, PolicyError
 from belljar.events import MemoryRecorder
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm, pytest.mark.slow]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell import Cell, open_cell
-from belljar.policy import load_policy
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 

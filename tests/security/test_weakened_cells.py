@@ -14,13 +14,14 @@ from typing import Any, cast
 import pytest
 
 from belljar.cell import open as opening
-from belljar.cell import open_cell, prepare
-from belljar.cell.parts import Parts
+from belljar.cell.open import open_cell
+from belljar.cell.parts import Parts, prepare
 from belljar.events import MemoryRecorder
 from belljar.isolation.oci.container import Container
-from belljar.plan import OciPlan, Plan
 from belljar.plan.jail import JailMount
-from belljar.policy import load_policy, with_tier
+from belljar.plan.model import OciPlan, Plan
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import with_tier
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
 

@@ -11,9 +11,12 @@ from typing import Any, Final
 import anyio
 
 from belljar.bench.figures import BenchRow, Figures, Measure
-from belljar.cell import Cell, Pool, open_cell, open_pool, start_run
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
+from belljar.cell.pool import Pool, open_pool
 from belljar.errors import BelljarError, CellError, ContainmentBreach
-from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import RunDirectory
 
 POLICY: Final[dict[str, Any]] = {
     "belljar": 1,

@@ -14,9 +14,9 @@ from belljar.airgap.looks import State, is_air_gapped
 from belljar.cell.parts import refused
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, Kind, Recorder
-from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import RunDirectory
 from belljar.network.supervisor import netlink
-from belljar.policy import LoadedPolicy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.units import printable
 
 _HINT: Final = "`belljar airgap check` shows every way; close them, or leave `host.air_gap` out"

@@ -21,7 +21,7 @@ from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import killed_error
 from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
-from belljar.plan import Plan
+from belljar.plan.model import Plan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
 

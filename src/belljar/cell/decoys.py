@@ -31,9 +31,9 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
-    from belljar.ledger import RunDirectory
-    from belljar.policy import LoadedPolicy
+    from belljar.ledger.rundir import RunDirectory
     from belljar.policy.guarding import DecoySpec
+    from belljar.policy.loaded import LoadedPolicy
     from belljar.signals.values import KnownValue
 
 

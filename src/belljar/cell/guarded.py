@@ -30,7 +30,7 @@ from belljar.signals.observe import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.policy import LoadedPolicy
+    from belljar.policy.loaded import LoadedPolicy
     from belljar.signals.decoys import Minted
     from belljar.signals.scanner import Scanner
     from belljar.signals.streams import StreamScanner

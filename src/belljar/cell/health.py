@@ -19,7 +19,7 @@ from belljar.channel.trees import Usage
 from belljar.dataclass import asdict, dataclass
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.isolation.cgroup import HostUsage
-from belljar.policy import Resources
+from belljar.policy.limits import Resources
 
 if TYPE_CHECKING:
     from belljar.channel import ExecOutput

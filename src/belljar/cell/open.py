@@ -34,8 +34,8 @@ from belljar.image.config import image_health
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.sandbox import do_while_starting
-from belljar.ledger import RunDirectory
-from belljar.policy import LoadedPolicy
+from belljar.ledger.rundir import RunDirectory
+from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal
 

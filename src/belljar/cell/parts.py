@@ -20,9 +20,11 @@ from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store, find_images
 from belljar.isolation.reap import reap, reaped_event
 from belljar.isolation.trials import find_facts
-from belljar.ledger import RunDirectory, create_run
-from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
-from belljar.policy import LoadedPolicy, Tier, demanded_tier
+from belljar.ledger.rundir import RunDirectory, create_run
+from belljar.plan.make import make_plan
+from belljar.plan.model import ImageFacts, MicrovmPlan, OciPlan
+from belljar.policy.limits import Tier, demanded_tier
+from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
 
 

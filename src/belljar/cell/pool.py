@@ -28,8 +28,8 @@ from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import KilledError, refuse_if_held, refuse_to_give
-from belljar.ledger import RunDirectory
-from belljar.policy import LoadedPolicy
+from belljar.ledger.rundir import RunDirectory
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home

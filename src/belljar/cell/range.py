@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from belljar.cell.parts import Parts
     from belljar.cell.stop_rules import StopRulesRecorder
     from belljar.isolation.hold import KillOrder
-    from belljar.ledger import RunDirectory
+    from belljar.ledger.rundir import RunDirectory
     from belljar.network.owner.range import NetworkRange as Network
     from belljar.probe.judge import Router
 

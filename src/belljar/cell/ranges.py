@@ -27,7 +27,7 @@ from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.isolation.renewal import PortSettings
-from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import started_fork_server
@@ -38,8 +38,8 @@ from belljar.network.stand_ins import modules_of
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import MIN_RANDOM_BYTES, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
-from belljar.policy import LoadedPolicy
 from belljar.policy.guarding import METADATA_ADDRESS, OWN_CELL, Action, Place
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router, Sight, known_answers
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
 from belljar.host.cgroups import available_memory_bytes
 from belljar.isolation.hold import KilledError, raise_if_killed
-from belljar.policy import Risk
+from belljar.policy.limits import Risk
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot

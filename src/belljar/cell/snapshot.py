@@ -30,7 +30,7 @@ from belljar.events import Event, JsonValue, Kind
 from belljar.isolation.microvm.saved import MachineLostError, SavedMachine, save_machine
 from belljar.isolation.microvm.template import find_key
 from belljar.isolation.microvm.vmm import Vmm
-from belljar.policy import Tier
+from belljar.policy.limits import Tier
 from belljar.store.home import HINT_SPACE
 from belljar.store.scratch import scratch_dir
 from belljar.units import printable

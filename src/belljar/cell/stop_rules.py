@@ -23,8 +23,8 @@ from belljar.signals.observe import StopRequest, stop_of, stop_of_breach
 from belljar.store.journal import Journal, JournalEntry
 
 if TYPE_CHECKING:
-    from belljar.ledger import RunDirectory
-    from belljar.policy import Policy
+    from belljar.ledger.rundir import RunDirectory
+    from belljar.policy.model import Policy
 
 _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
 _SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}

@@ -24,7 +24,9 @@ from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan
-from belljar.policy import LoadedPolicy, Policy, demanded_tier
+from belljar.policy.limits import demanded_tier
+from belljar.policy.loaded import LoadedPolicy
+from belljar.policy.model import Policy
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import printable

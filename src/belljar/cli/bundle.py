@@ -22,7 +22,7 @@ from belljar.errors import PolicyError
 from belljar.harness.source import build_missing
 from belljar.image.config import debian_arch
 from belljar.ledger.keys import parse_fingerprint
-from belljar.policy import load_policy
+from belljar.policy.load import load_policy
 from belljar.store.home import belljar_home
 from belljar.units import format_size, printable
 

@@ -69,7 +69,7 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
       3  they can't
     """
     from belljar.cli.policy import host_facts
-    from belljar.policy import Tier
+    from belljar.policy.limits import Tier
     from belljar.store.home import belljar_home
 
     home = belljar_home()
@@ -131,7 +131,7 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
     """The facts as checks, the tiers first."""
     from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import cores_warning
-    from belljar.policy import Tier
+    from belljar.policy.limits import Tier
 
     yield from _tiers(facts)
     user = "root" if facts.is_root else f"user {facts.uid}"
@@ -158,9 +158,9 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
-    from belljar.plan import network_obstacles, tier_obstacles
     from belljar.plan.explain import obstacle_text
-    from belljar.policy import Tier
+    from belljar.plan.obstacles import network_obstacles, tier_obstacles
+    from belljar.policy.limits import Tier
 
     for tier in Tier:
         found = tier_obstacles(tier, facts)
@@ -193,9 +193,9 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
     """Each tier's state, proof and obstacles."""
-    from belljar.plan import tier_obstacles
     from belljar.plan.explain import obstacle_text
-    from belljar.policy import Tier
+    from belljar.plan.obstacles import tier_obstacles
+    from belljar.policy.limits import Tier
 
     shown: dict[str, dict[str, object]] = {}
     for tier in Tier:
@@ -298,7 +298,7 @@ def store_checks(home: Path) -> list[Check]:
 
 def verdict(found: Sequence[Check], *, emulated: bool) -> str:
     """The tiers in which cells can run, and the others."""
-    from belljar.policy import Tier
+    from belljar.policy.limits import Tier
 
     states: dict[str, set[str]] = {}
     for check in found:

@@ -29,10 +29,10 @@ from belljar.units import parse_duration, printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput
-    from belljar.channel import Stream
-    from belljar.plan import Plan
-    from belljar.policy import LoadedPolicy
+    from belljar.cell.cell import Cell
+    from belljar.channel import ExecOutput, Stream
+    from belljar.plan.model import Plan
+    from belljar.policy.loaded import LoadedPolicy
 
 COMMAND_KEY = "belljar.command"
 TIMED_OUT_CODE = 124
@@ -126,7 +126,8 @@ def exec_command(
         raise MisuseError(
             "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
         )
-    from belljar.cell import open_cell, start_run
+    from belljar.cell.open import open_cell
+    from belljar.cell.parts import start_run
     from belljar.errors import PolicyError
 
     async def in_cell() -> int:
@@ -182,7 +183,7 @@ def typed_policy(
     settings = read_settings()
     found = known_preset(policy, settings.least_risk)
     if found is None:
-        from belljar.policy import resolve_policy
+        from belljar.policy.load import resolve_policy
 
         found = resolve_policy(policy)
     asked = with_image(with_tier(found, tier), image)
@@ -272,7 +273,7 @@ def _report_decoys(path: Path) -> None:
     from collections import Counter
 
     from belljar.events import Kind
-    from belljar.ledger import read_events
+    from belljar.ledger.listing import read_events
 
     bad = (Kind.DECOY_TOUCHED, Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT)
     counts = Counter(line.kind for line in read_events(path) if line.kind in bad)

@@ -44,8 +44,8 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.ray_engine import HINT_EXTRA
     from belljar.harness.warm import free_bytes
     from belljar.host.model import KvmState
-    from belljar.plan import tier_obstacles
-    from belljar.policy import Tier
+    from belljar.plan.obstacles import tier_obstacles
+    from belljar.policy.limits import Tier
     from belljar.store.home import belljar_home
 
     if head == bool(address):

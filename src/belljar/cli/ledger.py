@@ -28,8 +28,7 @@ from belljar.units import parse_duration, printable
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from belljar.ledger import Line
-    from belljar.ledger.schema import BodyRef
+    from belljar.ledger.schema import BodyRef, Line
 
 _T = TypeVar("_T")
 
@@ -63,8 +62,8 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     is there is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its
     own --strict needs --key: anyone can sign a forged record with a new key.
     """
-    from belljar.ledger import verify as verify_run
     from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
+    from belljar.ledger.verification import verify as verify_run
 
     path = run_path(run)
     expected, origin = expected_key(fingerprint)

@@ -129,11 +129,11 @@ def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_
     import anyio
     from anyio.abc import SocketAttribute
 
-    from belljar.cell import start_run
+    from belljar.cell.parts import start_run
     from belljar.events import Actor
     from belljar.model.front import serve_clients
     from belljar.model.serve import load_model, open_model
-    from belljar.policy import with_tier
+    from belljar.policy.loaded import with_tier
 
     loaded = with_tier(load_model(policy), tier)
     token = secrets.token_urlsafe(32)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from belljar.harness.operator import OperatorOptions
     from belljar.harness.preview import Outlook
     from belljar.host.model import HostFacts
-    from belljar.plan import ImageFacts, Plan
+    from belljar.plan.model import ImageFacts, Plan
 
 MAX_WIDTH: Final = 110
 _OUTCOMES: Final = {
@@ -70,8 +70,9 @@ def check_file(file: Path, *, as_json: bool) -> int:
     """
     from belljar.errors import PolicyError
     from belljar.network.stand_ins.author import examine_all
-    from belljar.policy import PRESETS, Tier, demanded_tier
+    from belljar.policy.limits import Tier, demanded_tier
     from belljar.policy.load import read_policy_file, refusal
+    from belljar.policy.loaded import PRESETS
 
     if str(file) in PRESETS and not file.exists():
         raise PolicyError(
@@ -117,7 +118,7 @@ def schema() -> None:
     Editors use it to complete and check fields. Save it as policy.schema.json, and begin your
     policy with this line: `# yaml-language-server: $schema=policy.schema.json`
     """
-    from belljar.policy import policy_schema
+    from belljar.policy.model import policy_schema
 
     print_json(policy_schema())
 
@@ -126,7 +127,7 @@ def schema() -> None:
 @click.argument("preset")
 def show(preset: str) -> None:
     """Print a preset (low, medium, high or critical) as a policy file."""
-    from belljar.policy import load_preset
+    from belljar.policy.load import load_preset
 
     click.echo(load_preset(preset).text.decode(), nl=False)
 
@@ -157,7 +158,8 @@ def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool)
     """
     from belljar.cli.cells import warn_if_held
     from belljar.errors import HostError
-    from belljar.plan import make_plan, render_plan
+    from belljar.plan.explain import render_plan
+    from belljar.plan.make import make_plan
     from belljar.store.home import belljar_home
 
     loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
@@ -196,7 +198,7 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
     """The plan's image facts; None when the store lacks it."""
     from belljar.errors import HostError
     from belljar.image.store import Store
-    from belljar.plan import ImageFacts
+    from belljar.plan.model import ImageFacts
 
     try:
         image = Store(home).find(ref)

@@ -22,9 +22,9 @@ from belljar.cli.exec import typed_policy
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell
-    from belljar.ledger import RunDirectory
-    from belljar.policy import LoadedPolicy
+    from belljar.cell.cell import Cell
+    from belljar.ledger.rundir import RunDirectory
+    from belljar.policy.loaded import LoadedPolicy
     from belljar.probe.model import ProbeReport
 
 _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
@@ -99,7 +99,7 @@ async def _probe(
     *,
     as_json: bool,
 ) -> int:
-    from belljar.cell import start_run
+    from belljar.cell.parts import start_run
     from belljar.probe.model import worst
     from belljar.probe.run import ALL
 
@@ -132,7 +132,7 @@ async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
 ) -> tuple[Cell, ProbeReport]:
     """Probe a fresh cell as `user`, or the policy's; the cell is destroyed."""
-    from belljar.cell import open_range
+    from belljar.cell.open import open_range
     from belljar.events import Actor
     from belljar.probe.run import probe_cell
 

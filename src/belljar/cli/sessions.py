@@ -32,7 +32,7 @@ from belljar.waiting import FIRST_CELL, reported_if_slow
 if TYPE_CHECKING:
     from anyio.abc import SocketStream, UNIXSocketStream
 
-    from belljar.cell import Cell
+    from belljar.cell.cell import Cell
 
 LOGIN_SHELL: Final = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 MAX_CLIENTS: Final = 32
@@ -62,7 +62,8 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
 
 
 async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
-    from belljar.cell import open_cell, start_run
+    from belljar.cell.open import open_cell
+    from belljar.cell.parts import start_run
 
     with start_run("shell", policy or "high", LOGIN_SHELL) as run:
         async with AsyncExitStack() as stack:

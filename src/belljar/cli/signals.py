@@ -82,7 +82,7 @@ def _stream(policy: str | None) -> StreamScanner:
     classes: tuple[str, ...] = ()
     values: tuple[KnownValue, ...] = ()
     if policy is not None:
-        from belljar.policy import resolve_policy
+        from belljar.policy.load import resolve_policy
 
         loaded = resolve_policy(policy)
         classes = loaded.policy.guard_rules.classes

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from belljar.events import Kind
-from belljar.ledger import Line
-from belljar.ledger.schema import BodyRef
+from belljar.ledger.schema import BodyRef, Line
 from belljar.units import printable
 
 SIZE: Final = (100, 30)  # columns and rows until a command has a terminal of its own

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.package import __version__
 
 SCHEMA: Final = "1.5.0"

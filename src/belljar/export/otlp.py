@@ -20,9 +20,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from belljar.events import Kind
-from belljar.ledger import Line
 from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import Tail
+from belljar.ledger.schema import Line
 from belljar.package import __version__
 
 BATCH_SPANS: Final = 512  # as the SDK's own batch processor

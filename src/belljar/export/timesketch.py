@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.units import printable
 
 

@@ -39,9 +39,9 @@ from belljar.harness.evidence import put_on_record
 from belljar.harness.host_processes import HostActivity, proxies_here
 from belljar.harness.selected import SelectedTask
 from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
-from belljar.ledger import RunDirectory, read_events
 from belljar.ledger.kinds import check_shape, shape_of
-from belljar.ledger.rundir import INSPECT_LOGS
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory
 from belljar.probe.model import Verdict
 from belljar.report.left import LeftGatherer
 from belljar.report.reasons import Reason, ReasonCode

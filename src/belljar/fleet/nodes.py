@@ -19,7 +19,7 @@ from belljar.fleet.node import check, describe, kill_all, prepare, settings_of
 from belljar.fleet.units import Node
 from belljar.harness.selected import SelectedTask
 from belljar.image.store import Store
-from belljar.ledger import local_fingerprint
+from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.kinds import check_shape, shape_of
 from belljar.package import __version__
 from belljar.units import printable

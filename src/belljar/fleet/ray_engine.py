@@ -20,7 +20,7 @@ from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY, check_
 from belljar.fleet.guard import START_S
 from belljar.fleet.node import HeadWatch, run_unit
 from belljar.harness.warm import free_bytes
-from belljar.policy import Tier
+from belljar.policy.limits import Tier
 from belljar.units import printable
 
 TRANSFER_S: Final = 60.0

@@ -17,10 +17,12 @@ from belljar.fleet.judge import KIND, Asked, Try, judge_fleet, summary
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.image.layers import LayerError
-from belljar.ledger import Line, Status, local_fingerprint, read_events, verify
 from belljar.ledger.files import digest_file, is_being_written, open_beneath, open_directory
-from belljar.ledger.listing import find_run
+from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.listing import find_run, read_events
 from belljar.ledger.rundir import INSPECT_LOGS
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import Status, verify
 from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings

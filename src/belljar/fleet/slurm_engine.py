@@ -27,7 +27,7 @@ from belljar.fleet import node as on_node
 from belljar.fleet.archive import MAX_TASK_BYTES
 from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY
 from belljar.fleet.guard import START_S
-from belljar.policy import Tier
+from belljar.policy.limits import Tier
 from belljar.units import printable
 
 MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)

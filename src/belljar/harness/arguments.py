@@ -33,7 +33,8 @@ def check_policy(policy: str, tier: str) -> None:
     """
     from belljar.host.settings import resolve_here
     from belljar.network.stand_ins.author import check_stand_ins
-    from belljar.policy import resolve_policy, with_tier
+    from belljar.policy.load import resolve_policy
+    from belljar.policy.loaded import with_tier
 
     check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
 

@@ -29,7 +29,8 @@ from belljar.errors import BelljarError, CellError
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, RunningCommand
+    from belljar.cell.cell import Cell
+    from belljar.cell.exec import RunningCommand
 
 
 MAX_PAYLOAD_BYTES: Final = 1 << 16

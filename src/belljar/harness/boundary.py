@@ -20,7 +20,7 @@ from belljar.harness import config as configs
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
-from belljar.policy import Risk
+from belljar.policy.limits import Risk
 from belljar.report.reasons import ReasonCode
 from belljar.units import printable
 from belljar.waiting import print_status

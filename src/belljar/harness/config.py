@@ -45,12 +45,11 @@ from belljar.harness.operator import (
     permitted,
     read_operator,
 )
-from belljar.policy import LoadedPolicy, resolve_policy, with_tier
 from belljar.policy.fields import WRITTEN
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.load import with_changes
-from belljar.policy.loaded import PRESETS
+from belljar.policy.load import resolve_policy, with_changes
+from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
 from belljar.policy.merge import TASK, above_floor, under_policy
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights

@@ -44,7 +44,8 @@ from belljar.harness.source import (
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
-from belljar.policy import LoadedPolicy, demanded_tier
+from belljar.policy.limits import demanded_tier
+from belljar.policy.loaded import LoadedPolicy
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from inspect_ai._util.error import PrerequisiteError
 
     from belljar.harness.operator import Operator, OperatorOptions
-    from belljar.ledger import RunDirectory
+    from belljar.ledger.rundir import RunDirectory
 
 # In a run directory: each task's tools when it was loaded, and where they act.
 TOOLS: Final = "tools.json"
@@ -273,7 +274,7 @@ def load_tasks(
     from inspect_ai._eval.task.util import task_run_dir
 
     from belljar.harness.adapt import adapt_task
-    from belljar.policy import resolve_policy
+    from belljar.policy.load import resolve_policy
 
     params, configured = options.context.params, options.configured
     specs = []

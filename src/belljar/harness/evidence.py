@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 from belljar.errors import LedgerError
 from belljar.events import JsonValue
 from belljar.harness.sample_record import CONTAINMENT_KEY, SOURCE
-from belljar.ledger import Line, Verification, read_events, verify
+from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import INSPECT_LOGS
-from belljar.ledger.verification import Status
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import Status, Verification, verify
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellGatherer, TranscriptAction, gather_cells
 from belljar.report.collect import collect
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from inspect_ai.log import EvalError, EvalLog, EvalSample
     from inspect_ai.scorer import Score
 
-    from belljar.ledger import RunDirectory
+    from belljar.ledger.rundir import RunDirectory
 
 
 CONTAINMENT: Final = "containment"

@@ -25,7 +25,7 @@ from belljar.errors import PolicyError
 from belljar.harness import config as configs
 from belljar.harness.model_boundary import sample_environment
 from belljar.harness.options import PROVIDER, unknown_inspect
-from belljar.policy import HostTools
+from belljar.policy.limits import HostTools
 from belljar.report.reasons import ReasonCode
 from belljar.report.tools import (
     BUILT_IN,

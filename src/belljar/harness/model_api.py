@@ -18,7 +18,7 @@ from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session
 from belljar.model.http import BrokenOffError, Question, ServerAnswer
 from belljar.model.serve import load_model
-from belljar.policy import LoadedPolicy
+from belljar.policy.loaded import LoadedPolicy
 
 
 class BelljarModelAPI(OpenAICompatibleAPI):

@@ -10,13 +10,14 @@ import anyio
 
 from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.model.serve import ModelCell, open_model
-from belljar.policy import Tier, demanded_tier, with_tier
+from belljar.policy.limits import Tier, demanded_tier
+from belljar.policy.loaded import with_tier
 from belljar.units import printable
 from belljar.waiting import print_status
 
 if TYPE_CHECKING:
-    from belljar.ledger import RunDirectory
-    from belljar.policy import LoadedPolicy
+    from belljar.ledger.rundir import RunDirectory
+    from belljar.policy.loaded import LoadedPolicy
 
 
 class ModelCells:

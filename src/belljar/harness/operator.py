@@ -11,7 +11,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.host.settings import Settings
-    from belljar.policy import LoadedPolicy
+    from belljar.policy.loaded import LoadedPolicy
 
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"

@@ -26,7 +26,7 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from inspect_ai import Task
 
-    from belljar.policy import LoadedPolicy
+    from belljar.policy.loaded import LoadedPolicy
 
 
 _PREFIX: Final = "INSPECT_EVAL"

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from belljar.compose.data import ServiceBuild
     from belljar.host.model import HostFacts
     from belljar.image.store import MissingImage
-    from belljar.plan import ImageFacts, Plan
-    from belljar.policy import LoadedPolicy, Policy
+    from belljar.plan.model import ImageFacts, Plan
+    from belljar.policy.loaded import LoadedPolicy
+    from belljar.policy.model import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +341,7 @@ def outlooks(previews: Sequence[Preview], host: Host) -> list[Outlook]:
 def _outlook(group: SampleGroup, host: Host) -> Outlook:
     from belljar.harness.source import command_of, missing_images
     from belljar.network.stand_ins.author import check_stand_ins
-    from belljar.plan import make_plan
+    from belljar.plan.make import make_plan
 
     loaded, error = group.first.policy, group.first.error
     if loaded is None or error is not None:

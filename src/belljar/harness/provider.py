@@ -39,15 +39,18 @@ from belljar.harness.sample_record import SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
 from belljar.harness.warm import cells_in_memory
 from belljar.plan.explain_network import announcements
-from belljar.policy import LoadedPolicy, Tier, demanded_tier
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.limits import Tier, demanded_tier
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import ServiceProgram
 from belljar.probe.run import breach_of
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput, Range, Snapshot
+    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.range import Range
+    from belljar.channel import ExecOutput
 
 
 NOT_FOUND: Final = 127

@@ -11,7 +11,7 @@ from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, sentences
 from belljar.differences import DifferenceKind as DifferenceKind
 from belljar.events import JsonValue
-from belljar.policy import LoadedPolicy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict, worst
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from inspect_ai.solver import TaskState
 from belljar.errors import CellError
 from belljar.harness.model_boundary import sample_environment
 from belljar.harness.session import current_session
-from belljar.ledger import read_events
+from belljar.ledger.listing import read_events
 from belljar.report.signals import SampleSignals, SignalCode, signals_of
 
 

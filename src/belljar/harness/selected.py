@@ -15,7 +15,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.harness.options import InspectOptions, RunRequest, Selection, read_selection
 from belljar.harness.warm import cell_bytes
-from belljar.policy import Tier, demanded_tier, needs_hardware
+from belljar.policy.limits import Tier, demanded_tier, needs_hardware
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 

@@ -53,11 +53,12 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from belljar.cell import Cell, Range
+    from belljar.cell.cell import Cell
+    from belljar.cell.range import Range
     from belljar.compose.data import ServiceBuild
-    from belljar.ledger import RunDirectory
+    from belljar.ledger.rundir import RunDirectory
     from belljar.model.serve import ModelCell
-    from belljar.policy import LoadedPolicy
+    from belljar.policy.loaded import LoadedPolicy
     from belljar.probe.model import ProbeReport
     from belljar.report.reasons import ReasonCode
 

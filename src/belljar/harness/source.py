@@ -32,11 +32,13 @@ from belljar.units import printable
 from belljar.waiting import FIRST_CELL, print_status, reported_if_slow
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, Range
+    from belljar.cell.cell import Cell
+    from belljar.cell.range import Range
     from belljar.compose.data import ServiceBuild
     from belljar.image.store import Image, MissingImage
-    from belljar.ledger import RunDirectory
-    from belljar.policy import LoadedPolicy, Policy
+    from belljar.ledger.rundir import RunDirectory
+    from belljar.policy.loaded import LoadedPolicy
+    from belljar.policy.model import Policy
     from belljar.probe.judge import Router
     from belljar.probe.model import ProbeReport
 
@@ -71,7 +73,7 @@ class RealCells:
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
         """A new run directory, with libraries' versions."""
-        from belljar.ledger import create_run
+        from belljar.ledger.rundir import create_run
 
         versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
         return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
@@ -98,7 +100,7 @@ class RealCells:
         """Plan here and make the template. Prints skipped tiers."""
         import anyio.to_thread
 
-        from belljar.cell import prepare
+        from belljar.cell.parts import prepare
 
         await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
         self.check_unchanged(policy, home=home)
@@ -112,7 +114,7 @@ class RealCells:
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Range]:
         """The templates' clones. Raises `HostError` for a replaced image."""
-        from belljar.cell import open_range
+        from belljar.cell.open import open_range
         from belljar.probe.run import breach_of
 
         # before its own program runs

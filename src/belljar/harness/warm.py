@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from inspect_ai import Task
     from pydantic import BaseModel
 
-    from belljar.cell import Pool, Range
+    from belljar.cell.pool import Pool
+    from belljar.cell.range import Range
     from belljar.harness.options import Selection
     from belljar.harness.session import Session
-    from belljar.policy import LoadedPolicy, Resources
+    from belljar.policy.limits import Resources
+    from belljar.policy.loaded import LoadedPolicy
 
 
 RESERVED_BYTES: Final = 1 << 30

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import HostError, PolicyError
-from belljar.policy import LoadedPolicy, Risk
+from belljar.policy.limits import Risk
+from belljar.policy.loaded import LoadedPolicy
 from belljar.units import kind_of, printable
 
 if TYPE_CHECKING:
-    from belljar.policy import Policy
+    from belljar.policy.model import Policy
 
 HOST_FILE: Final = Path("/etc/belljar/settings.yaml")
 MAX_BYTES: Final = 64 << 10
@@ -145,11 +146,11 @@ def resolve_here(policy: PolicyLike) -> LoadedPolicy:
     if isinstance(policy, LoadedPolicy):
         loaded = policy
     elif policy is None or isinstance(policy, str | os.PathLike):
-        from belljar.policy import resolve_policy
+        from belljar.policy.load import resolve_policy
 
         loaded = resolve_policy(policy)
     else:
-        from belljar.policy import policy_of
+        from belljar.policy.load import policy_of
 
         loaded = policy_of(policy)
     return within_settings(loaded, read_settings())

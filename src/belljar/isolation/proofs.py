@@ -43,7 +43,7 @@ from belljar.plan.qemu import (
     vmm_memory_max_bytes,
     vmm_processes,
 )
-from belljar.policy import Resources, Tier
+from belljar.policy.limits import Resources, Tier
 from belljar.store.journal import Journal, new_cell_id
 from belljar.store.scratch import owned_name
 

@@ -16,10 +16,10 @@ from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.isolation.hold import read_hold
 from belljar.isolation.reap import list_cells
-from belljar.ledger import Line
 from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import Tail, run_ids
 from belljar.ledger.rundir import RUNS
+from belljar.ledger.schema import Line
 from belljar.report.reading import ProbeTracker
 from belljar.report.timeline import EXCHANGES, Edges, count_edge, shown
 

@@ -13,9 +13,9 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import Capture, body_of
-from belljar.cell import open_cell
 from belljar.cell.base import spawn_task
 from belljar.cell.health import HealthWatch
+from belljar.cell.open import open_cell
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.host.settings import PolicyLike, resolve_here
@@ -31,15 +31,16 @@ from belljar.model.http import (
     is_api,
 )
 from belljar.model.weights import StoredWeights, find_weights, verify_weights
-from belljar.policy import LoadedPolicy, Tier
-from belljar.policy.limits import WEIGHTS_IN_CELL
+from belljar.policy.limits import WEIGHTS_IN_CELL, Tier
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.run import breach_of, probe_cell
 from belljar.store.home import belljar_home
 from belljar.units import format_duration, printable
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, RunningCommand
-    from belljar.ledger import RunDirectory
+    from belljar.cell.cell import Cell
+    from belljar.cell.exec import RunningCommand
+    from belljar.ledger.rundir import RunDirectory
     from belljar.policy.serving import ModelBlock
 
 LLAMA_APT: Final = ("libgomp1",)

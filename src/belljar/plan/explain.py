@@ -14,11 +14,11 @@ from belljar.plan.jail import JailLimits
 from belljar.plan.model import REAL, ImageFacts, Obstacle, ObstacleCode, OciPlan, Plan
 from belljar.plan.obstacles import cores_warning
 from belljar.plan.qemu import VmShape, vmm_memory_max_bytes
-from belljar.policy import Tier
+from belljar.policy.limits import Tier
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.policy import Policy
+    from belljar.policy.model import Policy
 
 # ---- obstacles
 

@@ -11,13 +11,12 @@ from belljar.plan.jail import JailLimits
 from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
 from belljar.plan.qemu import VmShape
-from belljar.policy import Resources, Tier
-from belljar.policy.limits import WEIGHTS_IN_CELL
+from belljar.policy.limits import WEIGHTS_IN_CELL, Resources, Tier
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
-    from belljar.policy import Policy
+    from belljar.policy.model import Policy
     from belljar.policy.serving import Gpu
 
 _SHOWN_DIGITS: Final = 12

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from belljar.host.model import HostFacts
 from belljar.plan.model import REAL, Bound, bound
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan, PortPlan, plan_network
-from belljar.policy import LoadedPolicy
 from belljar.policy.guarding import METADATA_ADDRESS
+from belljar.policy.loaded import LoadedPolicy
 from belljar.units import format_size, printable
 
 

@@ -30,13 +30,20 @@ from belljar.plan.qemu import (
     vmm_memory_max_bytes,
     vmm_processes,
 )
-from belljar.policy import Resources, Tier, demanded_tier, needs_hardware
-from belljar.policy.limits import GRANTABLE, NOTHING_GRANTED, Granted
+from belljar.policy.limits import (
+    GRANTABLE,
+    NOTHING_GRANTED,
+    Granted,
+    Resources,
+    Tier,
+    demanded_tier,
+    needs_hardware,
+)
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
-    from belljar.policy import Policy
+    from belljar.policy.model import Policy
     from belljar.policy.sections import Rights
 
 _MIB: Final = 1 << 20

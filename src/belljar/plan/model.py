@@ -12,12 +12,11 @@ from belljar.dataclass import dataclass, field, field_names, json_of
 from belljar.plan.jail import JailLimits
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
-from belljar.policy import Resources, Risk, Tier
-from belljar.policy.limits import NOTHING_GRANTED, Granted
+from belljar.policy.limits import NOTHING_GRANTED, Granted, Resources, Risk, Tier
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
-    from belljar.policy import Policy
+    from belljar.policy.model import Policy
 
 PLAN_FORMAT: Final = 2
 REAL: Final = "REAL network: "

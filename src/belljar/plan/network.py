@@ -15,8 +15,7 @@ from belljar.plan.jail import GroupLimits
 from belljar.policy.guarding import ALL_PORTS, OWN_CELL, SERVICE_PORTS, DecoySpec
 
 if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
-    from belljar.policy import Network
-    from belljar.policy.network import OwnCell
+    from belljar.policy.network import Network, OwnCell
     from belljar.policy.stand_ins import StandIn
 
 DNS_PORT: Final = 53

@@ -23,8 +23,7 @@ from belljar.host.model import (
 from belljar.plan.model import Obstacle, ObstacleCode, ObstacleValue
 from belljar.plan.oci import ID_COUNT
 from belljar.plan.seccomp import ARCHITECTURES
-from belljar.policy import Resources, Tier
-from belljar.policy.limits import GRANTABLE
+from belljar.policy.limits import GRANTABLE, Resources, Tier
 from belljar.units import printable
 
 if TYPE_CHECKING:

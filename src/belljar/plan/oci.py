@@ -13,8 +13,7 @@ from typing import Any, Final, Literal
 from belljar.dataclass import dataclass
 from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.plan.seccomp import seccomp_profile
-from belljar.policy import Resources, Tier
-from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted
+from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
 OCI_VERSION: Final = "1.0.2"
 ID_COUNT: Final = 1 << 16

@@ -18,7 +18,7 @@ import anyio
 from belljar.capture import body_of
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind, Recorder, Trust
-from belljar.plan import OciPlan, Plan
+from belljar.plan.model import OciPlan, Plan
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES
 from belljar.probe.judge import (
     MAX_OUTPUT_BYTES,

@@ -15,7 +15,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict, worst
 from belljar.report.reading import size_of
 from belljar.report.reasons import Ending, Reason, ReasonCode

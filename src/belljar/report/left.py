@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from belljar.dataclass import dataclass, field, json_of
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.units import format_size, printable
 
 # Inspect's model providers whose calls leave nothing: a cell, a script in this process, no model

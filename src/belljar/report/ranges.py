@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.report.reading import ProbeTracker, is_between_cells, place, times_of, word
 from belljar.report.reasons import Ending, Reason, ReasonCode
 from belljar.report.requests import Places, Requests

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.units import printable
 
 MAX_WORD_CHARS: Final = 120

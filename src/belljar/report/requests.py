@@ -7,7 +7,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass, field
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.report.reading import Kept, is_between_cells, place, size_of, word
 
 NAMED: Final = 3  # names shown of one address

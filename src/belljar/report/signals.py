@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind, Trust
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.policy.guarding import GUARD_CLASSES
 from belljar.report.reading import MAX_WORD_CHARS, ProbeTracker, is_between_cells, times_of, word
 from belljar.report.reasons import Sentence

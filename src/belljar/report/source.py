@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from belljar.dataclass import dataclass
-from belljar.ledger import Verification
 from belljar.ledger.schema import BodyRef
+from belljar.ledger.verification import Verification
 from belljar.report.cells import CellFindings
 from belljar.report.left import Way
 from belljar.report.ranges import RangeFindings

@@ -17,8 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
-from belljar.ledger import Line
-from belljar.ledger.schema import BodyRef
+from belljar.ledger.schema import BodyRef, Line
 from belljar.report.reading import Activity, Kept, ProbeTracker, times_of
 from belljar.units import format_size, printable
 

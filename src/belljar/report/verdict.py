@@ -9,7 +9,8 @@ from typing import Final
 
 from belljar.dataclass import dataclass, field
 from belljar.events import Kind
-from belljar.ledger import Line, Verification
+from belljar.ledger.schema import Line
+from belljar.ledger.verification import Verification
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, TranscriptGap, reconcile
 from belljar.report.left import LeftGatherer

@@ -38,8 +38,8 @@ from belljar.events import Actor
 from belljar.host.settings import PolicyLike
 from belljar.isolation.kill import KillReport, kill_now
 from belljar.isolation.survivors import Destruction
-from belljar.ledger import RunDirectory
-from belljar.plan import Plan
+from belljar.ledger.rundir import RunDirectory
+from belljar.plan.model import Plan
 from belljar.store.home import belljar_home
 from belljar.sync.loop import Loop, own_loop
 

@@ -26,16 +26,18 @@ from tests.security.egress import forged, host
 from tests.security.egress.case import Case
 from tests.security.egress.table import CASES, LISTENED, port, token
 
-from belljar.cell import Cell, Range, open_range
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
+from belljar.cell.range import Range
 from belljar.dataclass import json_of
 from belljar.errors import BelljarError
-from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import RunDirectory
 from belljar.network.owner.range import NetworkRange as Network
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.rules import DropReason
-from belljar.policy import load_policy
 from belljar.policy.guarding import METADATA_ADDRESS
+from belljar.policy.load import load_policy
 
 PROBER: Final = Path(__file__).with_name("prober.py")
 SERVER: Final = (

@@ -22,7 +22,7 @@ from tests.security.egress.play import Death, Outside, Play, Told, own_words, pl
 from tests.security.egress.table import LISTENED
 
 from belljar.dataclass import from_json
-from belljar.ledger import verify
+from belljar.ledger.verification import verify
 from belljar.plan.addresses import RangeLayout
 
 AsUser = Callable[[], "subprocess.Popen[bytes]"]

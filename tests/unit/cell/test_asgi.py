@@ -17,7 +17,8 @@ from unittest.mock import AsyncMock
 import pytest
 from tests.integration.processes import wait_for
 
-from belljar.cell import Cell, targets
+from belljar.cell import targets
+from belljar.cell.cell import Cell
 from belljar.cell.local_tree import list_source
 from belljar.errors import PolicyError
 from belljar.plan.network import PortPlan, StandInPlan

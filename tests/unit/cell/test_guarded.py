@@ -15,8 +15,8 @@ from belljar.cell import guarded as guarded_module
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Body, Event, JsonValue, Kind, MemoryRecorder
-from belljar.policy import parse_policy
 from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.policy.load import parse_policy
 from belljar.signals.observe import output_part
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner

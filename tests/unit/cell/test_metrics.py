@@ -7,7 +7,7 @@ import pytest
 from belljar.cell.health import join_metrics
 from belljar.channel.trees import Usage
 from belljar.isolation.cgroup import HostUsage
-from belljar.policy import Resources
+from belljar.policy.limits import Resources
 
 LIMITS = Resources(memory_bytes=100, disk_bytes=200, processes=30)
 GUEST = Usage(

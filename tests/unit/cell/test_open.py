@@ -11,16 +11,16 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 from tests.fakes.vm import staged
 
-from belljar.cell import open_cell, prepare
-from belljar.cell.open import copy_in, planned
-from belljar.cell.parts import MachineParts, refused
+from belljar.cell.open import copy_in, open_cell, planned
+from belljar.cell.parts import MachineParts, prepare, refused
 from belljar.channel.frames import OpKind
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind, MemoryRecorder
-from belljar.ledger import Status, verify
 from belljar.ledger.schema import check_data
-from belljar.plan import MicrovmPlan, make_plan
-from belljar.policy import load_policy, resolve_policy
+from belljar.ledger.verification import Status, verify
+from belljar.plan.make import make_plan
+from belljar.plan.model import MicrovmPlan
+from belljar.policy.load import load_policy, resolve_policy
 
 pytestmark = pytest.mark.anyio
 

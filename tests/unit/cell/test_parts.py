@@ -12,7 +12,7 @@ from belljar.cell.parts import MachineParts, gather_parts
 from belljar.errors import HostError
 from belljar.host.model import HostFacts
 from belljar.image.store import Image, Store
-from belljar.policy import parse_policy, resolve_policy
+from belljar.policy.load import parse_policy, resolve_policy
 
 
 def test_an_empty_store_is_refused(tmp_path: Path) -> None:

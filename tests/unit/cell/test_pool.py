@@ -19,7 +19,8 @@ from belljar.cell.pool import Pool
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import KilledError, new_order
-from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.policy.load import resolve_policy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import AttemptOutcome
 
 pytestmark = pytest.mark.anyio

@@ -21,11 +21,13 @@ from belljar.cell.ranges import (
 from belljar.cell.task_data import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.network.owner.range import NetworkRange as Network
-from belljar.plan import OciPlan, make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.make import make_plan
+from belljar.plan.model import OciPlan
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
-from belljar.policy import LoadedPolicy, load_policy
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 
 POLICY = """\
 belljar: 1

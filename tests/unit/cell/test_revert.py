@@ -21,7 +21,7 @@ from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import KillOrder, new_order, raise_if_killed
 from belljar.isolation.jail import JailEnd
-from belljar.policy import Risk
+from belljar.policy.limits import Risk
 
 pytestmark = pytest.mark.anyio
 

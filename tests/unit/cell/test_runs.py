@@ -8,12 +8,13 @@ from pathlib import Path
 
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 
-from belljar.cell import Parts
-from belljar.cell.parts import MachineParts, describe, start_run
-from belljar.ledger import Status, verify
+from belljar.cell.parts import MachineParts, Parts, describe, start_run
 from belljar.ledger.listing import list_runs
-from belljar.plan import MicrovmPlan, make_plan
-from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.ledger.verification import Status, verify
+from belljar.plan.make import make_plan
+from belljar.plan.model import MicrovmPlan
+from belljar.policy.load import resolve_policy
+from belljar.policy.loaded import LoadedPolicy
 
 
 def parts_for(loaded: LoadedPolicy) -> Parts:

@@ -13,8 +13,8 @@ from belljar.cell.decoys import place_decoys
 from belljar.cell.snapshot import _check
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
-from belljar.policy import Tier
 from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.policy.limits import Tier
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, mint
 

@@ -16,8 +16,8 @@ from belljar.errors import CellError, ContainmentBreach, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.isolation.hold import read_order, refuse_if_stopped
 from belljar.ledger.schema import check_data
-from belljar.policy import resolve_policy
 from belljar.policy.guarding import Stop, Trigger
+from belljar.policy.load import resolve_policy
 from belljar.process import identify
 from belljar.signals.observe import StopRequest
 from belljar.store.journal import CellAbout, Journal, own_entry

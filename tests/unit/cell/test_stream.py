@@ -11,8 +11,7 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
-from belljar.cell import RunningCommand
-from belljar.cell.exec import signal_number
+from belljar.cell.exec import RunningCommand, signal_number
 from belljar.channel import PtySize
 from belljar.events import Kind
 

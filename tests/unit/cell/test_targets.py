@@ -21,7 +21,9 @@ from belljar.cell.targets import LOGS, health_command, serve, target_policy
 from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.plan.network import StandInPlan, plan_network
-from belljar.policy import LoadedPolicy, Tier, load_policy, with_tier
+from belljar.policy.limits import Tier
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy, with_tier
 
 POLICY = """\
 belljar: 1

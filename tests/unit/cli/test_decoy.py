@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell import start_run
 from belljar.cell.decoys import decoy_key
+from belljar.cell.parts import start_run
 from belljar.cli.main import run
 from belljar.events import Event, JsonValue, Kind
 from belljar.policy.guarding import DecoyKind, DecoySpec

@@ -19,11 +19,11 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import CELL, opening
 
-from belljar.cell import Cell
+from belljar.cell.cell import Cell
 from belljar.channel import Stream
 from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on, read_descriptor
 from belljar.cli.main import run
-from belljar.ledger import Status, verify
+from belljar.ledger.verification import Status, verify
 
 JSON_FIELDS = {
     "returncode",
@@ -64,7 +64,7 @@ async def burst(guest: FakeGuest, op: GuestOp) -> None:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of the test's own, where cells are a fake guest's."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    monkeypatch.setattr("belljar.cell.open_cell", opening({b"speak": speak, b"burst": burst}))
+    monkeypatch.setattr("belljar.cell.open.open_cell", opening({b"speak": speak, b"burst": burst}))
     return tmp_path
 
 
@@ -208,7 +208,7 @@ def test_which_tiers_were_passed_over_is_told(
             cell.plan = replace(cell.plan, skipped_tiers=(sentence,))
             yield cell
 
-    monkeypatch.setattr("belljar.cell.open_cell", careful)
+    monkeypatch.setattr("belljar.cell.open.open_cell", careful)
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     command = ["low", "--", "speak", "out", "", "0"]
     assert run(["exec", *command]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.ledger.conftest import exec_events
 
-from belljar.cell import start_run
+from belljar.cell.parts import start_run
 from belljar.cli.main import run as belljar
 
 

@@ -59,8 +59,9 @@ def test_a_preset_is_planned_without_a_reader_of_policies(tmp_path: Path) -> Non
 def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> None:
     """All that makes, records and ends a container's cell, from the policy's name on."""
     code = (
-        "from belljar.cell import open_cell, start_run; from belljar.cli.exec import typed_policy;"
-        "from belljar.isolation.oci.open import open_container; from belljar.ledger import create_run;"
+        "from belljar.cell.open import open_cell; from belljar.cell.parts import start_run;"
+        "from belljar.cli.exec import typed_policy; from belljar.ledger.rundir import create_run;"
+        "from belljar.isolation.oci.open import open_container;"
         "typed_policy('low', 'container')"
     )
     late = {
@@ -75,7 +76,10 @@ def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> Non
 
 def test_a_cell_imports_no_tier_it_does_not_use(tmp_path: Path) -> None:
     """A cell's tier, pools, ranges, probes and the harness are imported by those who need them."""
-    modules = imported(tmp_path, "from belljar.cell import open_cell, start_run")
+    modules = imported(
+        tmp_path,
+        "from belljar.cell.open import open_cell; from belljar.cell.parts import start_run",
+    )
     unused: tuple[str, ...] = (
         "belljar.isolation.microvm",
         "belljar.isolation.oci",

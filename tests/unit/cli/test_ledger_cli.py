@@ -11,7 +11,8 @@ import pytest
 
 from belljar.cli.main import run as belljar
 from belljar.events import Actor, Body, Event, JsonValue, Kind
-from belljar.ledger import create_run, load_or_make_key
+from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.rundir import create_run
 
 HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\n"
 

@@ -10,8 +10,8 @@ import pytest
 
 from belljar.cli.main import run
 from belljar.isolation.trials import find_facts
-from belljar.plan import network_obstacles, tier_obstacles
-from belljar.policy import Tier
+from belljar.plan.obstacles import network_obstacles, tier_obstacles
+from belljar.policy.limits import Tier
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from belljar.cli.main import run
-from belljar.policy import PRESETS, load_policy, policy_schema
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import PRESETS
+from belljar.policy.model import policy_schema
 
 GOOD = "belljar: 1\nrisk: medium\nresources: {memory: 1GiB}\n"
 

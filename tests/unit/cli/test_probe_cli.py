@@ -13,11 +13,11 @@ import pytest
 from tests.fakes.probing import FakeProbed, FakeProgram, read_canary
 
 import belljar.cell
-from belljar.cell import Range
+from belljar.cell.range import Range
 from belljar.cli.main import run
-from belljar.ledger import verify
-from belljar.policy import LoadedPolicy
+from belljar.ledger.verification import verify
 from belljar.policy.limits import NOTHING_GRANTED
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.catalogue import PROBES
 from belljar.probe.judge import NoRouter, Router
 from belljar.probe.model import AttemptOutcome

@@ -18,9 +18,9 @@ from belljar.cli.report import report_of_run
 from belljar.events import Event, Kind
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
-from belljar.ledger import create_run, verify
 from belljar.ledger.chain import canonical
-from belljar.ledger.verification import Status
+from belljar.ledger.rundir import create_run
+from belljar.ledger.verification import Status, verify
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ import pytest
 import belljar
 from belljar.cli.main import run
 from belljar.events import Kind
-from belljar.ledger import Status, verify
 from belljar.ledger.listing import read_events
+from belljar.ledger.verification import Status, verify
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys
-import belljar.cell
+import belljar.cell.open
 from tests.fakes.guest import SIGNALED
 from tests.fakes.vm import opening
 
@@ -43,7 +43,7 @@ async def shell(guest, op):
     else:
         await guest.finish(op, code=7)
 
-belljar.cell.open_cell = opening({b"/bin/sh": shell})
+belljar.cell.open.open_cell = opening({b"/bin/sh": shell})
 from belljar.cli.main import main
 main(["shell"])
 """

@@ -21,7 +21,7 @@ from belljar.harness import _registry  # noqa: F401 - the sandbox by its name
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
 from belljar.harness.session import Session, session_scope
-from belljar.ledger import create_run
+from belljar.ledger.rundir import create_run
 
 TASK = """
 from pathlib import Path

@@ -10,8 +10,7 @@ from tests.unit.report.stories import line
 
 from belljar.events import Kind
 from belljar.export.cast import cast
-from belljar.ledger import Line
-from belljar.ledger.schema import BodyRef, check_data
+from belljar.ledger.schema import BodyRef, Line, check_data
 
 STARTED: dict[str, Any] = {"cwd": "/", "user": "", "env_names": [], "stdin": True}
 ENDED: dict[str, Any] = {

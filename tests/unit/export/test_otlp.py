@@ -18,7 +18,7 @@ from tests.unit.report.stories import line
 
 from belljar.events import Kind
 from belljar.export.otlp import batches
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 
 REQUEST: dict[str, Any] = {"reason": "", "bytes": 0, "stand_in": "site", "method": "GET"}
 ANSWER: dict[str, Any] = {"stand_in": "site", "bytes": 1, "duration_ms": 1.0, "cell": "default"}

@@ -26,8 +26,10 @@ from belljar.fleet.units import Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
 from belljar.harness.selected import SelectedTask
-from belljar.ledger import create_run, local_fingerprint, read_events
-from belljar.policy import Tier
+from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import create_run
+from belljar.policy.limits import Tier
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
 

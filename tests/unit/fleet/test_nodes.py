@@ -26,9 +26,9 @@ from belljar.harness.options import RunRequest
 from belljar.harness.selected import SelectedTask
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
-from belljar.ledger import load_or_make_key
+from belljar.ledger.keys import load_or_make_key
 from belljar.package import __version__
-from belljar.policy import Tier
+from belljar.policy.limits import Tier
 
 
 class Offering:

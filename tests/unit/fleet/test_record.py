@@ -22,8 +22,9 @@ from belljar.fleet.judge import KIND, Try
 from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record_of, run_to_resume
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
-from belljar.ledger import RunDirectory, create_run, load_or_make_key, local_fingerprint
+from belljar.ledger.keys import load_or_make_key, local_fingerprint
 from belljar.ledger.redaction import CLASSES, choose, purge, share
+from belljar.ledger.rundir import RunDirectory, create_run
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.entries import MAX_BODY_BYTES

@@ -21,8 +21,9 @@ from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import NOTED_IN, RunOutcome, check_tasks, run_evaluation
 from belljar.harness.evidence import stored_evidence
 from belljar.harness.options import RunRequest
-from belljar.ledger import local_fingerprint, verify
-from belljar.policy import policy_of
+from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.verification import verify
+from belljar.policy.load import policy_of
 from belljar.probe.model import AttemptOutcome, Verdict
 from belljar.report.collect import collect
 from belljar.report.remarks import differing

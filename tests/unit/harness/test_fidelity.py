@@ -9,7 +9,8 @@ import pytest
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
-from belljar.policy import LoadedPolicy, load_preset, parse_policy
+from belljar.policy.load import load_preset, parse_policy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.merge import NO_NETWORK, bounded, under_policy
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights

@@ -12,7 +12,7 @@ from tests.fakes.cell import RecordedCells
 from belljar.harness.evaluate import RunOutcome, run_evaluation
 from belljar.harness.evidence import FINDINGS, stored_evidence
 from belljar.harness.options import RunRequest
-from belljar.ledger import local_fingerprint
+from belljar.ledger.keys import local_fingerprint
 from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.verdict import judge

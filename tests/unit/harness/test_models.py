@@ -15,7 +15,9 @@ from belljar.errors import CellError, HostError, PolicyError
 from belljar.harness import models
 from belljar.harness.models import ModelCells
 from belljar.harness.options import check_models
-from belljar.policy import LoadedPolicy, Tier, policy_of
+from belljar.policy.limits import Tier
+from belljar.policy.load import policy_of
+from belljar.policy.loaded import LoadedPolicy
 
 
 def running_in(tier: Tier) -> Any:  # noqa: ANN401 - stands for a `ModelCell`

@@ -20,9 +20,17 @@ from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig, of_compose, within
 from belljar.harness.operator import Operator
 from belljar.host.settings import Settings, Upstreams
-from belljar.policy import Policy, Risk, Tier, demanded_tier, least_tier, resolve_policy
 from belljar.policy.guarding import Trigger, stop_for
-from belljar.policy.limits import Resources, default_host_tools
+from belljar.policy.limits import (
+    Resources,
+    Risk,
+    Tier,
+    default_host_tools,
+    demanded_tier,
+    least_tier,
+)
+from belljar.policy.load import resolve_policy
+from belljar.policy.model import Policy
 from belljar.policy.network import Default, Network, Record
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import TargetStandIn

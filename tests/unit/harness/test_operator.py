@@ -16,7 +16,7 @@ from belljar.harness.config import BelljarConfig, load, sample_policy
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
 from belljar.host import settings
-from belljar.policy import LoadedPolicy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.stand_ins import TargetStandIn
 
 TASK = """

@@ -23,7 +23,8 @@ from belljar.harness.source import differences_of_images
 from belljar.host.settings import Settings
 from belljar.image.config import ImageConfig
 from belljar.image.store import SetuidPrograms, Store
-from belljar.policy import LoadedPolicy, load_policy
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 
 OPERATOR = Operator(settings=Settings(), run_policy="low")
 

@@ -19,7 +19,7 @@ from belljar.harness import score
 from belljar.harness import session as session_module
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
 from belljar.report.signals import SignalCode
 

@@ -10,7 +10,7 @@ from belljar.errors import PolicyError
 from belljar.harness.evaluate import load_only
 from belljar.harness.options import RunRequest, Selection
 from belljar.harness.selected import SelectedTask, pattern_of, select_task
-from belljar.policy import Tier
+from belljar.policy.limits import Tier
 
 TASK = """
 from inspect_ai import Task, task

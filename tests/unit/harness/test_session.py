@@ -13,8 +13,8 @@ from belljar.harness.source import RealCells
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
-from belljar.ledger import create_run
-from belljar.policy import load_policy
+from belljar.ledger.rundir import create_run
+from belljar.policy.load import load_policy
 
 
 def add(home: Path, name: str, content: bytes) -> None:

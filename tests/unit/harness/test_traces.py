@@ -21,7 +21,8 @@ from belljar.events import Event, JsonValue, Kind
 from belljar.export.otlp import follow
 from belljar.harness.evaluate import RunOutcome, run_evaluation
 from belljar.harness.options import RunRequest
-from belljar.ledger import create_run, verify
+from belljar.ledger.rundir import create_run
+from belljar.ledger.verification import verify
 
 TASK = """
 from inspect_ai import Task, task

@@ -23,7 +23,7 @@ from belljar.events import Event, Kind
 from belljar.harness import evaluate
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
-from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import RunDirectory
 from belljar.report.reasons import ReasonCode as Code
 
 TASK = """

@@ -16,7 +16,7 @@ from belljar.errors import ContainmentBreach
 from belljar.harness.evaluate import RunOutcome, run_evaluation
 from belljar.harness.options import RunRequest
 from belljar.harness.session import current_session
-from belljar.ledger import verify
+from belljar.ledger.verification import verify
 from belljar.probe.model import Verdict
 
 TASK = """

@@ -24,7 +24,8 @@ from belljar.host.settings import (
     stricter,
     within_settings,
 )
-from belljar.policy import Risk, parse_policy
+from belljar.policy.limits import Risk
+from belljar.policy.load import parse_policy
 
 REAL = b"""belljar: 1
 risk: low

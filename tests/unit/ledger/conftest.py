@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
-from belljar.ledger import RunDirectory, create_run
+from belljar.ledger.rundir import RunDirectory, create_run
 
 
 def body(name: str, content: bytes, *, dropped: int = 0) -> Body:

@@ -6,8 +6,7 @@ import importlib.metadata
 import json
 from pathlib import Path
 
-from belljar.ledger import create_run
-from belljar.ledger.rundir import LIBRARIES, library_versions
+from belljar.ledger.rundir import LIBRARIES, create_run, library_versions
 
 
 def test_the_versions_are_those_that_python_imports(tmp_path: Path) -> None:

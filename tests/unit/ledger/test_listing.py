@@ -11,7 +11,7 @@ import pytest
 
 from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
-from belljar.ledger import Line, create_run, listing
+from belljar.ledger import listing
 from belljar.ledger.files import body_path
 from belljar.ledger.listing import (
     RunSummary,
@@ -22,6 +22,8 @@ from belljar.ledger.listing import (
     read_lines,
     summarise,
 )
+from belljar.ledger.rundir import create_run
+from belljar.ledger.schema import Line
 
 from .conftest import exec_events, make_run
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pymerkle.proof import InclusionProof  # type: ignore[import-untyped]
 
-from belljar.cell import start_run
+from belljar.cell.parts import start_run
 from belljar.cli.ledger import ledger
 from belljar.errors import LedgerError
 from belljar.events import Event, Kind

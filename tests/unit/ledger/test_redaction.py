@@ -11,11 +11,12 @@ import pytest
 
 from belljar.errors import HostError, LedgerError
 from belljar.events import Body, Event, Kind
-from belljar.ledger import SigningKey, Status, create_run, load_or_make_key, verify
 from belljar.ledger.files import body_path, open_directory
+from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.omission import OMISSIONS
 from belljar.ledger.redaction import CLASSES, choose, purge, share
-from belljar.ledger.verification import read_omissions
+from belljar.ledger.rundir import create_run
+from belljar.ledger.verification import Status, read_omissions, verify
 
 from .conftest import make_run
 

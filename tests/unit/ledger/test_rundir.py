@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind
-from belljar.ledger import Status, create_run, verify
 from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import new_run_id
+from belljar.ledger.rundir import create_run, new_run_id
+from belljar.ledger.verification import Status, verify
 
 NS = st.integers(min_value=0, max_value=4_000_000_000_000_000_000)
 

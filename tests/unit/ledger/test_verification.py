@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.ledger import Status, create_run, load_or_make_key, verify
 from belljar.ledger.chain import MerkleTree, canonical, sha256_hex
 from belljar.ledger.files import digests_of
+from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.rundir import create_run
 from belljar.ledger.schema import make_checkpoint
+from belljar.ledger.verification import Status, verify
 
 from .conftest import exec_events, make_run, record_signed
 

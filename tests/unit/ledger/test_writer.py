@@ -15,10 +15,10 @@ import pytest
 
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind, MemoryRecorder, Recorder
-from belljar.ledger import LedgerWriter, Status, load_or_make_key, verify
 from belljar.ledger.files import is_being_written
-from belljar.ledger.keys import SigningKey
-from belljar.ledger.writer import wall_time
+from belljar.ledger.keys import SigningKey, load_or_make_key
+from belljar.ledger.verification import Status, verify
+from belljar.ledger.writer import LedgerWriter, wall_time
 
 from .conftest import body, exec_events, signed_events, wait_until
 

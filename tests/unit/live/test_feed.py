@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from belljar.cell import start_run
+from belljar.cell.parts import start_run
 from belljar.cli.main import run as belljar
 from belljar.events import Event, JsonValue, Kind
-from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import RunDirectory
 from belljar.live import feed as feeds
 from belljar.live.feed import Feed
 

@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user
 
 from belljar.host.model import HostFacts
-from belljar.plan import ImageFacts
+from belljar.plan.model import ImageFacts
 
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "BELLJAR_UPDATE_GOLDEN"

@@ -9,11 +9,11 @@ from tests.fakes.hosts import capable_host
 
 from belljar.compose.values import SETTLE_S
 from belljar.host.model import HostFacts
-from belljar.plan import ImageFacts, make_plan, render_plan
-from belljar.plan.explain import ObstacleError, decoy_warnings
-from belljar.plan.make import isolation_of
-from belljar.plan.model import ObstacleCode, OciPlan
-from belljar.policy import Resources, Tier, load_preset, policy_of, resolve_policy
+from belljar.plan.explain import ObstacleError, decoy_warnings, render_plan
+from belljar.plan.make import isolation_of, make_plan
+from belljar.plan.model import ImageFacts, ObstacleCode, OciPlan
+from belljar.policy.limits import Resources, Tier
+from belljar.policy.load import load_preset, policy_of, resolve_policy
 
 
 @pytest.mark.promise("1.6")

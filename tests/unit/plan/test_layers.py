@@ -8,7 +8,7 @@ import pytest
 
 from belljar.host.model import CgroupVersion, HostFacts, RuntimeState
 from belljar.plan.make import isolation_of, oci_limits, oci_overhead_mib, vm_shape
-from belljar.policy import Resources, Tier
+from belljar.policy.limits import Resources, Tier
 
 OCI = [Tier.CONTAINER, Tier.GVISOR]
 

@@ -23,20 +23,14 @@ from belljar.host.model import (
     RuntimeState,
     UsernsFact,
 )
-from belljar.plan import (
-    GUEST_OVERHEAD_MIB,
-    ImageFacts,
-    MicrovmPlan,
-    OciPlan,
-    make_plan,
-    render_plan,
-)
-from belljar.plan.explain import ObstacleError
-from belljar.plan.make import granted
-from belljar.plan.model import ObstacleCode
+from belljar.plan.explain import ObstacleError, render_plan
+from belljar.plan.make import GUEST_OVERHEAD_MIB, granted, make_plan
+from belljar.plan.model import ImageFacts, MicrovmPlan, ObstacleCode, OciPlan
 from belljar.plan.qemu import vmm_memory_max_bytes
-from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, least_tier, load_preset
-from belljar.policy.sections import Rights
+from belljar.policy.limits import Resources, Risk, Tier, least_tier
+from belljar.policy.load import load_preset
+from belljar.policy.model import Policy
+from belljar.policy.sections import FileCopy, Rights
 
 RICH: dict[str, Any] = {
     "belljar": 1,

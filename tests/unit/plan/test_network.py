@@ -12,9 +12,9 @@ from belljar.dataclass import from_json, json_of
 from belljar.errors import PolicyError
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan, plan_network
-from belljar.policy import Network, Policy
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.policy.network import read_network
+from belljar.policy.model import Policy
+from belljar.policy.network import Network, read_network
 
 BASE = Path("/srv/evaluation")
 FULL: dict[str, Any] = {

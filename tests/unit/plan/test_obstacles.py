@@ -15,12 +15,16 @@ from belljar.host.model import (
     KvmState,
     UsernsFact,
 )
-from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
 from belljar.plan.explain import KVM_HINTS, OBSTACLES, obstacle_text
 from belljar.plan.make import isolation_of
 from belljar.plan.model import Obstacle, ObstacleCode, ObstacleValue
-from belljar.plan.obstacles import cores_warning
-from belljar.policy import Resources, Tier
+from belljar.plan.obstacles import (
+    cores_warning,
+    hardware_obstacle,
+    network_obstacles,
+    tier_obstacles,
+)
+from belljar.policy.limits import Resources, Tier
 
 
 def test_a_good_host_has_none(facts: HostFacts) -> None:

@@ -23,8 +23,7 @@ from belljar.plan.oci import (
     oci_shape,
     runtime_argv,
 )
-from belljar.policy import Resources, Tier
-from belljar.policy.limits import NOTHING_GRANTED, Granted
+from belljar.policy.limits import NOTHING_GRANTED, Granted, Resources, Tier
 
 TIERS = (Tier.CONTAINER, Tier.GVISOR)
 RUNC = OciRuntime(name="runc", kind="runc", path="/usr/sbin/runc", version="1.1.5")

@@ -10,9 +10,9 @@ import pytest
 
 from belljar.cli.main import root
 from belljar.network.stand_ins.author import stand_in_problems
-from belljar.policy import Network, Policy, load_policy, policy_schema
-from belljar.policy.load import examine
-from belljar.policy.network import Record, Upstream
+from belljar.policy.load import examine, load_policy
+from belljar.policy.model import Policy, policy_schema
+from belljar.policy.network import Network, Record, Upstream
 from belljar.policy.stand_ins import MODELS, CellStandIn, StandIn
 from belljar.probe.catalogue import FINGERPRINT, PROBES
 

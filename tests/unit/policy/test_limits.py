@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.policy import Risk, Tier, demanded_tier, least_tier, needs_hardware
+from belljar.policy.limits import Risk, Tier, demanded_tier, least_tier, needs_hardware
 
 
 def test_words_are_compared_by_place_and_not_by_spelling() -> None:

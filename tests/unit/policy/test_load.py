@@ -14,20 +14,17 @@ from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
 from belljar.plan.network import plan_network
-from belljar.policy import (
-    PRESETS,
-    Policy,
-    Risk,
-    Tier,
+from belljar.policy.limits import Risk, Tier
+from belljar.policy.load import (
+    examine,
     load_policy,
     load_preset,
     parse_policy,
     policy_of,
     resolve_policy,
-    with_tier,
 )
-from belljar.policy.load import examine
-from belljar.policy.loaded import MAX_FILE_BYTES, known_preset
+from belljar.policy.loaded import MAX_FILE_BYTES, PRESETS, known_preset, with_tier
+from belljar.policy.model import Policy
 from belljar.units import printable
 
 HEAD = "belljar: 1\nrisk: high\n"

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy import LoadedPolicy, Risk, parse_policy
+from belljar.policy.limits import Risk
+from belljar.policy.load import parse_policy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.merge import (
     bounded,
     looser,

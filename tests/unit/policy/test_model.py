@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from belljar.policy import (
-    PRESETS,
-    FileCopy,
-    Policy,
-    Resources,
-    Risk,
-    Tier,
-    load_preset,
-    policy_schema,
-)
+from belljar.policy.limits import Resources, Risk, Tier
+from belljar.policy.load import load_preset
+from belljar.policy.loaded import PRESETS
+from belljar.policy.model import Policy, policy_schema
+from belljar.policy.sections import FileCopy
 
 LEAST: dict[str, Any] = {"belljar": 1, "risk": "high"}
 

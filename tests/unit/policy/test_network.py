@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy import Policy
 from belljar.policy.load import examine
+from belljar.policy.model import Policy
 from belljar.policy.network import Default, Network
 
 SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /}]}"

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 
 from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
-from belljar.policy import HostTools, Policy, Risk, Tier
 from belljar.policy.limits import (
     CAPABILITIES,
     GRANTABLE,
@@ -20,9 +19,13 @@ from belljar.policy.limits import (
     REPORT,
     USUAL_CAPABILITIES,
     Granted,
+    HostTools,
     Resources,
+    Risk,
+    Tier,
 )
 from belljar.policy.load import examine
+from belljar.policy.model import Policy
 from belljar.policy.sections import (
     ResourcesField,
     ResourcesText,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.policy import policy_of
+from belljar.policy.load import policy_of
 from belljar.policy.serving import ModelBlock
 
 DIGEST = "ab" * 32

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.policy import Policy, parse_policy
 from belljar.policy.guarding import (
     DEFAULT_STOPS,
     SERVICE_ROWS,
@@ -16,6 +15,8 @@ from belljar.policy.guarding import (
     Trigger,
     stop_for,
 )
+from belljar.policy.load import parse_policy
+from belljar.policy.model import Policy
 
 GUARD = """guard:
   protect:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from belljar.policy import Tier
+from belljar.policy.limits import Tier
 from belljar.policy.stand_ins import MODELS, AnyStandIn, StandIn
 
 ADAPTER: TypeAdapter[StandIn] = TypeAdapter(AnyStandIn)

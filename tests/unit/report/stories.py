@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from belljar.events import Actor, Kind, Trust
-from belljar.ledger import Line
 from belljar.ledger.kinds import SCHEMA_VERSION
+from belljar.ledger.schema import Line
 from belljar.report.cells import gather_cells
 from belljar.report.ranges import RangeFindings, RangeGatherer
 from belljar.report.samples import RunFindings, Transcript

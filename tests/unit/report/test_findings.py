@@ -13,8 +13,7 @@ from tests.unit.report import stories
 from tests.unit.report.stories import PROBED, findings_of, planned
 
 from belljar.events import Kind
-from belljar.ledger import Line
-from belljar.ledger.schema import BodyRef
+from belljar.ledger.schema import BodyRef, Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import (
     Call,

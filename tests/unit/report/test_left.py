@@ -12,7 +12,7 @@ from tests.unit.report.stories import ENDED, HOSTILE, line, planned
 
 from belljar.cli.findings import show_findings
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.report.collect import collect
 from belljar.report.left import STAYS, Destination, Left, LeftGatherer, Way
 from belljar.report.samples import RunFindings

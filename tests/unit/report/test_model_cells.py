@@ -7,7 +7,7 @@ from tests.unit.report.stories import ENDED, line, planned, story
 from tests.unit.report.test_verdict import evidence
 
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import gather_cells
 from belljar.report.collect import collect

@@ -26,10 +26,9 @@ from tests.unit.report.stories import (
 from tests.unit.report.test_model_cells import model_cell
 
 from belljar.events import Kind, Trust
-from belljar.ledger import Line, Verification
 from belljar.ledger.kinds import DATA, Optional
-from belljar.ledger.schema import BodyRef
-from belljar.ledger.verification import Status
+from belljar.ledger.schema import BodyRef, Line
+from belljar.ledger.verification import Status, Verification
 from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
 from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render

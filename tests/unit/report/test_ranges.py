@@ -21,8 +21,7 @@ from tests.unit.report.stories import (
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
-from belljar.ledger import Line
-from belljar.ledger.schema import BodyRef
+from belljar.ledger.schema import BodyRef, Line
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.reasons import Reason, ReasonCode

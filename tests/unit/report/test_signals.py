@@ -10,7 +10,7 @@ from tests.unit.report.stories import CONTACT, FLOW, NAME, RANGE, judged, line, 
 
 from belljar.cli.findings import signal_lines
 from belljar.events import Kind, Trust
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode

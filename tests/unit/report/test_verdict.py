@@ -11,7 +11,7 @@ import pytest
 from tests.unit.report.stories import ENDED, line, planned, probing, ranges_of, story
 
 from belljar.events import Kind
-from belljar.ledger import Line
+from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import Call, TranscriptAction, gather_cells
 from belljar.report.collect import collect

@@ -8,8 +8,9 @@ from pathlib import Path, PurePosixPath
 from belljar.network.stand_ins import check, check_installed
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.plan.network import StandInPlan, plan_network
-from belljar.policy import LoadedPolicy, yaml_tree
+from belljar.policy import yaml_tree
 from belljar.policy.load import Examined, examine, refusal
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.stand_ins import PythonStandIn, StandIn
 from belljar.policy.yaml_tree import Problem, YamlTree, closest_mark, field_name, read_tree
 

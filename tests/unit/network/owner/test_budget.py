@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.events import Body, Event, Kind
-from belljar.ledger import LedgerWriter, load_or_make_key
+from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.writer import LedgerWriter
 from belljar.network.owner.budget import BLOCK_BYTES, cost_bytes
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from belljar.errors import HostError, PolicyError
 from belljar.network.stand_ins.author import check_stand_ins, stand_in_problems
-from belljar.policy import LoadedPolicy, load_policy
+from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 
 _HEAD = "belljar: 1\nrisk: low\nnetwork:\n  stand_ins:\n"
 
