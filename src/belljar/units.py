@@ -8,6 +8,7 @@ A number without a unit is refused.
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from collections.abc import Iterable
 from typing import Final
@@ -95,6 +96,11 @@ def format_duration(seconds: float) -> str:
         (whole % 60, "s"),
     ]
     return "".join(f"{count}{unit}" for count, unit in parts if count)
+
+
+def iso_time(seconds: float) -> str:
+    """Return a time in UTC, in whole seconds, as JSON documents have it (ISO 8601)."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(seconds)))
 
 
 def printable(text: str | bytes, *, max_chars: int = 4096) -> str:

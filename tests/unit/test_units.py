@@ -1,4 +1,4 @@
-"""Sizes, durations and the escape."""
+"""Sizes, durations, times and the escape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.units import format_duration, format_size, parse_duration, parse_size, printable
+from belljar.units import (
+    format_duration,
+    format_size,
+    iso_time,
+    parse_duration,
+    parse_size,
+    printable,
+)
 
 
 @pytest.mark.parametrize(
@@ -133,3 +140,8 @@ def test_long_text_is_cut_and_the_cut_is_said() -> None:
     """A flood of characters does not flood a terminal."""
     assert printable("a" * 5000, max_chars=10) == "a" * 10 + "… (+4990 characters)"
     assert len(printable(b"b" * 100_000, max_chars=10)) < 60
+
+
+def test_a_time_is_in_utc_and_whole_seconds() -> None:
+    """A part of a second is left out, whatever this machine's time zone."""
+    assert iso_time(1_700_000_000.9) == "2023-11-14T22:13:20Z"

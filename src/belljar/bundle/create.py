@@ -45,7 +45,7 @@ from belljar.package import __version__
 from belljar.store.home import need_space
 from belljar.store.locks import locked
 from belljar.store.scratch import scratch_dir
-from belljar.units import format_size, printable
+from belljar.units import format_size, iso_time, printable
 
 _BACKPORTS: Final = "bookworm-backports"
 _PYTHON: Final = "/usr/bin/python3"  # Debian's: the wheels must fit it, not this process
@@ -101,7 +101,7 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         digests |= debian.fetch(part / "debian")
         about |= {
             "v": 1,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "created": iso_time(time.time()),
             "belljar": __version__,
             **host_kind(run_tool([_PYTHON, "-c", _VERSION], timeout_s=60).decode().strip()),
             "size_bytes": sum((part / name).stat().st_size for name in digests),

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from belljar.process import raise_if_blind
 from belljar.store.home import belljar_home, make_store_dir, sync_file
 from belljar.store.journal import ORDER_SUFFIX
 from belljar.store.scratch import owned_name
-from belljar.units import printable
+from belljar.units import iso_time, printable
 
 HOLD_FILE: Final = "hold.json"
 RELEASE_HINT: Final = "`belljar release` lifts the hold"
@@ -98,14 +97,14 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
         scope=scope,
         reason=_bounded(reason),
         by=_whoami(),
-        at=_now(),
+        at=iso_time(time.time()),
         rule=rule,
     )
 
 
 def hold(home: Path, reason: str = "") -> Hold:
     """Forbid new cells until `release`. Durable. Raises `HostError`."""
-    held = Hold(reason=_bounded(reason), by=_whoami(), at=_now())
+    held = Hold(reason=_bounded(reason), by=_whoami(), at=iso_time(time.time()))
     draft: Path | None = None
     try:
         make_store_dir(home)
@@ -295,7 +294,3 @@ def _whoami() -> str:
     except (KeyError, OSError):  # a uid without an account
         name = f"uid {os.getuid()}"
     return printable(f"{name} (process {os.getpid()})", max_chars=100)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

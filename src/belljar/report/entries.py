@@ -88,7 +88,7 @@ def _in_order(entries: Iterable[TimelineEntry]) -> list[int]:
 
 
 def _page_bytes(*texts: str) -> int:
-    """How many bytes they take in the page's JSON."""
+    """Return how many bytes texts take in the page's JSON."""
     text = json.dumps(texts, ensure_ascii=False)
     return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&"))
 

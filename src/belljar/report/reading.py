@@ -43,7 +43,7 @@ class Kept(Generic[T]):
 
 
 class Activity:
-    """How often something of a kind happened, in at most `MAX_STEPS` equal steps of time."""
+    """Counts what happened by kind, in at most `MAX_STEPS` equal steps of time."""
 
     def __init__(self) -> None:
         self._first_s = self._last_s = 0

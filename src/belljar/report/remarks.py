@@ -157,7 +157,7 @@ def range_sentences(found: RangeFindings) -> Iterator[str]:
 
 
 def probe_sentence(found: RangeFindings) -> str:
-    """How many packets were stopped, and how many of them by Belljar's own probes; "" if none."""
+    """Say how many packets were stopped, and how many of Belljar's probes; "" if none."""
     packets, listed, probed, again = _stopped(found)
     if not packets:
         return ""

@@ -1,4 +1,4 @@
-"""What a range's events take of the disk. Pure."""
+"""Reckons how much of the disk a range's events take. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a stand-in's settings and an author's files, with the place of each."""
+"""Faults of a stand-in's settings and of an author's files, each with its place."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ from belljar.network.stand_ins.web import (
     Request,
     header_text,
     http_app,
-    iso_time,
     json_answer,
     plain_error,
     text_answer,
 )
 from belljar.policy.files import MAX_DEPTH
+from belljar.units import iso_time
 
 __all__ = ["check", "make"]
 

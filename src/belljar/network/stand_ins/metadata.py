@@ -25,11 +25,11 @@ from belljar.network.stand_ins.web import (
     Pairs,
     Request,
     http_app,
-    iso_time,
     plain_error,
     text_answer,
 )
 from belljar.signals.credentials import make_credentials
+from belljar.units import iso_time
 
 MAX_TOKENS: Final = 1024
 MAX_TTL_S: Final = 21_600

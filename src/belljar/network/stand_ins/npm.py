@@ -41,13 +41,13 @@ from belljar.network.stand_ins.web import (
     Request,
     UnreadBody,
     bounded,
-    iso_time,
     json_answer,
     parse_json,
     presents,
     streaming_app,
     word,
 )
+from belljar.units import iso_time
 
 _PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
 _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -195,11 +194,6 @@ def parse_json(data: bytes | str, max_depth: int = MAX_JSON_DEPTH) -> Any:  # no
 def uuid_of(data: bytes) -> str:
     """Return 16 bytes as a version 4 UUID (RFC 9562)."""
     return str(UUID(bytes=data, version=4))
-
-
-def iso_time(seconds: float) -> str:
-    """Return a time in UTC as JSON documents have it."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def compact(value: object) -> str:
