@@ -1,10 +1,15 @@
-"""What an egress case is: data. The tables are in `cases_…`, all of them in `table`."""
+"""What an egress case is: data, read from `cases.toml`."""
 
 from __future__ import annotations
 
+import ast
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-from tests.security.egress.evidence import Evidence, Refused
+from tests.security.egress import evidence
+from tests.security.egress.evidence import Both, Either, Evidence
 
 
 @dataclass(frozen=True)
@@ -27,35 +32,34 @@ class Case:
     alone: bool = False
 
 
-def get(host: str, path: str = "/{token}") -> str:
-    """A plain request, `|` for each line's end."""
-    return f"GET {path} HTTP/1.1|Host: {host}|Connection: close||"
+@dataclass(frozen=True)
+class Group:
+    """Cases of one kind, and what the site's page says of them."""
+
+    title: str
+    prose: str
+    cases: tuple[Case, ...]
 
 
-def tcp(
-    name: str, tries: str, address: str, reason: str, port: str = "{port}", where: str = "deny"
-) -> Case:
-    """A connection that is refused for this reason."""
+def _read_evidence(node: ast.expr) -> Any:  # noqa: ANN401 - evidence, or a text of it
+    """The evidence that words such as `Both(Http("/x"), Reached("{shop}", "80"))` name."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return ast.literal_eval(node)
+    kind = getattr(evidence, node.func.id)
+    words = [_read_evidence(word) for word in node.args]
+    if kind in (Both, Either):
+        return kind(tuple(words))
+    return kind(*words, **{word.arg: _read_evidence(word.value) for word in node.keywords})
+
+
+def _read_case(fields: dict[str, Any]) -> Case:
+    expected = ast.parse(fields["evidence"], mode="eval").body
     return Case(
-        name,
-        tries,
-        ("tcp", address, port, "{token}"),
-        "RST, on record",
-        Refused(reason, address, port),
-        where,
+        **{**fields, "step": tuple(fields["step"]), "evidence": _read_evidence(expected)},
     )
 
 
-def udp(
-    name: str,
-    tries: str,
-    address: str,
-    reason: str = "udp",
-    port: str = "{port}",
-    where: str = "deny",
-) -> Case:
-    """A datagram that is refused for this reason."""
-    step = ("udp", address, port, "{token}")
-    return Case(
-        name, tries, step, "refused, on record", Refused(reason, address, port, "udp"), where
-    )
+GROUPS: Final = tuple(
+    Group(group["title"], group["prose"], tuple(_read_case(case) for case in group["cases"]))
+    for group in tomllib.loads(Path(__file__).with_name("cases.toml").read_text())["group"]
+)

@@ -4,67 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.security.egress import cases_dns, cases_packets, cases_places, cases_web
-from tests.security.egress.case import Case
+from tests.security.egress.case import GROUPS, Case
 
-GROUPS: Final[tuple[tuple[str, str, tuple[Case, ...]], ...]] = (
-    (
-        "Names: the resolver",
-        """A name is the usual way out, and a query for one is a way to carry data even where nothing answers. So: names beside, above and below those of the policy;
-every kind of record that tunnels use; messages that parsers stumble over; other resolvers, by other ports and protocols (DoT, DoH, DoQ), by broadcast and by
-multicast.""",
-        cases_dns.RESOLVER,
-    ),
-    (
-        "Names: HTTP, TLS, mail",
-        """A request names its target up to four times: by address, in the ClientHello, in Host or `:authority`, in the request's own line. Proxies that believe one of
-them and act on another can be led out (domain fronting, absolute targets, CONNECT, smuggled requests). Here all must agree with the policy and with each other.""",
-        cases_web.WEB,
-    ),
-    (
-        "What a cell edits of its own",
-        """Its root owns `/etc/hosts`, `/etc/resolv.conf` and the environment. None of them is a wall: whatever a name is made to mean inside, the packet that follows is
-judged outside.""",
-        cases_web.OWN_FILES,
-    ),
-    (
-        "Addresses and ports",
-        """No name at all: straight to an address, by every transport that needs no right of its own, and to every port that is nobody's,
-the gateway's own among them.""",
-        cases_packets.ADDRESSES,
-    ),
-    (
-        "Sockets, frames and devices",
-        """Below TCP and UDP: raw and packet sockets, other protocols, fragments, source routes, other senders, and changes of the device itself. A workload is given none
-of the sockets in the tiers `container` and `gvisor`; what it is given in one tier or another is dropped by the rules. What leaves no trace is shown by frames
-that the host forges in its place.""",
-        cases_packets.RAW,
-    ),
-    (
-        "Addresses that no policy can allow",
-        """Clouds give their keys away at such addresses, and networks that trust whoever is inside lie behind them. They are refused before anything that a policy allows
-is looked at.""",
-        cases_places.NEVER,
-    ),
-    (
-        "The host",
-        """The host listens, at every address that it has, at a port of each row's own. That a row passes means that the packet was refused *and* that none of these
-listeners heard it.""",
-        cases_places.HOST,
-    ),
-    (
-        "Other cells, other ranges",
-        """What stands beside: a target cell beyond its named port, the agent's cell as a target sees it, and everything of the range next door, which is open at the same
-time.""",
-        cases_places.NEIGHBOURS,
-    ),
-    (
-        "A range with a sink, simulation and a metadata service",
-        """The settings that let more be asked for must not let more out: what is answered is answered by the range itself, and what is never allowed stays refused.""",
-        cases_places.OPEN,
-    ),
-)
-CASES: Final = tuple(case for _, _, cases in GROUPS for case in cases)
+CASES: Final = tuple(case for group in GROUPS for case in group.cases)
 LISTENED: Final = tuple(case for case in CASES if "{ear}" in case.step)
 """Those that go to a listener of the host's: each has a port of its own there."""
 FIRST_PORT: Final = 41_000
@@ -88,12 +30,13 @@ def rendered() -> str:
             "rows are tested and what the words mean.\n"
         )
     ]
-    for title, prose, cases in GROUPS:
+    for group in GROUPS:
         rows = [
-            f"| `{case.name}` | {case.tries} | {case.expects} | {looks(case)} |" for case in cases
+            f"| `{case.name}` | {case.tries} | {case.expects} | {looks(case)} |"
+            for case in group.cases
         ]
         parts.append(
-            f"## {title}\n\n{prose}\n\n| case | tried | expected | where the host looks"
+            f"## {group.title}\n\n{group.prose}\n\n| case | tried | expected | where the host looks"
             " |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
         )
     return "\n".join(parts)
