@@ -29,6 +29,7 @@ from tests.machine import (
     control_groups,
     link_or_copy,
     locked,
+    parted,
     shared_folder,
     templates_of,
     turn,
@@ -116,9 +117,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _is_thorough_here(item):
             item.add_marker("thorough")
     if not (config.getoption("thorough") or any("::" in word for word in config.args)):
-        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        items[:], left_out = parted(items, lambda item: item.get_closest_marker("thorough") is None)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_rank)
     if os.geteuid() == 0:

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,17 @@ def control_groups(*words: str) -> Iterator[Path]:
     which `Path.glob` takes for an error."""
     for folder, inner, _ in os.walk("/sys/fs/cgroup"):
         yield from (Path(folder, name) for name in inner if any(word in name for word in words))
+
+
+def parted(
+    items: list[pytest.Item], stays: Callable[[pytest.Item], bool]
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Those that stay and those that don't, each in its order."""
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (kept if stays(item) else left_out).append(item)
+    return kept, left_out
 
 
 @contextmanager

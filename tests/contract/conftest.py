@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.asking import renew, sh
+from tests.machine import parted
 
 import belljar
 from belljar.cell.cell import Cell
@@ -47,13 +48,13 @@ CHOSEN = os.environ["CONTRACT_CARRIERS"].split() if "CONTRACT_CARRIERS" in os.en
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The bare agent is no cell: what asks for a cell or its tier isn't a test of it, so there is
     nothing to skip."""
-    no_tests = [
-        item
-        for item in items
-        if _is_bare(item) and {"cell", "tier"} & set(getattr(item, "fixturenames", ()))
-    ]
+    items[:], no_tests = parted(
+        items,
+        lambda item: (
+            not (_is_bare(item) and {"cell", "tier"} & set(getattr(item, "fixturenames", ())))
+        ),
+    )
     config.hook.pytest_deselected(items=no_tests)
-    items[:] = [item for item in items if item not in no_tests]
 
 
 def _is_bare(item: pytest.Item) -> bool:
