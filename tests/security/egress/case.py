@@ -53,10 +53,8 @@ def _read_evidence(node: ast.expr) -> Any:  # noqa: ANN401 - evidence, or a text
 
 
 def _read_case(fields: dict[str, Any]) -> Case:
-    expected = ast.parse(fields["evidence"], mode="eval").body
-    return Case(
-        **{**fields, "step": tuple(fields["step"]), "evidence": _read_evidence(expected)},
-    )
+    words = ast.parse(fields.pop("evidence"), mode="eval").body
+    return Case(step=tuple(fields.pop("step")), evidence=_read_evidence(words), **fields)
 
 
 GROUPS: Final = tuple(
