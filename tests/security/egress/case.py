@@ -49,7 +49,8 @@ def _read_evidence(node: ast.expr) -> Any:  # noqa: ANN401 - evidence, or a text
     words = [_read_evidence(word) for word in node.args]
     if kind in (Both, Either):
         return kind(tuple(words))
-    return kind(*words, **{word.arg: _read_evidence(word.value) for word in node.keywords})
+    named = {str(word.arg): _read_evidence(word.value) for word in node.keywords}
+    return kind(*words, **named)
 
 
 def _read_case(fields: dict[str, Any]) -> Case:
