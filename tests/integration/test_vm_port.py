@@ -1,5 +1,6 @@
-"""A virtual machine's port on a range's network, for root and for an ordinary user: what its guest
-can do with it, what it can't, and how both end."""
+"""A cell's port on a range's network, for root and for an ordinary user: what a microVM's guest can do
+with it, what it can't (`tests/security/test_egress` shows it of the other tiers), and how all parts
+end."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
 from tests.integration.test_microvm import cgroups_of, left_of
 from tests.integration.vm_port import StandInPort, StandInRange, stand_in_range
-from tests.integration.vm_port_owner import parts_with_nic
+from tests.integration.vm_port_owner import container_parts, parts_with_nic
 
 from belljar.channel import ExecRequest
 from belljar.errors import CellError, HostError
@@ -31,9 +32,10 @@ from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
+from belljar.isolation.oci.open import open_container
 from belljar.isolation.reap import list_cells, reap
 from belljar.plan.model import MicrovmPlan
-from belljar.process import ProcessId, identify, is_alive, kill
+from belljar.process import ProcessId, identify, is_alive, kill, namespaces_of
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 Parts = tuple[MicrovmPlan, Image, Kernel]
@@ -166,6 +168,40 @@ def test_an_owner_that_is_killed(owner: Owner) -> None:
     reaped = owner.belljar("reap")
     assert reaped.returncode == 0, reaped.stderr
     assert owner.belljar.leftovers() == []
+
+
+def supervisor_of(stage: ProcessId) -> ProcessId:
+    """A stage's parent."""
+    stat = Path(f"/proc/{stage.pid}/stat").read_text()
+    return known(int(stat.rpartition(")")[2].split()[1]))
+
+
+def is_in_use(namespace: int) -> bool:
+    """Whether any process is in this network namespace."""
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            if str(link.readlink()) == f"net:[{namespace}]":
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.thorough_in("user")
+def test_an_owner_that_is_killed_while_a_containers_stage_waits(owner: Owner) -> None:
+    """Stage and supervisor end by themselves, the network namespace with them; what the journal
+    still knows is reaped."""
+    with owner.start("wait") as process:
+        line = (process.stdout or pytest.fail("no pipe")).readline()
+        assert line, (process.stderr or pytest.fail("no pipe")).read().decode()
+        stage = known(json.loads(line)["stage"])
+        watched = [stage, supervisor_of(stage)]
+        namespace = namespaces_of(stage.pid)["net"]
+        process.kill()
+        wait_for(lambda: not any(map(is_alive, watched)), "the end of the jail")
+    wait_for(lambda: not is_in_use(namespace), "the end of the namespace")
+    reaped = owner.belljar("reap")
+    assert reaped.returncode == 0, reaped.stderr
 
 
 # ---- as root, in this process
@@ -348,6 +384,65 @@ async def test_a_port_that_can_not_be_attached(
     assert Kind.CELL_RENEWED not in recorder.kinds()
     assert Kind.CELL_DESTROYED in recorder.kinds()
     assert (left_of(vm_home), list(map(identify, port.attached_pids))) == ([], [None])
+
+
+@pytest.mark.anyio
+@one_backend
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+async def test_a_containers_port_that_can_not_be_attached(
+    vm_home: Path, its_range: StandInRange, tier: str
+) -> None:
+    """The cell ends with the range's own words, before anything of the runtime's ran; its
+    destruction is on record and nothing is left."""
+    made, recorder = await container_parts(tier, vm_home), MemoryRecorder()
+    port = NoPort(its_range, 201)
+    with pytest.raises(HostError, match="the range is gone"):
+        async with open_container(
+            made.plan, made.image, home=vm_home, recorder=recorder, planned={}, port=port
+        ):
+            pytest.fail("it opened")
+    ended = ["cell.planned", "cell.starting", "cell.destroyed", "cell.failed"]
+    assert [kind.value for kind in recorder.kinds()] == ended
+    assert (left_of(vm_home), list(map(identify, port.attached_pids))) == ([], [None])
+
+
+class DyingPort(StandInPort):
+    """Who waits for it is looked at, and dies meanwhile."""
+
+    settings_there = ""
+
+    async def attach(self, pid: int) -> None:
+        """Of a dead process."""
+        names = (
+            "ipv4/ip_unprivileged_port_start",
+            "ipv4/ping_group_range",
+            "ipv6/conf/all/disable_ipv6",
+        )
+        argv = ["/usr/bin/nsenter", "--net", "--target", str(pid), "/usr/bin/cat"]
+        looked = await anyio.run_process([*argv, *(f"/proc/sys/net/{name}" for name in names)])
+        self.settings_there = looked.stdout.decode()
+        stage = known(pid)
+        os.kill(pid, signal.SIGKILL)
+        await anyio.to_thread.run_sync(wait_for, lambda: not is_alive(stage), "the stage's end")
+        await super().attach(pid)
+
+
+@pytest.mark.anyio
+@one_backend
+async def test_a_stage_that_dies_while_it_waits(vm_home: Path, its_range: StandInRange) -> None:
+    """What is told is how the stage ended, not that a link could not be put into nothing; no link
+    is left. Where it waited, low ports are everybody's, nobody may ping, and IPv6 is off."""
+    made = await container_parts("container", vm_home)
+    port = DyingPort(its_range, 202)
+    with pytest.raises(CellError, match="the jail ended while it came up"):
+        async with open_container(
+            made.plan, made.image, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
+        ):
+            pytest.fail("it opened")
+    assert port.settings_there.split() == ["0", "1", "0", "1"]
+    said = await anyio.to_thread.run_sync(partial(its_range.ask, look=0))
+    assert "p202" not in said["links"]
+    assert left_of(vm_home) == []
 
 
 @pytest.mark.anyio

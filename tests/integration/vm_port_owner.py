@@ -1,7 +1,7 @@
-"""Virtual machines with ports, as their owner has them: `vm_port_owner.py MODE` prints JSON lines.
-A program of its own, so that an ordinary user can run it and so that it can be killed. MODE: `use`
-tries in two clones of one template what `IN_GUEST` tries; `hold` opens one and waits for the end of
-standard input.
+"""Cells with ports, as their owner has them: `vm_port_owner.py MODE` prints JSON lines. A program of
+its own, so that an ordinary user can run it and so that it can be killed. MODE: `use` tries in two
+clones of one template what `IN_GUEST` tries; `hold` opens one and waits for the end of standard
+input; `wait` does so before a container's port is attached.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,23 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from tests.integration.microvm_owner import parts
-from tests.integration.vm_port import StandInRange, stand_in_range
+from tests.integration.vm_port import StandInPort, StandInRange, stand_in_range
 
+from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm
+from belljar.isolation.oci.open import open_container
 from belljar.plan.model import MicrovmPlan
+from belljar.policy.load import load_policy
 from belljar.store.journal import Journal
 
+CONTAINER = (
+    "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{memory: 256MiB, disk: 64MiB,"
+    " processes: 64, lifetime: 5m}}\n"
+)
 IN_GUEST = r"""
 import hashlib, json, os, socket, struct, subprocess
 found = {}
@@ -96,6 +104,17 @@ def parts_with_nic(home: Path) -> tuple[MicrovmPlan, Image, Kernel]:
     return replace(plan, vm=replace(plan.vm, nic=True)), image, kernel
 
 
+async def container_parts(tier: str, home: Path) -> ContainerParts:
+    """What `open_cell` would make a container of."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "policy.yaml"
+        file.write_text(CONTAINER.format(tier=tier))
+        made = await anyio.to_thread.run_sync(gather_parts, load_policy(file), home)
+    if not isinstance(made, ContainerParts):
+        raise TypeError(made)
+    return made
+
+
 def say(**data: Any) -> None:  # noqa: ANN401 - whatever JSON takes
     """One line."""
     print(json.dumps(data), flush=True)
@@ -142,10 +161,31 @@ async def hold(home: Path, its_range: StandInRange) -> None:
         await anyio.to_thread.run_sync(sys.stdin.read)
 
 
+class WaitingPort(StandInPort):
+    """It says which process waits for it, and is attached when standard input ends."""
+
+    async def attach(self, pid: int) -> None:
+        """As the protocol has it."""
+        say(stage=pid)
+        await anyio.to_thread.run_sync(sys.stdin.read)
+        await super().attach(pid)
+
+
+async def wait(home: Path, its_range: StandInRange) -> None:
+    """A container whose stage waits for its link."""
+    made = await container_parts("container", home)
+    port = WaitingPort(its_range, 1)
+    async with open_container(
+        made.plan, made.image, home=home, recorder=MemoryRecorder(), planned={}, port=port
+    ):
+        raise RuntimeError("it opened")
+
+
 def main(mode: str) -> None:
     """With a range of its own."""
+    modes = {"use": use, "hold": hold, "wait": wait}
     with stand_in_range() as its_range:
-        anyio.run({"use": use, "hold": hold}[mode], Path(os.environ["BELLJAR_HOME"]), its_range)
+        anyio.run(modes[mode], Path(os.environ["BELLJAR_HOME"]), its_range)
 
 
 if __name__ == "__main__":
