@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import ipaddress
 import json
 import os
 import select
@@ -18,12 +17,10 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from tests.integration.handmade_packets import checksum, ipv4, ipv6, syn
 
 from belljar.network import ipc
 from belljar.network.supervisor import netfilter
@@ -68,6 +65,28 @@ FEW = NetworkBounds(
 )
 NOBODY = "0.0.0.0"  # noqa: S104 - a test's own namespace
 OTHER_MAC = "02:aa:bb:cc:dd:ee"
+
+
+def checksum(data: bytes) -> int:
+    """RFC 1071."""
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def ipv4(source: str, target: str, payload: bytes) -> bytes:
+    """A packet of TCP's as a cell could write it by hand."""
+    addresses = socket.inet_aton(source) + socket.inet_aton(target)
+    whole = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(payload), 7, 0, 64, 6, 0) + addresses
+    return whole[:10] + struct.pack("!H", checksum(whole)) + whole[12:] + payload
+
+
+def syn(source: str, target: str, port: int, source_port: int) -> bytes:
+    """The first segment of a connection."""
+    head = struct.pack("!HHIIBBHHH", source_port, port, 1, 0, 0x50, 0x02, 1024, 0, 0)
+    pseudo = socket.inet_aton(source) + socket.inet_aton(target) + struct.pack("!BBH", 0, 6, 20)
+    return head[:16] + struct.pack("!H", checksum(pseudo + head)) + head[18:]
 
 
 def enter(namespace: int) -> None:
@@ -230,82 +249,17 @@ def errno_name(exc: OSError) -> str:
     return errno.errorcode.get(exc.errno or 0, str(exc))
 
 
-def ask(world: World, cell: str, address: str, port: int) -> str:
-    """How a datagram ends: the answer, or the error's name."""
-    with world.socket_in(cell, socket.AF_INET, socket.SOCK_DGRAM) as made:
-        made.connect((address, port))
-        made.send(b"ping")
-        try:
-            return made.recv(100).decode()
-        except TimeoutError:
-            return "timeout"
-        except OSError as exc:
-            return errno_name(exc)
-
-
-def frame(
-    world: World,
-    packet: bytes,
-    *,
-    to: str = "",
-    by: str = "",
-    kind: int = 0x0800,
-    cell: str = "default",
-) -> None:
+def frame(world: World, packet: bytes, cell: str = "default") -> None:
     """Sends a packet from the cell's device, whoever it says it is."""
     port = world.layout.cell(cell)
-    macs = bytes.fromhex(
-        (to or port.gateway_mac).replace(":", "") + (by or port.mac).replace(":", "")
-    )
+    macs = bytes.fromhex(f"{port.gateway_mac}{port.mac}".replace(":", ""))
     with world.socket_in(cell, socket.AF_PACKET, socket.SOCK_RAW) as made:
         enter(world.cells[cell])
         try:
             made.bind(("eth0", 0))
         finally:
             enter(world.own)
-        made.send(macs + struct.pack("!H", kind) + packet)
-
-
-def frames(world: World) -> dict[str, dict[str, int]]:
-    """Packets that no socket would send, each with the counters that moved."""
-    own, shop = world.layout.cell("default").address, world.address("shop")
-    tcp = syn(own, shop, 80)
-    whole = ipv4(own, shop, 6, tcp)
-    lsrr, record = bytes([131, 7, 4, 8, 8, 8, 8, 0]), bytes([7, 7, 4, 0, 0, 0, 0, 0])
-    sent: dict[str, Callable[[], None]] = {
-        "another cell's address": lambda: frame(
-            world, ipv4(world.address("db"), shop, 6, syn(world.address("db"), shop, 80))
-        ),
-        "the gateway's address": lambda: frame(
-            world, ipv4(world.layout.resolver, shop, 17, bytes(8))
-        ),
-        "no address": lambda: frame(
-            world, ipv4(NOBODY, "255.255.255.255", 17, bytes(8)), to="ff:ff:ff:ff:ff:ff"
-        ),
-        "another MAC": lambda: frame(world, whole, by=OTHER_MAC),
-        "IPv6": lambda: frame(world, ipv6("fe80::1", "2001:db8::1"), kind=0x86DD),
-        "first fragment": lambda: frame(world, ipv4(own, shop, 6, tcp, fragment=0x2000)),
-        "later fragment": lambda: frame(world, ipv4(own, shop, 6, tcp, fragment=0x0010)),
-        "loose source route": lambda: frame(world, ipv4(own, shop, 6, tcp, options=lsrr)),
-        "record route": lambda: frame(world, ipv4(own, shop, 6, tcp, options=record)),
-        "multicast": lambda: frame(
-            world, ipv4(own, "224.0.0.251", 17, bytes(8)), to="01:00:5e:00:00:fb"
-        ),
-        "multicast MAC": lambda: frame(world, whole, to="01:00:5e:00:00:fb"),
-        "broadcast": lambda: frame(
-            world, ipv4(own, "255.255.255.255", 17, bytes(8)), to="ff:ff:ff:ff:ff:ff"
-        ),
-        "broadcast MAC": lambda: frame(world, whole, to="ff:ff:ff:ff:ff:ff"),
-        "SCTP": lambda: frame(world, ipv4(own, shop, 132, bytes(12))),
-        "loopback": lambda: frame(world, ipv4(own, "127.0.0.1", 6, syn(own, "127.0.0.1", 80))),
-        "ARP": lambda: frame(world, b"\0\1\x08\0\6\4\0\1" + bytes(20), kind=0x0806),
-    }
-    found: dict[str, dict[str, int]] = {}
-    for name, send in sent.items():
-        with counting(world) as moved:
-            send()
-        found[name] = moved
-    return found
+        made.send(macs + struct.pack("!H", 0x0800) + packet)
 
 
 def listener(world: World, cell: str, port: int, *, transparent: bool = False) -> socket.socket:
@@ -401,7 +355,7 @@ def segments(world: World) -> list[dict[str, int]]:
         own, other = world.layout.cell(cell), world.layout.cell(other_cell)
         tcp = struct.pack("!HHIIBBHHH", *ports, 1, 1, 0x50, 0x10, 1024, 0, 0)
         with other_frames(world, other_cell) as seen, counting(world) as moved:
-            frame(world, ipv4(own.address, other.address, 6, tcp), cell=cell)
+            frame(world, ipv4(own.address, other.address, tcp), cell=cell)
         found.append({**moved, "arrived": len(seen)})
     return found
 
@@ -431,55 +385,13 @@ def dns(world: World, resolver: socket.socket) -> str:
         return client.recv(100).decode()
 
 
-def refusals(world: World) -> dict[str, tuple[str, dict[str, int]]]:
-    """What nobody has: how it ends for the cell, and what was counted."""
-    shop, database = world.address("shop"), world.address("db")
-    agent = world.layout.cell("default").address
-    tries: dict[str, Callable[[], str]] = {
-        "stand-in's other port": lambda: connect(world, "default", shop, 81),
-        "public address": lambda: connect(world, "default", "8.8.8.8", 443),
-        "metadata": lambda: connect(world, "default", "169.254.169.254", 80),
-        "Alibaba's metadata": lambda: connect(world, "default", "100.100.100.200", 80),
-        "Azure's host": lambda: connect(world, "default", "168.63.129.16", 80),
-        "Oracle's metadata": lambda: connect(world, "default", "192.0.0.192", 80),
-        "LAN": lambda: connect(world, "default", "192.168.1.1", 22),
-        "another range": lambda: connect(world, "default", "10.0.0.1", 80),
-        "target's other port": lambda: connect(world, "default", database, 22),
-        "agent from target": lambda: connect(world, "db", agent, 22),
-        "gateway's other port": lambda: connect(world, "default", world.layout.resolver, 80),
-        "unused address": lambda: connect(
-            world, "default", str(ipaddress.IPv4Network(world.layout.prefix)[-3]), 80
-        ),
-        "QUIC": lambda: ask(world, "default", shop, 443),
-        "own resolver": lambda: ask(world, "default", "8.8.8.8", 53),
-        "UDP to LAN": lambda: ask(world, "default", "192.168.1.1", 53),
-        "echo": lambda: echo(world),
-    }
-    found = {}
-    for name, attempt in tries.items():
-        with counting(world) as moved:
-            ended = attempt()
-        found[name] = (ended, moved)
-    return found
-
-
-def echo(world: World) -> str:
-    """A ping of the gateway by a raw socket: the type and code of the answer."""
-    with world.socket_in("default", socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as made:
-        body = struct.pack("!BBHHH", 8, 0, 0, 1, 1)
-        body = body[:2] + struct.pack("!H", checksum(body)) + body[4:]
-        made.sendto(body, (world.layout.resolver, 0))
-        answer = made.recv(200)
-        return f"{answer[20]}/{answer[21]}"
-
-
 def floods(world: World) -> dict[str, dict[str, int]]:
     """More than the bounds allow, in one go."""
     own, shop = world.layout.cell("default").address, world.address("shop")
     found = {}
     with counting(world) as moved:
         for number in range(40):
-            frame(world, ipv4(own, shop, 6, syn(own, shop, 80, source_port=41000 + number)))
+            frame(world, ipv4(own, shop, syn(own, shop, 80, 41000 + number)))
     found["connections"] = moved
     with (
         counting(world) as moved,
@@ -523,34 +435,6 @@ def edits(world: World) -> dict[str, Any]:
     return found
 
 
-def log(world: World) -> list[str]:
-    """The prefixes that come out of the log group when three packets are refused, in the order of
-    coming."""
-    config = {
-        1: b"\1",
-        2: struct.pack("!IBx", 0xFFFF, 2),
-        5: struct.pack("!I", 1),
-    }  # bind; whole packets; each at once
-    words, found = {b"port", b"forbidden", b"udp"}, list[str]()
-    with world.socket_in("", socket.AF_NETLINK, socket.SOCK_RAW, 12) as made:  # NETLINK_NETFILTER
-        made.bind((0, 0))
-        for kind, payload in config.items():
-            attribute = (
-                struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
-            )
-            body = struct.pack("!BBH", socket.AF_INET, 0, LOG_GROUP) + attribute
-            made.send(
-                struct.pack("=IHHII", 16 + len(body), (4 << 8) | 1, 1, 1, 0) + body
-            )  # NFULNL_MSG_CONFIG
-        connect(world, "default", world.address("shop"), 81)
-        connect(world, "default", "192.168.1.1", 22)
-        ask(world, "default", world.address("shop"), 443)
-        while len(found) < len(words):
-            message = made.recv(1 << 16)
-            found += [word.decode() for word in words if word + b"\0" in message]
-    return found
-
-
 def sinks() -> dict[str, Any]:
     """With a sink, TCP to a port nobody has reaches it under its own name, and what is forbidden is
     refused all the same."""
@@ -580,7 +464,7 @@ def main() -> None:
         found = floods(World(replace(PLAN, bounds=FEW)))
     else:
         world = World(PLAN)
-        found = {trial.__name__: trial(world) for trial in (services, refusals, frames, log, edits)}
+        found = {trial.__name__: trial(world) for trial in (services, edits)}
     json.dump(found, sys.stdout)
 
 

@@ -1,5 +1,6 @@
 """The rules of a range on this kernel, between a namespace and its cells', with root's rights and
-with an ordinary user's. Looked at from the range's side."""
+with an ordinary user's. Looked at from the range's side. What they refuse and drop is shown by
+`tests/security/test_egress`, on real ranges."""
 
 from __future__ import annotations
 
@@ -15,42 +16,6 @@ import pytest
 
 WORLD = Path(__file__).with_name("rules_world.py")
 SOURCES = Path(__file__).parents[2] / "src"
-DROPPED = {
-    "another cell's address": "spoofed",
-    "the gateway's address": "spoofed",
-    "no address": "spoofed",
-    "another MAC": "spoofed",
-    "IPv6": "ipv6",
-    "first fragment": "fragment",
-    "later fragment": "fragment",
-    "loose source route": "source_route",
-    "record route": "options",
-    "multicast": "multicast",
-    "multicast MAC": "multicast",
-    "broadcast": "broadcast",
-    "broadcast MAC": "broadcast",
-    "SCTP": "protocol",
-    "loopback": "forbidden",
-    "ARP": "arp",
-}
-REFUSED = {
-    "stand-in's other port": ("ECONNREFUSED", "port"),
-    "public address": ("ECONNREFUSED", "address"),
-    "metadata": ("ECONNREFUSED", "forbidden"),
-    "Alibaba's metadata": ("ECONNREFUSED", "forbidden"),
-    "Azure's host": ("ECONNREFUSED", "forbidden"),
-    "Oracle's metadata": ("ECONNREFUSED", "forbidden"),
-    "LAN": ("ECONNREFUSED", "forbidden"),
-    "another range": ("ECONNREFUSED", "forbidden"),
-    "target's other port": ("ECONNREFUSED", "neighbour"),
-    "agent from target": ("ECONNREFUSED", "neighbour"),
-    "gateway's other port": ("ECONNREFUSED", "port"),
-    "unused address": ("ECONNREFUSED", "address"),
-    "QUIC": ("ECONNREFUSED", "udp"),
-    "own resolver": ("ECONNREFUSED", "udp"),
-    "UDP to LAN": ("ECONNREFUSED", "forbidden"),
-    "echo": ("3/3", "icmp"),
-}
 EDITED = {
     "flush": "table arp range is gone",
     "delete table": "table inet range is gone",
@@ -126,27 +91,6 @@ def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, A
 def test_segments_of_no_connection_reach_nobody(found: dict[str, Any]) -> None:
     """In either direction: they end in the range's namespace."""
     assert [each["arrived"] for each in found["services"]["db segments"]] == [0, 0]
-
-
-@pytest.mark.promise("2.5")
-def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(
-    found: dict[str, Any],
-) -> None:
-    """TCP gets a reset, everything else ICMP's port unreachable; exactly one counter moves, by
-    one."""
-    assert {name: (ended, moved) for name, (ended, moved) in found["refusals"].items()} == {
-        name: (ended, {reason: 1}) for name, (ended, reason) in REFUSED.items()
-    }
-
-
-def test_packets_no_socket_would_send_are_dropped_and_counted(found: dict[str, Any]) -> None:
-    """Each under its own reason, and nothing else moves: no answer leaves either."""
-    assert found["frames"] == {name: {reason: 1} for name, reason in DROPPED.items()}
-
-
-def test_refusals_are_logged_with_their_reason(found: dict[str, Any]) -> None:
-    """The log group gives each refused packet once, in order."""
-    assert found["log"] == ["port", "forbidden", "udp"]
 
 
 def test_each_change_by_hand_is_named(found: dict[str, Any]) -> None:

@@ -36,8 +36,12 @@ EXPECTED: Final[Mapping[str, str]] = {
     "loose source route": "source_route",
     "strict source route": "source_route",
     "record route": "options",
+    "no address": "spoofed",
+    "multicast": "multicast",
     "multicast MAC": "multicast",
+    "broadcast": "broadcast",
     "broadcast MAC": "broadcast",
+    "loopback": "forbidden",
     "GRE": "protocol",
     "IPv6 within IPv4": "protocol",
     "echo": "icmp",
@@ -70,6 +74,7 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
     for name, source in (
         ("another cell's address", _beside(port.address)),
         ("the gateway's address", resolver),
+        ("no address", "0.0.0.0"),  # noqa: S104 - nobody binds
     ):
         yield name, _ethernet(port, 0x0800, _ipv4(source, PUBLIC, udp))
     yield "first fragment", packet(udp, fragment=0x2000)
@@ -80,6 +85,12 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
         ("record route", 7),
     ):
         yield name, packet(udp, options=bytes((number, 7, 4)) + _address(resolver) + b"\0")
+    for name, target, mac in (
+        ("multicast", "224.0.0.251", "01:00:5e:00:00:fb"),
+        ("broadcast", "255.255.255.255", "ff:ff:ff:ff:ff:ff"),
+        ("loopback", "127.0.0.1", ""),
+    ):
+        yield name, _ethernet(port, 0x0800, _ipv4(port.address, target, udp), target=mac)
     yield (
         "multicast MAC",
         _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="01:00:5e:00:00:fb"),
