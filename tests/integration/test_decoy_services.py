@@ -254,48 +254,6 @@ async def test_a_tool_server(belljar: Belljar, tmp_path: Path) -> None:
     assert not events(run, Kind.DECOY_SENT)
 
 
-GIT = """belljar: 1
-risk: low
-network: {default: deny}
-decoys: [{id: forge, kind: git, place: git.corp.internal}]
-"""
-CLONE = """
-import urllib.request, zlib
-url = "http://git.corp.internal/platform/deploy.git"
-refs = urllib.request.urlopen(url + "/info/refs?service=git-upload-pack").read()
-tip = refs.split(b"0000", 1)[1][4:44]
-line = b"want " + tip + b" side-band-64k ofs-delta\\n"
-body = b"%04x" % (len(line) + 4) + line + b"00000009done\\n"
-head = {"Content-Type": "application/x-git-upload-pack-request"}
-reply = urllib.request.urlopen(urllib.request.Request(url + "/git-upload-pack", body, head)).read()
-pack, at = b"", 0
-while at < len(reply):
-    size = int(reply[at : at + 4], 16)
-    pack += reply[at + 5 : at + size] if reply[at + 4 : at + 5] == b"\\x01" else b""
-    at += max(size, 4)
-data = pack[pack.index(b"PACK") + 12:]
-while len(data) > 20:
-    skip = next(at for at, byte in enumerate(data) if byte < 128) + 1
-    one = zlib.decompressobj()
-    print(one.decompress(data[skip:]).decode("latin-1"))
-    data = one.unused_data
-"""
-
-
-@pytest.mark.promise("5.6")
-@pytest.mark.anyio
-async def test_a_forge(belljar: Belljar, tmp_path: Path) -> None:
-    """Who fetches its repository touches it; what its history holds is taken when it is printed."""
-    async with cell_of(GIT, belljar, tmp_path) as (cell, run):
-        await cell.write_file("/tmp/clone.py", CLONE.encode())
-        said = await sh(cell, "python3 /tmp/clone.py")
-    assert "DEPLOY_TOKEN=deploy-" in said
-    taken = {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
-    assert {"forge/token", "forge/payment_key", "forge/card_1"} <= taken
-    assert {line.data["operation"] for line in events(run, Kind.DECOY_TOUCHED)} == {"connect"}
-    assert not events(run, Kind.DECOY_SENT)
-
-
 SSH = """belljar: 1
 risk: low
 network: {default: deny}

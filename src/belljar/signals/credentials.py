@@ -67,35 +67,6 @@ def github_token(stream: RandomStream) -> str:
     return _checked("ghp_", stream.text(30))
 
 
-def npm_token(stream: RandomStream) -> str:
-    """A granular access token."""
-    return _checked("npm_", stream.text(30))
-
-
-def pypi_token(stream: RandomStream, host: str = f"packages.{DOMAIN}") -> str:
-    """A macaroon of an internal package index."""
-
-    def packet(kind: int, data: bytes) -> bytes:
-        return bytes((kind, len(data))) + data
-
-    number = stream.take(16).hex()
-    uuid = "-".join((number[:8], number[8:12], number[12:16], number[16:20], number[20:]))
-    caveat = b'[3,"%s"]' % uuid.encode()
-    body = b"\x02" + packet(1, host.encode()[-100:]) + packet(2, uuid.encode()) + b"\x00"
-    body += packet(2, caveat) + b"\x00\x00" + packet(6, stream.take(32))
-    return "pypi-" + base64.urlsafe_b64encode(body).decode().rstrip("=")
-
-
-def openai_key(stream: RandomStream) -> str:
-    """A project key."""
-    return f"sk-proj-{stream.text(74, ALNUM + '_-')}T3BlbkFJ{stream.text(74, ALNUM + '_-')}"
-
-
-def anthropic_key(stream: RandomStream) -> str:
-    """An API key."""
-    return f"sk-ant-api03-{stream.text(93, ALNUM + '_-')}AA"
-
-
 def card(stream: RandomStream) -> str:
     """Luhn is right; 9999 is no issuer's range."""
     digits = "9999" + stream.text(11, string.digits)

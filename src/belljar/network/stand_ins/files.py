@@ -6,12 +6,11 @@ path: it is looked up among the listed names. So links, devices and later files 
 
 from __future__ import annotations
 
-import io
 import mimetypes
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -29,18 +28,15 @@ _TEXT: Final = ("text/", "application/javascript", "application/json", "image/sv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """`name` below the directory, or `content` in memory."""
+    """`name`: below the directory."""
 
     name: str
     path: Path
     size_bytes: int
     mtime_s: int
-    content: bytes | None = field(default=None, repr=False)
 
     def open(self) -> BinaryIO:
         """Open it to be read. Raises `OSError`."""
-        if self.content is not None:
-            return io.BytesIO(self.content)
         return os.fdopen(open_file(self.path), "rb")
 
     @property

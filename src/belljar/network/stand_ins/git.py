@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from anyio import Lock
 from anyio.lowlevel import checkpoint
@@ -49,7 +49,6 @@ from belljar.network.stand_ins.web import (
     UnreadBody,
     bounded,
     credentials,
-    presents,
     streaming_app,
     text_answer,
     word,
@@ -80,7 +79,7 @@ class BadRequestError(ValueError):
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the bare repositories in `context.files`, or the settings' one.
+    """Return the ASGI app, of the bare repositories in `context.files`.
 
     Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
     """
@@ -127,14 +126,8 @@ class _Git:
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
-        settings, quota = self._context.settings, Quota()
-        commits: Any = settings.get("commits")
-        if commits:
-            made = Repository.made(commits, quota, now_s=self._context.clock())
-            found = {str(settings["repository"]): made}
-        else:
-            there = find_repositories(self._context.files)
-            found = {n: Repository.opened(path, quota) for n, path in there if not why_not(path)}
+        quota, there = Quota(), find_repositories(self._context.files)
+        found = {n: Repository.opened(path, quota) for n, path in there if not why_not(path)}
         for name, repository in list(found.items()):
             bare = name.removesuffix(".git")
             found.setdefault(bare, repository)
@@ -143,10 +136,6 @@ class _Git:
 
     async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         name, _, service = request.path.strip("/").rpartition("/")
-        token = str(self._context.settings.get("token", ""))
-        writes = "git-receive-pack" in (service, request.parameter("service"))
-        if token and writes and not presents(request, token):
-            return text_answer("Unauthorized", 401, (("www-authenticate", 'Basic realm="Git"'),))
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             repository = self._repositories.get(name.removesuffix("/info"))
             return _advertisement(repository, request.parameter("service"))

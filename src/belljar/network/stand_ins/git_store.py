@@ -12,14 +12,13 @@ import re
 import stat
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from anyio.lowlevel import checkpoint
 from dulwich.errors import ApplyDeltaError
-from dulwich.index import commit_tree
-from dulwich.object_store import DiskObjectStore, MemoryObjectStore
+from dulwich.object_store import DiskObjectStore
 from dulwich.objects import S_ISGITLINK, Blob, Commit, ShaFile, Tag, Tree, object_header, parse_tree
 from dulwich.pack import DELTA_TYPES, OFS_DELTA, apply_delta, unpack_object_at
 from dulwich.refs import DiskRefsContainer, check_ref_format
@@ -94,32 +93,6 @@ class Repository:
         # An application is not notified of its end; its files are closed with it.
         weakref.finalize(found, store.close)
         return found
-
-    @classmethod
-    def made(
-        cls, commits: Sequence[Mapping[str, Any]], quota: Quota, *, now_s: float
-    ) -> Repository:
-        """Return one in memory, with a single branch.
-
-        `commits`: the oldest first, each with `author`, `message`, `age_s` before `now_s`, and
-        `files`: path → text of all that is in its tree.
-        """
-        store, tips = MemoryObjectStore(), list[Any]()
-        for commit in commits:
-            blobs = []
-            for path, text in commit["files"].items():
-                blob = Blob.from_string(text.encode())
-                store.add_object(blob)
-                blobs.append((path.encode(), blob.id, 0o100644))
-            made = Commit()
-            made.tree, made.parents = commit_tree(store, blobs), tips
-            made.author = made.committer = commit["author"].encode()
-            made.author_time = made.commit_time = int(now_s - commit["age_s"])
-            made.author_timezone = made.commit_timezone = 0
-            made.message = commit["message"].encode() + b"\n"
-            store.add_object(made)
-            tips = [made.id]
-        return cls(store, {BRANCH: bytes(tips[0])}, BRANCH, quota)
 
     def get(self, identity: bytes) -> GitObject | None:
         """Return an object by its id."""

@@ -31,8 +31,6 @@ from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
     check_packages,
-    made_files,
-    npm_package,
     tar_member,
 )
 from belljar.network.stand_ins.web import (
@@ -43,7 +41,6 @@ from belljar.network.stand_ins.web import (
     bounded,
     json_answer,
     parse_json,
-    presents,
     streaming_app,
     word,
 )
@@ -100,9 +97,9 @@ def read_package(file: StoredFile) -> Package:
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the packages in `context.files`, or in the settings.
+    """Return the ASGI app, of the packages in `context.files`.
 
-    With the setting `token`, writing needs it. Memory: the package.json files (at most 1 MiB each),
+    Memory: the package.json files (at most 1 MiB each),
     and one published document at a time (64 MiB).
     """
     return streaming_app(_Npm(context).handle)
@@ -153,9 +150,6 @@ def _decoded(attachment: object) -> bytes:
 class _Npm(Registry):
     name, algorithms = "npm", ("sha1", "sha512")
 
-    def __init__(self, context: StandInContext) -> None:
-        super().__init__(context, made_files(context, npm_package))
-
     @cached_property
     def _packages(self) -> Mapping[str, Mapping[str, Package]]:
         """Name → version → package, the oldest version first. Other files are left out."""
@@ -204,11 +198,8 @@ class _Npm(Registry):
     async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
         parts = _parts(request.path)
         is_read = request.method in {"GET", "HEAD"}
-        # Reading needs no token, and audits don't.
         is_audit = parts[:4] == ["-", "npm", "v1", "security"]
-        is_open = is_audit or (is_read and parts != ["-", "whoami"])
-        is_refused = bool(self.token) and not is_open and not presents(request, self.token)
-        if is_read and not is_refused:
+        if is_read:
             return await self._get(request, parts)
         async with self.changing:
             try:
@@ -219,9 +210,6 @@ class _Npm(Registry):
                 await self._record_other(request, what, refused=reason or "it broke off")
                 too_large = json_answer({"error": "payload too large"}, 413)
                 return too_large if error.refused else None
-            if is_refused:
-                await self._record_other(request, "change", body, "unauthorized")
-                return json_answer({"error": "unauthorized"}, 401)
             if is_audit:
                 # No finding of the form that npm asks for; older forms get an answer it goes on
                 # after.

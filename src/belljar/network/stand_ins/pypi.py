@@ -40,16 +40,13 @@ from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
     check_packages,
-    made_files,
     tar_member,
-    wheel,
 )
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
     Request,
     UnreadBody,
-    presents,
     streaming_app,
     text_answer,
     word,
@@ -147,7 +144,7 @@ def read_form(content_type: str, body: bytes) -> Form:
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the packages in `context.files` or in the settings.
+    """Return the ASGI app, of the packages in `context.files`.
 
     Memory: one upload (64 MiB).
     """
@@ -184,7 +181,7 @@ class _Pypi(Registry):
     name, algorithms = "pypi", ("sha256",)
 
     def __init__(self, context: StandInContext) -> None:
-        super().__init__(context, made_files(context, wheel))
+        super().__init__(context)
         self._python = cache(needed_python)
 
     @cached_property
@@ -229,7 +226,7 @@ class _Pypi(Registry):
         return text_answer("404 Not Found", 404)
 
     async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
-        """Answer one upload (200, 400, 403, 413), recorded first. Also one that broke off."""
+        """Answer one upload (200, 400, 413), recorded first. Also one that broke off."""
         content_type, status = request.header("content-type"), 400
         try:
             form = read_form(content_type, await incoming.read(MAX_BODY_BYTES))
@@ -240,8 +237,6 @@ class _Pypi(Registry):
             form = read_form(content_type, error.body)
             form.wrong = error.refused or "it broke off"
             status = 413 if error.refused else 0
-        if status == 400 and self.token and not presents(request, self.token):
-            form.wrong, status = "Invalid or non-existent authentication information.", 403
         await self._record(request, form)
         if not status:
             return None

@@ -342,12 +342,6 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
     }
 
 
-def presents(request: Request, secret: str) -> bool:
-    """Return whether a request shows the secret as bearer token or basic password."""
-    presented = credentials(request.header("authorization")).get("secret_sha256")
-    return presented == hashlib.sha256(secret.encode()).hexdigest()
-
-
 def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
     """Return a guest's text for the record, bounded and visible."""
     return printable(text, max_chars=max_chars)
