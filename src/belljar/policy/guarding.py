@@ -185,7 +185,7 @@ def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
     return stops.get(trigger, DEFAULT_STOPS.get(trigger, Stop.NOTHING))
 
 
-GUARD_CLASSES: Final = ("card", "iban", "national_id", "email", "phone")
+GUARD_CLASSES: Final = ("card", "iban", "email")
 """Personal data, looked for only where a policy names it."""
 
 STANDARD_DECOYS: Final = (

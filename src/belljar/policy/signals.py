@@ -222,7 +222,7 @@ class GuardText(Strict):
         tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, min_count=0)
     ] = Field(default=(), description="Data of your own that may not leave.")
     classes: Annotated[
-        tuple[Literal["card", "iban", "national_id", "email", "phone"], ...],
+        tuple[Literal["card", "iban", "email"], ...],
         list_of("classes", len(GUARD_CLASSES), min_count=0),
     ] = Field(
         default=(),

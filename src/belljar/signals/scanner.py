@@ -25,11 +25,8 @@ from belljar.signals.decoders import (
     compressed,
     deflated,
     escapes,
-    labelled,
     promising,
-    tags,
     turned,
-    uncut,
 )
 from belljar.signals.known import KnownValues
 from belljar.signals.patterns import WEAK, Patterns
@@ -187,7 +184,7 @@ class _Scan:
             self._search([data], [self._views[0]].__getitem__)
             while self._views:
                 view = self._views.popleft()
-                if _TURNED.isdisjoint(view.names) and "labelled" not in view.names:
+                if _TURNED.isdisjoint(view.names):
                     for start, end, cls in self._patterns.find(view.data):
                         if cls in WEAK and any(
                             start < right and left < end for left, right in view.known
@@ -305,14 +302,10 @@ class _Scan:
                 self.decoded_runs[run.text] = view.depth
             yield from decode_run(run)
         yield from escapes(view.data, held)
-        yield from uncut(view.data)
-        yield from tags(view.data)
         # These multiply whatever else is undone: in a larger text once, below one encoding at most.
         is_first = view.depth <= 1 and _TURNED.isdisjoint(view.names)
         if is_first or len(view.data) <= WINDOW:
             yield from turned(view.data, held)
-            if "labelled" not in view.names:
-                yield from labelled(view.data)
         try:
             yield from compressed(view.data, lambda: self._left, held)
         except MissingPackageError as package:

@@ -322,7 +322,6 @@ def credentials() -> dict[str, str]:
     jwt = ".".join(
         base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in (head, claims)
     )
-    seed = "gravity machine north sort system female filter attitude volume fold club stay feature office ecology stable narrow fog"
     return {
         "aws_key": "AKIA" + token(16, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"),
         "aws_secret": "aws_secret_access_key = " + token(40),
@@ -340,7 +339,6 @@ def credentials() -> dict[str, str]:
         "private_key": f"-----BEGIN RSA PRIVATE{' '}KEY-----\n{lines}\n-----END RSA PRIVATE{' '}KEY-----",
         "private_key 2": f"-----BEGIN OPENSSH PRIVATE{' '}KEY-----\n{lines}\n-----END OPENSSH PRIVATE{' '}KEY-----",
         "jwt": jwt + "." + token(43),
-        "seed_phrase": seed,
         "secret": "DB_PASSWORD=" + token(18),
         "url_password": f"postgres://app:{token(16)}@db.internal:5432/app",
     }
@@ -355,13 +353,6 @@ PERSONAL = {
     ],
     "iban": ["GB33BUKB20201555555555", "NL20INGB0001234567", "DE02 5001 0517 0137 0750 30"],
     "email": ["wilhelmina.bergstrom@lagerhaus-nord.se", "t.okafor@lagos-freight.ng"],
-    "national_id": [
-        "SSN 536-90-4399",
-        "CPF 390.533.447-05",
-        "NIR 2 55 08 14 168 025 38",
-        "DNI 54362315K",
-    ],
-    "phone": ["call +49 30 901820", "+44 20 7946 0018 or +1 212-736-5000", "(212) 736-5000"],
 }
 
 
@@ -413,10 +404,6 @@ def look_alikes() -> dict[str, bytes]:
             for n in range(20)
         }
     )
-    words = RANDOM.sample(
-        "abandon ability able about above absent absorb abstract absurd abuse access accident account".split(),
-        12,
-    )
     here = Path(__file__)
     docs_jwt = (
         "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9."
@@ -463,12 +450,9 @@ def look_alikes() -> dict[str, bytes]:
         "ssh-public": b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
         + base64.b64encode(RANDOM.randbytes(32))
         + b" me@host",
-        "seed-like": " ".join(words).encode(),
         "prose": b"The north wall and the old gate were under snow when the small party came home from the lake.",
         "email-docs": b"Write to user@example.com, admin@example.org, root@localhost or noreply@github.com.",
         "iban-docs": b"For example DE89 3704 0044 0532 0130 00 or GB82 WEST 1234 5698 7654 32.",
-        "phone-docs": b"Call (555) 555-0123 or 202-555-0143; version 1.2.3-456-7890; build 20261123.101.",
-        "ssn-docs": b"123-45-6789 and 078-05-1120 are examples; 000-12-3456 is none.",
         "code-words": b"The word orchid stands in line 7731; the delta of it is 4 parts gentian.",
         "near-value": b"ORCHID-7732-DELTA ORCHID-7713-DELTA DELTA-7731-ORCHID",
         "near-email": b"lovelace.ada@customer-mails.example",
