@@ -109,13 +109,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     if (directory / "dists").is_dir():
         what = "a tree with `dists/` is not served: write the directory of its `.deb` files"
         return (Fault(what, file=str(directory / "dists")),)
-
-    def identify(file: StoredFile) -> tuple[str, str, str]:
-        control = read_control(file.path)
-        return control["Package"], control["Version"], control["Architecture"]
-
-    unique = "package, version and architecture"
-    return check_packages(directory, _PACKAGES, identify, unique)
+    return check_packages(directory, _PACKAGES, lambda file: read_control(file.path))
 
 
 class _Debian(Registry):

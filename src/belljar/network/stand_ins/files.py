@@ -60,13 +60,6 @@ def list_files(
     return tuple(sorted(found, key=lambda file: file.name))
 
 
-def links_in(directory: Path) -> Iterator[str]:
-    """Give the names of symbolic links, which are not served."""
-    for folder, folders, files in os.walk(directory):
-        paths = [Path(folder, name) for name in sorted([*folders, *files])]
-        yield from (str(path.relative_to(directory)) for path in paths if path.is_symlink())
-
-
 def _walk(directory: Path, prefix: str, max_depth: int, *, hidden: bool) -> Iterator[StoredFile]:
     if prefix.count("/") > max_depth:
         raise FilesError(f"more than {max_depth} directories deep", where=str(directory))

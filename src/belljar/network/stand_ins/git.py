@@ -29,7 +29,6 @@ from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
-from belljar.network.stand_ins.files import links_in
 from belljar.network.stand_ins.git_store import (
     ID,
     ZERO,
@@ -92,21 +91,12 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
     if not directory.is_dir():
         return (Fault("no such directory", file=str(directory)),)
-    repositories = dict(find_repositories(directory)).values()
-    links = [directory / link for link in links_in(directory)]
-    message = "a symbolic link, which is not followed; put the file itself there"
-    found = [(link, message) for link in links]
-    # Of a repository with a link in it nothing is read, not even to say more.
-    whole = [path for path in repositories if not any(path in link.parents for link in links)]
-    found += [(path, reason) for path in whole if (reason := why_not(path))]
-    message = "not a bare repository (made by git clone --bare or git init --bare)"
-    for path in sorted(directory.iterdir()):
-        is_known = any(one == path or path in one.parents for one in repositories)
-        if not path.is_symlink() and not is_known:
-            found.append((path, message))
-    if not found and not repositories:
-        found = [(directory, "empty; put bare repositories into it")]
-    return tuple(Fault(message, file=str(path)) for path, message in found)
+    repositories = [path for _, path in find_repositories(directory)]
+    if not repositories:
+        what = "there is no bare repository in it; make one by git clone --bare"
+        return (Fault(what, file=str(directory)),)
+    reasons = ((path, why_not(path)) for path in repositories)
+    return tuple(Fault(reason, file=str(path)) for path, reason in reasons if reason)
 
 
 @dataclass(kw_only=True)

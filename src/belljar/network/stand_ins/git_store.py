@@ -319,6 +319,8 @@ def find_repositories(
 
 def why_not(path: Path) -> str:
     """Return why a bare repository can't be served; "" when it can."""
+    if any(below.is_symlink() for below in path.rglob("*")):
+        return "it has a symbolic link, which is not followed; put the file itself there"
     if (path / "objects/info/alternates").exists():
         hint = "run git repack -a in it and remove the file"
         return f"it borrows objects from elsewhere (objects/info/alternates); {hint}"

@@ -154,17 +154,16 @@ def make(context: StandInContext) -> App:
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Return what is wrong with a directory of Python packages."""
 
-    def identify(file: StoredFile) -> str:
+    def read(file: StoredFile) -> None:
         if parse_file_name(file.base) is None:
             expected = "a wheel or of a source archive (NAME-VERSION.tar.gz)"
             raise PackageError(f"its name is not that of {expected}")
         with file.open() as source:
             if file.base.endswith(".whl") and not zipfile.is_zipfile(source):
                 raise PackageError("not a wheel that can be read: it is no zip archive")
-        return file.base
 
     what = "wheels (.whl) or source archives (.tar.gz, .zip)"
-    return check_packages(directory, what, identify, "file name")
+    return check_packages(directory, what, read)
 
 
 def needed_python(file: StoredFile) -> str:

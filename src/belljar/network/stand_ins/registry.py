@@ -10,7 +10,7 @@ import lzma
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,6 @@ from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import (
     FilesError,
     StoredFile,
-    links_in,
     list_files,
     pieces_of,
 )
@@ -94,12 +93,10 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
     raise PackageError("it lacks the file that describes it")
 
 
-def check_packages(
-    directory: Path, what: str, identify: Callable[[StoredFile], Hashable], unique: str
-) -> Faults:
+def check_packages(directory: Path, what: str, read: Callable[[StoredFile], object]) -> Faults:
     """Return what is wrong with a directory of packages.
 
-    `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
+    `read` raises `ValueError` or `OSError` for a wrong file.
     """
     if not directory.is_dir():
         return (Fault("no such directory", file=str(directory)),)
@@ -107,18 +104,12 @@ def check_packages(
         files = list_files(directory)
     except (FilesError, OSError) as error:
         return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
-    message = "a symbolic link, which is not served; put the file itself there"
-    found = [Fault(message, file=str(directory / name)) for name in links_in(directory)]
-    if not found and not files:
+    if not files:
         return (Fault(f"empty; put {what} into it", file=str(directory)),)
-    seen = dict[Hashable, str]()
+    found = []
     for file in files:
         try:
-            key = identify(file)
+            read(file)
         except (ValueError, OSError) as error:
             found.append(Fault(str(error), file=str(file.path)))
-            continue
-        if key in seen:
-            found.append(Fault(f"the same {unique} as {seen[key]}", file=str(file.path)))
-        seen.setdefault(key, file.name)
     return tuple(found)
