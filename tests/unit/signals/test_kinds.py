@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import configparser
-import csv
-import io
 import re
 import shutil
 import subprocess
@@ -67,14 +64,6 @@ def test_a_token_has_its_checksum(label: str) -> None:
     assert number == binascii.crc32(token[4:34].encode())
 
 
-def test_aws_credentials_are_ini() -> None:
-    """As the AWS tools read them."""
-    parser = configparser.RawConfigParser()
-    parser.read_string(minted(DecoyKind.AWS_CREDENTIALS).files[0].content.decode())
-    assert re.fullmatch("AKIA[A-Z2-7]{16}", parser["default"]["aws_access_key_id"])
-    assert re.fullmatch("[A-Za-z0-9+/]{40}", parser["default"]["aws_secret_access_key"])
-
-
 @pytest.mark.promise("5.6")
 def test_an_ssh_key_is_a_key(tmp_path: Path) -> None:
     """It opens, the public file is its own, ssh-keygen agrees, and no line of it that is looked
@@ -96,17 +85,6 @@ def test_an_ssh_key_is_a_key(tmp_path: Path) -> None:
     path.chmod(0o600)
     shown = subprocess.run([tool, "-y", "-f", str(path)], capture_output=True, check=True)
     assert shown.stdout.split()[:2] == public.split()[:2]
-
-
-def test_a_spreadsheet_is_csv() -> None:
-    """With a header and as many rows as were asked for."""
-    rows = list(
-        csv.DictReader(
-            io.StringIO(minted(DecoyKind.SPREADSHEET, count=7).files[0].content.decode())
-        )
-    )
-    assert len(rows) == 7
-    assert len({row["iban"] for row in rows}) == 7
 
 
 def test_a_text_has_a_value_for_each_placeholder() -> None:

@@ -98,26 +98,6 @@ def commands(ledger: Ledger) -> list[tuple[str, bytes]]:
 
 @pytest.mark.promise("5.6")
 @NEEDS_SSH
-@pytest.mark.parametrize("cipher", ["aes128-ctr", "aes256-gcm@openssh.com"])
-def test_the_real_client_enters_with_the_key(service: Minted, tmp_path: Path, cipher: str) -> None:
-    """By the decoy's own files, which know the host's key: nothing is asked. The proof of the key
-    is a login by itself; the command and its input are on record in clear, and refused."""
-    ledger = Ledger()
-    with client(service, ledger, tmp_path) as ssh:
-        done = ssh(
-            *("-o", "BatchMode=yes", "-c", cipher, "bastion", "cat > /tmp/x; nmap 10.0.0.0/8"),
-            typed="what it stole\n",
-        )
-    assert (done.returncode, done.stdout) == (1, REFUSAL), done.stderr
-    [(operation, ok, credential)] = logins(ledger)
-    assert (operation, ok) == ("ssh.publickey", True)
-    assert service.settings["fingerprint"].encode() in credential
-    assert ("exec", b"cat > /tmp/x; nmap 10.0.0.0/8") in commands(ledger)
-    assert ("input", b"what it stole\n") in commands(ledger)
-
-
-@pytest.mark.promise("5.6")
-@NEEDS_SSH
 def test_another_key_is_recorded_and_refused(service: Minted, tmp_path: Path) -> None:
     """A key that is offered and opens nothing is a login that failed, with its public half; so is
     the right key of another user."""

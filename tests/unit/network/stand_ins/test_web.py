@@ -34,19 +34,6 @@ def request(**fields: str) -> Request:
     )
 
 
-def test_parts_of_a_request() -> None:
-    """Host without port, type without parameters, the first of two cookies."""
-    it = request(
-        host="Shop.Example:8080", content_type="Text/HTML; charset=x", cookie='a=1; b="2"; a=3; c'
-    )
-    assert (it.host, it.content_type, it.cookies) == (
-        "shop.example",
-        "text/html",
-        {"a": "1", "b": "2", "c": ""},
-    )
-    assert it.url == "http://Shop.Example:8080/"
-
-
 def test_too_many_fields_are_none() -> None:
     """A query above the bound is read as empty rather than in part."""
     it = Request(
@@ -93,16 +80,6 @@ def test_an_app_bounds_bodies_and_refuses_the_rest() -> None:
     assert app.ask("POST", "/", chunks=[b"ab", b"cd", b"e"]).status == 413
     assert app.upgrade("/") == 403
     assert plain_error(599).body.count(b"599 Unknown") == 2
-
-
-def test_a_status_without_body_has_no_length() -> None:
-    """204 and 304 have neither body nor content-length (RFC 9110, 8.6)."""
-
-    async def handle(it: Request) -> Answer:
-        return Answer(status=204, body=b"x")
-
-    reply = Client(http_app(handle)).get("/")
-    assert (reply.body, reply.headers) == (b"", [])
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
