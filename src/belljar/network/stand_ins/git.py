@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from anyio import Lock
 from anyio.lowlevel import checkpoint
 from dulwich.errors import GitProtocolError, HangupException
 from dulwich.object_format import DEFAULT_OBJECT_FORMAT
@@ -43,12 +42,10 @@ from belljar.network.stand_ins.git_store import (
 )
 from belljar.network.stand_ins.web import (
     Answer,
-    CutOffError,
     Request,
-    UnreadBody,
     bounded,
     credentials,
-    streaming_app,
+    http_app,
     text_answer,
     word,
 )
@@ -73,8 +70,15 @@ _NO_CACHE: Final = (
 _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 
 
+_TOO_LARGE: Final = text_answer("Request Entity Too Large", 413)
+
+
 class BadRequestError(ValueError):
     """A body that is not what its service takes."""
+
+
+class TooLargeError(ValueError):
+    """A body that is longer than its service takes."""
 
 
 def make(context: StandInContext) -> App:
@@ -82,7 +86,14 @@ def make(context: StandInContext) -> App:
 
     Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
     """
-    return streaming_app(_Git(context).handle)
+    git = _Git(context)
+    return http_app(
+        git.handle,
+        max_body_bytes=MAX_PUSH_BYTES,
+        too_large=_TOO_LARGE,
+        cut=git.cut,
+        waits=lambda request: request.path.endswith("/git-receive-pack"),
+    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
@@ -112,7 +123,6 @@ class _Push:
 class _Git:
     def __init__(self, context: StandInContext) -> None:
         self._context = context
-        self._pushing = Lock()
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
@@ -124,7 +134,7 @@ class _Git:
             found.setdefault(f"{bare}.git", repository)
         return found
 
-    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
+    async def handle(self, request: Request) -> Answer:
         name, _, service = request.path.strip("/").rpartition("/")
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             repository = self._repositories.get(name.removesuffix("/info"))
@@ -134,23 +144,24 @@ class _Git:
         if name not in self._repositories:
             return text_answer("Not Found", 404)
         headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
-        answer: Answer | None
         try:
             if service == "git-upload-pack":
-                body = await _read(request, incoming, MAX_REQUEST_BYTES)
-                fetch = _Fetch(self._repositories[name], body)
+                fetch = _Fetch(self._repositories[name], _unpacked(request, MAX_REQUEST_BYTES))
                 return Answer(headers=headers, stream=fetch.answer)
-            async with self._pushing:
-                body = await _read(request, incoming, MAX_PUSH_BYTES)
-                return Answer(headers=headers, body=await self._receive(request, name, body))
+            body = _unpacked(request, MAX_PUSH_BYTES)
+            return Answer(headers=headers, body=await self._receive(request, name, body))
         except BadRequestError as error:
-            reason, answer = str(error), text_answer("Bad Request", 400)
-        except CutOffError as error:
-            reason = error.refused or "it broke off"
-            answer = text_answer("Request Entity Too Large", 413) if error.refused else None
-        if service == "git-receive-pack":
+            await self.cut(request, str(error))
+            return text_answer("Bad Request", 400)
+        except TooLargeError as error:
+            await self.cut(request, str(error))
+            return _TOO_LARGE
+
+    async def cut(self, request: Request, reason: str) -> None:
+        """Record a push that was not read to its end, or can't be."""
+        name, _, service = request.path.strip("/").rpartition("/")
+        if service == "git-receive-pack" and name in self._repositories:
             await self._record(request, name, _Push(refused=reason))
-        return answer
 
     async def _receive(self, request: Request, name: str, body: bytes) -> bytes:
         """Carry out a push, after it is on record. Returns the report for the client."""
@@ -217,21 +228,20 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-async def _read(request: Request, incoming: UnreadBody, max_bytes: int) -> bytes:
-    """A request's body, unpacked. Raises `CutOffError`, `BadRequestError`."""
-    body = await incoming.read(max_bytes)
-    if request.header("content-encoding").lower() not in {"gzip", "x-gzip"}:
-        return body
-    inflater = zlib.decompressobj(wbits=31)
-    try:
-        content = inflater.decompress(body, max_bytes + 1)
-    except zlib.error:
-        raise BadRequestError("a body that is not packed as it says") from None
-    if len(content) > max_bytes:
-        raise CutOffError(content, f"more than {max_bytes} bytes")
-    if not inflater.eof:
-        raise BadRequestError("a body that ends too early")
-    return content
+def _unpacked(request: Request, max_bytes: int) -> bytes:
+    """Return a request's body, unpacked. Raises `TooLargeError`, `BadRequestError`."""
+    body = request.body
+    if request.header("content-encoding").lower() in {"gzip", "x-gzip"}:
+        inflater = zlib.decompressobj(wbits=31)
+        try:
+            body = inflater.decompress(body, max_bytes + 1)
+        except zlib.error:
+            raise BadRequestError("a body that is not packed as it says") from None
+        if not inflater.eof and len(body) <= max_bytes:
+            raise BadRequestError("a body that ends too early")
+    if len(body) > max_bytes:
+        raise TooLargeError(f"more than {max_bytes} bytes")
+    return body
 
 
 def _advertisement(repository: Repository | None, service: str) -> Answer:

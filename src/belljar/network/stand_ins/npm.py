@@ -34,14 +34,13 @@ from belljar.network.stand_ins.registry import (
 )
 from belljar.network.stand_ins.web import (
     Answer,
-    CutOffError,
     Request,
-    UnreadBody,
     bounded,
+    http_app,
     json_answer,
     parse_json,
-    streaming_app,
     word,
+    writes,
 )
 from belljar.units import iso_time
 
@@ -101,7 +100,11 @@ def make(context: StandInContext) -> App:
     Memory: the package.json files (at most 1 MiB each),
     and one published document at a time (64 MiB).
     """
-    return streaming_app(_Npm(context).handle)
+    npm = _Npm(context)
+    too_large = json_answer({"error": "payload too large"}, 413)
+    return http_app(
+        npm.handle, max_body_bytes=MAX_BODY_BYTES, too_large=too_large, cut=npm.cut, waits=writes
+    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -187,27 +190,22 @@ class _Npm(Registry):
         }
         return json_answer(document)
 
-    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
+    async def handle(self, request: Request) -> Answer:
         parts = _parts(request.path)
-        if request.method in {"GET", "HEAD"}:
+        if not writes(request):
             return await self._get(request, parts)
         if parts[:4] == ["-", "npm", "v1", "security"]:
             return _NOT_FOUND  # npm goes on without an audit, which changes nothing
-        async with self.changing:
-            try:
-                body = await incoming.read(MAX_BODY_BYTES)
-            except CutOffError as error:
-                reason = f"the document is longer: {error.refused}" if error.refused else ""
-                what = "publish" if request.method == "PUT" and len(parts) == 1 else "change"
-                await self._record_other(request, what, refused=reason or "it broke off")
-                too_large = json_answer({"error": "payload too large"}, 413)
-                return too_large if error.refused else None
-            if request.method == "PUT" and len(parts) == 1:
-                return await self._publish(request, parts[0], body)
-            # Tags, unpublishing, logins. A login's document has a password, which is never kept.
-            kept = b"" if parts[:2] == ["-", "user"] else body
-            await self._record_other(request, "change", kept, "not found")
-            return _NOT_FOUND
+        if request.method == "PUT" and len(parts) == 1:
+            return await self._publish(request, parts[0], request.body)
+        # Tags, unpublishing, logins. A login's document has a password, which is never kept.
+        kept = b"" if parts[:2] == ["-", "user"] else request.body
+        await self._record_other(request, "change", kept, "not found")
+        return _NOT_FOUND
+
+    async def cut(self, request: Request, reason: str) -> None:
+        is_publish = request.method == "PUT" and len(_parts(request.path)) == 1
+        await self._record_other(request, "publish" if is_publish else "change", refused=reason)
 
     async def _get(self, request: Request, parts: list[str]) -> Answer:
         match parts:

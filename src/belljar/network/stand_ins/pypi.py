@@ -44,12 +44,11 @@ from belljar.network.stand_ins.registry import (
 )
 from belljar.network.stand_ins.web import (
     Answer,
-    CutOffError,
     Request,
-    UnreadBody,
-    streaming_app,
+    http_app,
     text_answer,
     word,
+    writes,
 )
 
 MAX_FILE_NAME_CHARS: Final = 255
@@ -148,7 +147,11 @@ def make(context: StandInContext) -> App:
 
     Memory: one upload (64 MiB).
     """
-    return streaming_app(_Pypi(context).handle)
+    pypi = _Pypi(context)
+    too_large = text_answer("413 the body is over the bound", 413)
+    return http_app(
+        pypi.handle, max_body_bytes=MAX_BODY_BYTES, too_large=too_large, cut=pypi.cut, waits=writes
+    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -174,6 +177,10 @@ def needed_python(file: StoredFile) -> str:
         about = tar_member(source, r"[^/]+/PKG-INFO").decode("utf-8", "replace")
         return str(HeaderParser().parsestr(about).get("Requires-Python", ""))
     return ""
+
+
+def _is_upload(request: Request) -> bool:
+    return request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}
 
 
 class _Pypi(Registry):
@@ -203,11 +210,10 @@ class _Pypi(Registry):
             lines.append(f'<a href="/packages/{name}#sha256={digest}"{python}>{name}</a>')
         return lines
 
-    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
-        if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
-            async with self.changing:
-                return await self._upload(request, incoming)
-        if request.method not in {"GET", "HEAD"}:
+    async def handle(self, request: Request) -> Answer:
+        if _is_upload(request):
+            return await self._upload(request)
+        if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         match [part for part in request.path.split("/") if part]:
             case ["simple"]:
@@ -224,23 +230,21 @@ class _Pypi(Registry):
                     return file_answer(file, media="application/octet-stream")
         return text_answer("404 Not Found", 404)
 
-    async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
-        """Answer one upload (200, 400, 413), recorded first. Also one that broke off."""
-        content_type, status = request.header("content-type"), 400
-        try:
-            form = read_form(content_type, await incoming.read(MAX_BODY_BYTES))
-            missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
-            if not form.wrong and missing:
-                form.wrong = f"the form has no {missing}"
-        except CutOffError as error:
-            form = read_form(content_type, error.body)
-            form.wrong = error.refused or "it broke off"
-            status = 413 if error.refused else 0
+    async def _upload(self, request: Request) -> Answer:
+        """Answer one upload (200, 400), recorded first."""
+        form = read_form(request.header("content-type"), request.body)
+        missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
+        if not form.wrong and missing:
+            form.wrong = f"the form has no {missing}"
         await self._record(request, form)
-        if not status:
-            return None
         wrong = word(form.wrong)
-        return text_answer(f"{status} {wrong}", status) if wrong else text_answer("")
+        return text_answer(f"400 {wrong}", 400) if wrong else text_answer("")
+
+    async def cut(self, request: Request, reason: str) -> None:
+        if _is_upload(request):
+            form = read_form(request.header("content-type"), request.body)
+            form.wrong = reason
+            await self._record(request, form)
 
     async def _record(self, request: Request, form: Form) -> None:
         fields = form.fields

@@ -16,8 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Final
 
-from anyio import Lock
-
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
@@ -48,8 +46,6 @@ class Registry:
     def __init__(self, context: StandInContext) -> None:
         self.context = context
         self._digests: dict[str, Mapping[str, str]] = {}
-        # One change at a time: a second client waits instead of doubling the memory.
-        self.changing = Lock()
 
     @cached_property
     def by_name(self) -> Mapping[str, StoredFile]:

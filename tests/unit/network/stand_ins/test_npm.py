@@ -198,12 +198,13 @@ def test_what_broke_off_or_is_too_long_is_recorded(
     ask(app, "PUT", "/leak", body=document()[:100], break_off=True)
     assert ask(app, "PUT", "/leak", body=b"[1]").status == 400
     monkeypatch.setattr(packages, "MAX_BODY_BYTES", 1000)
+    app = make(context_for(Path("/nonexistent"), ledger))
     assert ask(app, "PUT", "/leak", body=document()).status == 413
     assert [
         "broke off" in str(ledger.attempts[0]["refused"])
         and ledger.attempts[0]["what"] == "publish",
         "JSON" in str(ledger.attempts[1]["refused"]),
-        "longer" in str(ledger.attempts[2]["refused"]),
+        "over the bound" in str(ledger.attempts[2]["refused"]),
     ] == [True] * 3
 
 
