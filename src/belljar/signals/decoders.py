@@ -213,14 +213,10 @@ MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
 CHUNK: Final = 64 << 10
 
 
-class MissingPackageError(Exception):
-    """A decoder's package isn't installed."""
-
-
 def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> Iterator[Decoded]:
     """Expand every compressed member, also within other data.
 
-    `allowed`: how many bytes may come out now. Raises Missing.
+    `allowed`: how many bytes may come out now.
     """
     for name, magic in MAGIC:
         skip_to, mark = 0, magic.hex()
@@ -294,10 +290,9 @@ def _inflated(name: str, data: bytes, at: int, skip: int, window: int, most: int
 
 
 def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
-    try:
-        import zstandard
-    except ModuleNotFoundError:
-        raise MissingPackageError("zstd") from None
+    import zstandard  # where it is needed: few scans meet any
+
+    # A frame may ask for gigabytes of window; tools write 8 MiB at most unless they are told.
     reader = zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(
         memoryview(data)[at:]
     )

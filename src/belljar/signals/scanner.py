@@ -21,7 +21,6 @@ from belljar.signals.decoders import (
     SMALL,
     WINDOW,
     Decoded,
-    MissingPackageError,
     compressed,
     deflated,
     escapes,
@@ -306,10 +305,7 @@ class _Scan:
         is_first = view.depth <= 1 and _TURNED.isdisjoint(view.names)
         if is_first or len(view.data) <= WINDOW:
             yield from turned(view.data, held)
-        try:
-            yield from compressed(view.data, lambda: self._left, held)
-        except MissingPackageError as package:
-            self._problem = f"package:{package}"
+        yield from compressed(view.data, lambda: self._left, held)
 
     def _is_new(self, view: _View, decoded: Decoded) -> bool:
         """Whether decoded data is new and within bounds."""
