@@ -18,6 +18,7 @@ KEY_BYTES: Final = 32
 ALNUM: Final = string.ascii_letters + string.digits
 BASE32: Final = string.ascii_uppercase + "234567"
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+# `.internal` is reserved for private use: no such name leads to anybody.
 DOMAIN: Final = "corp.internal"
 _T = TypeVar("_T")
 

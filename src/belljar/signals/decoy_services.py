@@ -162,11 +162,8 @@ def _mcp(stream: RandomStream, spec: DecoySpec) -> Drawn:
     return _service(spec, "service", token, url, env, settings, {"token": token, **values})
 
 
-SSH_USER: Final = "deploy"
-
-
 def _ssh(stream: RandomStream, spec: DecoySpec) -> Drawn:
-    user, password = SSH_USER, draw_password(stream)
+    user, password = "deploy", draw_password(stream)
     seed, host_seed = stream.take(32), stream.take(32)
     known = fingerprint(public_blob(public_of(seed)))
     port = "" if spec.port == SERVICE_PORTS[K.SSH][0] else f":{spec.port}"

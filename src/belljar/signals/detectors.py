@@ -220,6 +220,7 @@ _CARD_PREFIX: Final = re.compile(
     r"|62.{14,17}"
 )
 _OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
+# Cards are written in groups of four, some in five; longer groups are tables' columns.
 MAX_GROUP: Final = 5
 
 

@@ -65,6 +65,7 @@ def prepare_marks() -> None:
 
 
 MAX_HITS: Final = 10_000  # Of one scan.
+# Headers repeat: a scan of one takes some 0.4 ms, to know it again some µs.
 MEMO: Final = 512
 # Headers repeat: so many pieces in which nothing was found are remembered.
 MEMO_BYTES: Final = 2048

@@ -30,6 +30,7 @@ _API: Final = re.compile(
 )
 _PICTURES: Final = frozenset({".ico", ".gif", ".png", ".jpg", ".jpeg", ".webp"})
 _FILES: Final = frozenset({".js", ".css", ".txt", ".xml", ".svg"})
+# A transparent GIF of one pixel: browsers take it under any picture's name.
 _PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 

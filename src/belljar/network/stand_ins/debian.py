@@ -52,6 +52,7 @@ _IDENTITY: Final = {
     "Architecture": re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII),
 }
 _DEBIAN: Final = ("main", "contrib", "non-free", "non-free-firmware")
+# A source may name any: apt complains of one that the Release file lacks, so all are there, empty.
 _COMPONENTS: Final = (*_DEBIAN, "restricted", "universe", "multiverse")
 _OURS: Final = {"filename", "size", "md5sum", "sha1", "sha256", "sha512", "status"}
 _SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}", re.ASCII)

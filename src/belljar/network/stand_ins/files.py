@@ -22,6 +22,7 @@ from belljar.network.stand_ins.web import Answer, Pairs
 
 MAX_FILES: Final = 50_000
 MAX_DEPTH: Final = 16
+# So long may one answer keep the others waiting: a millisecond of reading.
 CHUNK_BYTES: Final = 256 << 10
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 

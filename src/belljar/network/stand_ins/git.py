@@ -51,12 +51,15 @@ from belljar.network.stand_ins.web import (
 )
 
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
+# Held whole, so that it is on record before any of it is looked at.
 MAX_PUSH_BYTES: Final = 32 << 20
 MAX_COMMANDS: Final = 1000
 # Of a fetch: `git` sends some 16,000 haves at once, and a want for each reference.
 MAX_LINES: Final = 50_000
 _MAX_LISTED: Final = 50
+# A side band's line has at most 65,520 bytes with its head.
 _BAND_BYTES: Final = 65_000
+# What git asks for by `--unshallow`.
 _INFINITE_DEPTH: Final = 0x7FFF_FFFF
 _CAPABILITIES: Final = {
     "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress"

@@ -23,12 +23,14 @@ from dulwich.objects import S_ISGITLINK, Blob, Commit, ShaFile, Tag, Tree, objec
 from dulwich.pack import DELTA_TYPES, OFS_DELTA, apply_delta, unpack_object_at
 from dulwich.refs import DiskRefsContainer, check_ref_format
 
+# An object costs some hundred bytes beside its content, so empty ones need a bound of their own.
 MAX_OBJECTS: Final = 50_000
 MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 # All repositories of a stand-in keep so much of pushes; beyond, a push is recorded and refused.
 MAX_PUSHED_BYTES: Final = 64 << 20
 MAX_REFS: Final = 10_000
 MAX_DEPTH: Final = 4
+# A guest may push a tag of a tag of a tag without end.
 _MAX_NESTED_TAGS: Final = 10
 _TRAILER_BYTES: Final = 20
 BRANCH: Final = b"refs/heads/main"

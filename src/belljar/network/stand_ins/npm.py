@@ -49,6 +49,7 @@ _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
 _VERSION: Final = re.compile(
     r"\d{1,16}\.\d{1,16}\.\d{1,16}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
+# A publish names one version and one tarball; the rest of a hostile document is in its body.
 _MAX_LISTED: Final = 20
 _NOT_FOUND: Final = json_answer({"error": "Not found"}, 404)
 

@@ -82,6 +82,7 @@ def page(title: str, lines: Iterable[str]) -> str:
 
 MAX_PARTS: Final = 2000
 MAX_FILES: Final = 7  # Of one event, with room for another body.
+# Without a bound, each of 2,000 parts would search the whole body for its headers' end.
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10  # Of one field; the rest is cut.
 _BOUNDARY: Final = re.compile(

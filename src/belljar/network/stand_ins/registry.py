@@ -29,6 +29,7 @@ from belljar.network.stand_ins.web import Request, credentials
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
+# An archive of millions of empty files would be read for minutes before it says what it is.
 _MAX_MEMBERS: Final = 50_000
 MAX_MEMBER_BYTES: Final = 1 << 20
 

@@ -30,7 +30,9 @@ from belljar.units import printable
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_BODY_BYTES: Final = 1 << 20
+# Parsing costs as many objects as there are fields, whatever their size.
 MAX_FIELDS: Final = 1000
+# Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
 BROKE_OFF: Final = "it broke off"
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")

@@ -148,36 +148,6 @@ def test_the_index_describes_the_files(app: App, tmp_path: Path) -> None:
     assert ask(app, "GET", "/pool/main/t/tool/tool_1.0-2_amd64.deb").body == content
 
 
-def test_the_release_file_names_every_index_by_its_digest(app: App) -> None:
-    """Of any suite; the date is a day before the range's clock."""
-    release = ask(app, "GET", "/dists/bookworm/Release").body.decode()
-    assert "Suite: bookworm\nCodename: bookworm\n" in release
-    assert "Date: Wed, 08 Oct 2025 08:53:20 UTC" in release
-    assert "Architectures: amd64 arm64 riscv64\n" in release
-    entries = re.findall(r"^ ([0-9a-f]{64}) (\d+) (\S+)$", release, re.MULTILINE)
-    assert len(entries) == 7 * 3
-    for digest, size, name in entries:
-        content = ask(app, "GET", f"/dists/bookworm/{name}").body
-        assert (hashlib.sha256(content).hexdigest(), len(content)) == (digest, int(size))
-
-
-def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
-    """Below any path, as mirrors have them."""
-    path = make_deb(tmp_path, "tool", "1.0")
-    app = make(context_for(tmp_path, Ledger()))
-    for start in ("", "/debian", "/ubuntu/a/b"):
-        assert (
-            b"Package: tool"
-            in ask(app, "GET", f"{start}/dists/noble/main/binary-arm64/Packages").body
-        )
-        assert (
-            ask(app, "GET", f"{start}/pool/main/t/tool/tool_1.0_all.deb").body == path.read_bytes()
-        )
-        assert ask(app, "GET", f"{start}/dists/noble/Release").body.startswith(
-            b"Origin: Debian\nLabel: Debian\nSuite: noble\n"
-        )
-
-
 @pytest.mark.parametrize(
     "path",
     ["/", "/dists", "/dists/", "/dists/stable/", "/dists/stable/main/binary-amd64/Contents", "/pool/../../etc/passwd", "/pool/etc/passwd",

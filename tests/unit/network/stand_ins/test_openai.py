@@ -55,30 +55,6 @@ def events(reply: Reply) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-def test_a_question_goes_to_the_owner_whole() -> None:
-    """Tools and numbers pass through; only what says how to send the answer is taken out."""
-    owner = Owner()
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    reply = client(owner).ask(
-        "POST",
-        "/v1/chat/completions",
-        json={**ASK, "tools": tools, "temperature": 0.5, "stream": False},
-        headers=KEY,
-    )
-    assert owner.questions == [{**ASK, "tools": tools, "temperature": 0.5}]
-    assert (reply.json["object"], reply.json["model"], reply.json["created"]) == (
-        "chat.completion",
-        "any",
-        1_800_000_000,
-    )
-    choice = reply.json["choices"][0]
-    assert (choice["index"], choice["finish_reason"], choice["message"]["content"][:5]) == (
-        0,
-        "stop",
-        "Hello",
-    )
-
-
 def test_a_stream_adds_up_to_the_answer() -> None:
     """Text and tool calls are whole, and the last event is `[DONE]`."""
     owner = Owner(
