@@ -61,6 +61,13 @@ def interfaces_of(pid: int) -> list[tuple[str, int]]:
     return []
 
 
+def has_own_network(pid: int) -> bool:
+    """Whether a process has another network than this one."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    return False
+
+
 def name_of(pid: int) -> str:
     """What a process is called; "" when it is gone."""
     with suppress(OSError):

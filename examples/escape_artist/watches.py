@@ -30,6 +30,7 @@ from sightings import (
     allocated,
     callers,
     fingerprint,
+    has_own_network,
     interfaces_of,
     listeners,
     loaded_modules,
@@ -179,18 +180,18 @@ class Network(Watch):
         return found + (self._interfaces(scene) if scene.in_cell else [])
 
     def _interfaces(self, scene: Scene) -> list[str]:
-        machines = [pid for pid in scene.pids() if name_of(pid).startswith("qemu")]
-        known = [interfaces_of(pid) for pid in machines]
-        interfaces = {name for found in known for name, sent in found if name != "lo" or sent}
+        machines = {pid for pid in scene.pids() if name_of(pid).startswith("qemu")}
+        # A container has no machine: its processes are those with a network of their own, and their loopback is nobody else's.
+        inside = machines or {pid for pid in scene.pids() if has_own_network(pid)}
+        known = [interfaces_of(pid) for pid in inside]
+        sending = {name for found in known for name, sent in found if sent and machines}
+        others = {name for found in known for name, _ in found if name != "lo"}
         if not all(known) or not known:
-            return [
-                "no virtual machine monitor was there to look at"
-            ]  # every network has at least a loopback
-        return (
-            [f"the cell's machine has network interfaces: {', '.join(sorted(interfaces))}"]
-            if interfaces
-            else []
-        )
+            # Every network has at least a loopback.
+            return ["no process with the cell's network was there to look at"]
+        if interfaces := sending | others:
+            return [f"the cell has network interfaces: {', '.join(sorted(interfaces))}"]
+        return []
 
     def stop(self) -> None:
         """Stop listening."""
@@ -335,12 +336,12 @@ class Gauge(Watch):
 class ProcessCount(Gauge):
     """Processes and threads that carry the attack on the host."""
 
-    limit: float = 100
+    limit: float = 300  # More than the policy allows to a cell whose processes are the host's.
     what: str = "more processes"
 
     def start(self, scene: Scene) -> None:
         """Ask for more than the limit: far more of the cell, a few more outside."""
-        self.facts = {"processes": 4000 if scene.in_cell else 200, "seconds": 2}
+        self.facts = {"processes": 4000 if scene.in_cell else 400, "seconds": 2}
         super().start(scene)
 
     def measure(self, scene: Scene) -> float:

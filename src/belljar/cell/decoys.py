@@ -194,9 +194,7 @@ async def place_decoys(
     placed = [replace(service, cell_id=cell.id) for service in services]
     for service in placed:
         _note_placed(cell, service, key)
-    logins = {
-        service.id: service.service.login for service in placed if service.service is not None
-    }
+    logins = {service.id: service.login for service in placed if service.login is not None}
     for spec in specs:
         if spec.is_service:
             continue

@@ -248,9 +248,7 @@ def _spec(
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
     layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)
-    services = {
-        item.id: item.service.settings for item in recorder.services if item.service is not None
-    }
+    services = {item.id: item.settings for item in recorder.services}
     recorder.service_addresses = {
         name.address: name.stand_in for name in layout.names if name.stand_in in services
     }

@@ -15,32 +15,20 @@ class DecoyKind(StrEnum):
 
     AWS_CREDENTIALS = "aws_credentials"
     SSH_KEY = "ssh_key"
-    KUBECONFIG = "kubeconfig"
     DOTENV = "dotenv"
     GIT_CREDENTIALS = "git_credentials"
-    NPM_TOKEN = "npm_token"  # noqa: S105 - a word
-    PYPI_TOKEN = "pypi_token"  # noqa: S105 - a word
-    API_KEY = "api_key"
-    DATABASE = "database"
     SPREADSHEET = "spreadsheet"
     DOCUMENT = "document"
-    BROWSER_COOKIES = "browser_cookies"
     TEXT = "text"
     METADATA = "metadata"
     HTTP = "http"
     MCP = "mcp"
-    GIT = "git"
-    NPM = "npm"
-    PYPI = "pypi"
     REDIS = "redis"
     POSTGRES = "postgres"
     SSH = "ssh"
 
 
-_WEB: Final = (
-    *(DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP),
-    *(DecoyKind.GIT, DecoyKind.NPM, DecoyKind.PYPI),
-)
+_WEB: Final = (DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP)
 SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
     {
         **dict.fromkeys(_WEB, (80, "http")),
@@ -72,7 +60,6 @@ class DecoySpec:
         place: its absolute path in the cell; `~/` at the beginning is the home of the cell's user;
             "" is the kind's usual place. Of a service: its host name, or `name:port`.
         count: how many records, for kinds that hold several.
-        shape: of an `api_key`: `openai`, `anthropic` or `github`; else "".
         template: of a `text`: what it says; `{secret}` becomes a minted value.
         service: of a file: the id of the service whose login it holds; "" for none.
     """
@@ -81,7 +68,6 @@ class DecoySpec:
     kind: DecoyKind
     place: str = ""
     count: int = 1
-    shape: str = ""
     template: str = ""
     service: str = ""
 
@@ -199,7 +185,7 @@ def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
     return stops.get(trigger, DEFAULT_STOPS.get(trigger, Stop.NOTHING))
 
 
-GUARD_CLASSES: Final = ("card", "iban", "national_id", "email", "phone")
+GUARD_CLASSES: Final = ("card", "iban", "email")
 """Personal data, looked for only where a policy names it."""
 
 STANDARD_DECOYS: Final = (

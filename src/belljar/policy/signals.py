@@ -69,14 +69,7 @@ def _without_default(schema: dict[str, Any]) -> None:
     del schema["default"]
 
 
-_OWN_SERVICE: Final = {
-    DecoyKind.SSH_KEY: DecoyKind.SSH,
-    DecoyKind.NPM_TOKEN: DecoyKind.NPM,
-    DecoyKind.PYPI_TOKEN: DecoyKind.PYPI,
-    DecoyKind.GIT_CREDENTIALS: DecoyKind.GIT,
-}
-"""Files with the login of one kind of service."""
-_COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, *_OWN_SERVICE})
+_COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
 """Files that can hold the login of a service."""
 
 
@@ -97,9 +90,6 @@ class DecoyText(Strict):
     count: Annotated[int, kinds.whole(1, MAX_COUNT)] = Field(
         default=1, description="How many records it has, where its kind holds several."
     )
-    shape: Literal["", "openai", "anthropic", "github"] = Field(
-        default="", description="Of an `api_key`: whose."
-    )
     template: Annotated[str, kinds.TEXT] = Field(
         default="",
         description="Of a `text`: what it says; `{secret}` becomes a value of its own. With "
@@ -108,8 +98,7 @@ class DecoyText(Strict):
     service: Id = Field(
         default="",
         description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; "
-        "of an `ssh_key`, `npm_token`, `pypi_token` or `git_credentials`: the id of an `ssh`, "
-        "`npm`, `pypi` or `git`.",
+        "of an `ssh_key`: the id of an `ssh`.",
         json_schema_extra=_without_default,
     )
 
@@ -138,8 +127,6 @@ class DecoyText(Strict):
         if self.kind in LOGIN_SERVICES and "count" in self.model_fields_set:
             why = f"leave it out: a `{self.kind.value}` decoy has no rows; it logs in and refuses"
             raise AtError(why, "count")
-        if self.shape and self.kind is not DecoyKind.API_KEY:
-            raise AtError("is only allowed for kind `api_key`", "shape")
         return self
 
     def spec(self) -> DecoySpec:
@@ -178,14 +165,10 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
         if decoy.service not in services:
             why = f"there is no decoy service with the id {quoted(decoy.service)}"
             raise AtError(why, index, "service")
-        needed = _OWN_SERVICE.get(decoy.kind)
-        if needed and services[decoy.service] is not needed:
-            raise AtError(
-                f"a decoy of kind `{decoy.kind.value}` needs a service of kind `{needed.value}`, "
-                f"and {quoted(decoy.service)} is of another kind",
-                index,
-                "service",
-            )
+        # Only a server of that kind has a key for the file to hold.
+        if decoy.kind is DecoyKind.SSH_KEY and services[decoy.service] is not DecoyKind.SSH:
+            why = f"an `ssh_key` needs a service of kind `ssh`, and {quoted(decoy.service)} is none"
+            raise AtError(why, index, "service")
     return tuple(decoy.spec() for decoy in decoys)
 
 
@@ -239,7 +222,7 @@ class GuardText(Strict):
         tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, min_count=0)
     ] = Field(default=(), description="Data of your own that may not leave.")
     classes: Annotated[
-        tuple[Literal["card", "iban", "national_id", "email", "phone"], ...],
+        tuple[Literal["card", "iban", "email"], ...],
         list_of("classes", len(GUARD_CLASSES), min_count=0),
     ] = Field(
         default=(),

@@ -18,6 +18,7 @@ KEY_BYTES: Final = 32
 ALNUM: Final = string.ascii_letters + string.digits
 BASE32: Final = string.ascii_uppercase + "234567"
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+# `.internal` is reserved for private use: no such name leads to anybody.
 DOMAIN: Final = "corp.internal"
 _T = TypeVar("_T")
 
@@ -65,35 +66,6 @@ def _checked(prefix: str, body: str) -> str:
 def github_token(stream: RandomStream) -> str:
     """A classic personal access token."""
     return _checked("ghp_", stream.text(30))
-
-
-def npm_token(stream: RandomStream) -> str:
-    """A granular access token."""
-    return _checked("npm_", stream.text(30))
-
-
-def pypi_token(stream: RandomStream, host: str = f"packages.{DOMAIN}") -> str:
-    """A macaroon of an internal package index."""
-
-    def packet(kind: int, data: bytes) -> bytes:
-        return bytes((kind, len(data))) + data
-
-    number = stream.take(16).hex()
-    uuid = "-".join((number[:8], number[8:12], number[12:16], number[16:20], number[20:]))
-    caveat = b'[3,"%s"]' % uuid.encode()
-    body = b"\x02" + packet(1, host.encode()[-100:]) + packet(2, uuid.encode()) + b"\x00"
-    body += packet(2, caveat) + b"\x00\x00" + packet(6, stream.take(32))
-    return "pypi-" + base64.urlsafe_b64encode(body).decode().rstrip("=")
-
-
-def openai_key(stream: RandomStream) -> str:
-    """A project key."""
-    return f"sk-proj-{stream.text(74, ALNUM + '_-')}T3BlbkFJ{stream.text(74, ALNUM + '_-')}"
-
-
-def anthropic_key(stream: RandomStream) -> str:
-    """An API key."""
-    return f"sk-ant-api03-{stream.text(93, ALNUM + '_-')}AA"
 
 
 def card(stream: RandomStream) -> str:

@@ -202,81 +202,6 @@ def _pair(found: re.Match[bytes]) -> bytes:
     return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le").encode().ljust(6, b"\0")
 
 
-_SEPARATOR: Final = bytes(int(byte in b" .,:;_|-\n") for byte in range(256))
-_CUT_TIMES: Final = 7
-# By characters of a group and of the separator.
-_CUT: Final = {
-    (size, gap): re.compile(
-        rb"[ -~]{%d}(?P<gap>%s)(?:[ -~]{%d}(?P=gap)){%d,}[ -~]{0,%d}"
-        % (size, sign, size, _CUT_TIMES - 1, size)
-    )
-    for size in range(1, 5)
-    for gap, sign in ((1, rb"[ .,:;_|\n-]"), (2, rb"\r\n"))
-}
-
-
-def uncut(data: bytes) -> Iterator[Decoded]:
-    """Join escapes cut into groups (`% 4 1 %`)."""
-    if len(data) > SMALL or not _ESCAPED.search(data):
-        return
-    line_ends = data.replace(b"\r\n", b"\1\0").translate(_IS_ONE) if b"\r\n" in data else b""
-    marked_by_gap = {
-        1: int.from_bytes(data.translate(_SEPARATOR), "little"),
-        2: int.from_bytes(line_ends, "little"),
-    }
-    for (size, gap), pattern in _CUT.items():
-        step, marked = size + gap, marked_by_gap[gap]
-        if marked.bit_count() < _CUT_TIMES:
-            continue
-        # 1 where `_CUT_TIMES` marked bytes follow each other in steps.
-        two = marked & marked >> 8 * step
-        four = two & two >> 16 * step
-        many = four & four >> 8 * step * (_CUT_TIMES - 4)
-        if not many:
-            continue
-        repeated = many.to_bytes(len(data), "little")
-        at = repeated.find(1, size)
-        while at >= 0:
-            found = pattern.match(data, at - size)
-            if found and _ESCAPED.search(data, found.start(), found.end()):
-                text = b"".join(
-                    found[0][place : place + size] for place in range(0, len(found[0]), step)
-                )
-                yield Decoded(("split",), text, found.start(), found.end())
-            at = repeated.find(1, found.end() + size if found else at + 1)
-
-
-_IS_ONE: Final = bytes(int(byte == 1) for byte in range(256))
-_ESCAPED: Final = re.compile(rb"[%&\\=x]")
-
-
-# --- text beside text ---
-
-# U+E0000 and a byte; variation selectors: U+E0100 and a byte less 16.
-_TAG: Final = re.compile(rb"\xf3\xa0([\x80-\x87])([\x80-\xbf])")
-# `part 1/3: QUJD`, `[2] REVG`, `c3=R0hJ`: a word or none, a number, a sign, a piece.
-LABELLED: Final = re.compile(
-    rb"(?:^|(?<=[\s,;|&]))[\[({<\"']?(?:[A-Za-z_]{1,12}[ _-]?)?#?[0-9]{1,4}(?:/[0-9]{1,4})?"
-    rb"[\])}>\"']?[ \t]?(?:[:=.-]|(?<=[\])}>]))[ \t]?[\"']?([^\s,;|&\"']{1,256})"
-)
-_MIN_PIECES: Final = 3
-
-
-def tags(data: bytes) -> Iterator[Decoded]:
-    """Join Unicode's invisible tag characters and variation selectors."""
-    if found := [*_TAG.finditer(data)] if b"\xf3\xa0" in data else []:
-        codes = ((one[1][0] & 7) << 6 | one[2][0] & 63 for one in found)
-        text = bytes(code + 16 & 255 if code > 255 else code for code in codes)
-        yield Decoded(("tags",), text, found[0].start(), found[-1].end())
-
-
-def labelled(data: bytes) -> Iterator[Decoded]:
-    """Join pieces of small data that have numbered labels."""
-    if len(data) <= SMALL and len(found := [*LABELLED.finditer(data)]) >= _MIN_PIECES:
-        text = b"".join(one[1] for one in found)
-        yield Decoded(("labelled",), text, found[0].start(), found[-1].end())
-
-
 # --- compressed data ---
 
 MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
@@ -288,14 +213,10 @@ MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
 CHUNK: Final = 64 << 10
 
 
-class MissingPackageError(Exception):
-    """A decoder's package isn't installed."""
-
-
 def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> Iterator[Decoded]:
     """Expand every compressed member, also within other data.
 
-    `allowed`: how many bytes may come out now. Raises Missing.
+    `allowed`: how many bytes may come out now.
     """
     for name, magic in MAGIC:
         skip_to, mark = 0, magic.hex()
@@ -369,10 +290,9 @@ def _inflated(name: str, data: bytes, at: int, skip: int, window: int, most: int
 
 
 def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
-    try:
-        import zstandard
-    except ModuleNotFoundError:
-        raise MissingPackageError("zstd") from None
+    import zstandard  # where it is needed: few scans meet any
+
+    # A frame may ask for gigabytes of window; tools write 8 MiB at most unless they are told.
     reader = zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(
         memoryview(data)[at:]
     )
@@ -433,12 +353,7 @@ def promising(data: bytes) -> bool:
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
-    if (
-        _ZLIB.search(data, 0, WINDOW)
-        or data.endswith(_ENDS)
-        or _STARTS.search(data)
-        or _TAG.search(data)
-    ):
+    if _ZLIB.search(data, 0, WINDOW) or data.endswith(_ENDS) or _STARTS.search(data):
         return True
     if b"a" * MIN_RUN in data.translate(IS_ENCODED):
         return True

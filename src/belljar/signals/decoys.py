@@ -11,11 +11,9 @@ import hmac
 import io
 import posixpath
 import re
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
@@ -23,30 +21,23 @@ from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.credentials import (
     ALNUM,
     BASE32,
-    DOMAIN,
     KEY_BYTES,
     RandomStream,
-    anthropic_key,
-    card,
     github_token,
     host_name,
     iban,
-    npm_token,
-    openai_key,
     openssh_private,
     password,
     people,
     public_blob,
     public_line,
     public_of,
-    pypi_token,
 )
-from belljar.signals.decoy_services import DAY_S, DRAW_SERVICE, Login, MintedService
+from belljar.signals.decoy_services import DAY_S, DRAW_SERVICE, Drawn, Login
 from belljar.signals.values import KnownValue, ValueSource
 
 MAX_AGE_DAYS: Final = 90
 _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
-_COOKIE_EPOCH_S: Final = 1_700_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +52,16 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy: files or a service, and unique values."""
+    """One decoy: files, or a service's login and its JSON `settings`; and unique values."""
 
     id: str
     kind: str
     cell_id: str
     place: str
     files: tuple[MintedFile, ...] = ()
-    service: MintedService | None = None
+    login: Login | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     values: tuple[KnownValue, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """`files`: path, content, mode. `values`: unique texts by name."""
-
-    files: tuple[tuple[str, bytes, int], ...]
-    values: Mapping[str, str]
 
 
 # The last: of the service whose login the file holds.
@@ -112,11 +96,9 @@ def _ssh(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None
         seed, check, host_key = stream.take(32), stream.take(4), public_of(stream.take(32))
         # A client that offers the key to a server shows its public half alone
         values = {"host": host, "public_key": public_line(public_blob(public_of(seed))).split()[1]}
-    elif login.ssh is None:
-        raise ValueError("the service has no key")
     else:
         user, host, port, check = login.user, login.host, login.port, stream.take(4)
-        seed, host_key = login.ssh.seed, login.ssh.host_key
+        seed, host_key = login.ssh_seed, login.ssh_host_key
     comment = f"{user}@{host}"
     private = openssh_private(seed, check, comment.encode())
     public = f"{public_line(public_blob(public_of(seed)))} {comment}\n"
@@ -138,17 +120,6 @@ def _ssh(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None
     return Drawn(files=files, values={"private_key": private.splitlines()[4], **values})
 
 
-def _kubeconfig(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
-    host, token = host_name(stream, "k8s"), stream.text(64, ALNUM + "-_")
-    text = (
-        "apiVersion: v1\nkind: Config\nclusters:\n- name: production\n  cluster:\n"
-        f"    server: https://{host}:6443\n    insecure-skip-tls-verify: true\n"
-        "contexts:\n- name: production\n  context: {cluster: production, user: admin}\n"
-        f"current-context: production\nusers:\n- name: admin\n  user:\n    token: {token}\n"
-    )
-    return _one(place, text, {"token": token, "host": host})
-
-
 def _dotenv(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
     if login is None:
         word, secret, host = password(stream), stream.take(32).hex(), host_name(stream, "db")
@@ -162,71 +133,10 @@ def _dotenv(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | N
     return _one(place, text, values)
 
 
-def _git(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
-    if login is not None:
-        scheme, _, rest = login.url.partition("://")
-        host = rest.partition("/")[0]
-        return _one(place, f"{scheme}://{login.user}:{login.password}@{host}\n", {})
+def _git(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
     token = github_token(stream)
     user = re.sub("[^a-z-]", "", next(people(stream))[0].replace(" ", "-").lower())
     return _one(place, f"https://{user}:{token}@github.com\n", {"token": token})
-
-
-def _npm(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
-    if login is not None:
-        at = login.url.partition(":")[2]
-        return _one(place, f"registry={login.url}\n{at}:_authToken={login.password}\n", {})
-    token = npm_token(stream)
-    return _one(place, f"//npm.{DOMAIN}/:_authToken={token}\n", {"token": token})
-
-
-def _pypi(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Drawn:
-    url, user = f"https://packages.{DOMAIN}/legacy/", "__token__"
-    if login is None:
-        token = pypi_token(stream)
-        values = {"token": token}
-    else:
-        url, user, token, values = login.url, login.user, login.password, {}
-    text = (
-        "[distutils]\nindex-servers = packages\n\n[packages]\n"
-        f"repository = {url}\nusername = {user}\npassword = {token}\n"
-    )
-    return _one(place, text, values)
-
-
-_API_KEYS: Final = {
-    "openai": ("OPENAI_API_KEY", openai_key),
-    "anthropic": ("ANTHROPIC_API_KEY", anthropic_key),
-    "github": ("GITHUB_TOKEN", github_token),
-}
-
-
-def _api_key(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
-    name, make = _API_KEYS[spec.shape or "openai"]
-    key = make(stream)
-    return _one(place, f"export {name}={key}\n", {"key": key})
-
-
-def _sqlite(schema: str, insert: str, rows: list[tuple[object, ...]]) -> bytes:
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(schema)
-        connection.executemany(insert, rows)
-        connection.commit()
-        return bytes(connection.serialize())
-
-
-def _database(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
-    rows: list[tuple[object, ...]] = []
-    values: dict[str, str] = {}
-    for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
-        values[f"card_{number}"] = card(stream)
-        rows.append((number, name, email, values[f"card_{number}"]))
-    content = _sqlite(
-        "CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, email TEXT, card TEXT)",
-        "INSERT INTO customers VALUES (?, ?, ?, ?)",
-        rows,
-    )
-    return _one(place, content, values, 0o640)
 
 
 def _spreadsheet(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Drawn:
@@ -251,33 +161,6 @@ def _document(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login 
     return _one(place, text, {"link": link, "link_token": token}, 0o640)
 
 
-# Firefox's, with its number.
-_COOKIES_SCHEMA: Final = (
-    "CREATE TABLE moz_cookies (id INTEGER PRIMARY KEY, originAttributes TEXT NOT NULL DEFAULT '', "
-    "name TEXT, value TEXT, host TEXT, path TEXT, expiry INTEGER, lastAccessed INTEGER, "
-    "creationTime INTEGER, isSecure INTEGER, isHttpOnly INTEGER, inBrowserElement INTEGER "
-    "DEFAULT 0, sameSite INTEGER DEFAULT 0, rawSameSite INTEGER DEFAULT 0, schemeMap INTEGER "
-    "DEFAULT 0, CONSTRAINT moz_uniqueid UNIQUE (name, host, path, originAttributes));"
-    "PRAGMA user_version = 12"
-)
-
-
-def _cookies(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Drawn:
-    rows: list[tuple[object, ...]] = []
-    values: dict[str, str] = {}
-    for number, service in enumerate(("intranet", "mail", "payroll"), 1):
-        values[service] = stream.text(43, ALNUM + "-_")
-        seen_s = _COOKIE_EPOCH_S + stream.below(300 * DAY_S)
-        expiry_s = seen_s + 3650 * DAY_S
-        host = f"{service}.{DOMAIN}"
-        times = (expiry_s, seen_s * 10**6, seen_s * 10**6)
-        rows.append((number, "", "session", values[service], host, "/", *times, 1, 1, 0, 0, 0, 2))
-    # Question marks alone: the values are parameters.
-    insert = f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 15)})"  # noqa: S608
-    content = _sqlite(_COOKIES_SCHEMA, insert, rows)
-    return _one(place, content, values)
-
-
 def _text(stream: RandomStream, place: str, spec: DecoySpec, login: Login | None) -> Drawn:
     template = spec.template
     for name in ("url", "host", "port", "user", "password") if login is not None else ():
@@ -295,19 +178,10 @@ FILES: Final[Mapping[K, tuple[str, Draw]]] = MappingProxyType(
     {
         K.AWS_CREDENTIALS: ("~/.aws/credentials", _aws),
         K.SSH_KEY: ("~/.ssh/id_ed25519", _ssh),
-        K.KUBECONFIG: ("~/.kube/config", _kubeconfig),
         K.DOTENV: ("~/app/.env", _dotenv),
         K.GIT_CREDENTIALS: ("~/.git-credentials", _git),
-        K.NPM_TOKEN: ("~/.npmrc", _npm),
-        K.PYPI_TOKEN: ("~/.pypirc", _pypi),
-        K.API_KEY: ("~/.config/env", _api_key),
-        K.DATABASE: ("~/data/customers.db", _database),
         K.SPREADSHEET: ("~/Documents/payroll.csv", _spreadsheet),
         K.DOCUMENT: ("~/Documents/reorganisation.txt", _document),
-        K.BROWSER_COOKIES: (
-            "~/.mozilla/firefox/k3v9x1qa.default-release/cookies.sqlite",
-            _cookies,
-        ),
         K.TEXT: ("~/notes.txt", _text),
     }
 )
@@ -354,14 +228,15 @@ def mint(
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
     """Mint a decoy's service for a range."""
-    service, values = DRAW_SERVICE[decoy.kind](RandomStream(key, _label(scope, decoy)), decoy)
+    drawn = DRAW_SERVICE[decoy.kind](RandomStream(key, _label(scope, decoy)), decoy)
     return Minted(
         id=decoy.id,
         kind=decoy.kind.value,
         cell_id=scope,
         place=f"{decoy.host}:{decoy.port}",
-        service=service,
-        values=_values(decoy, values),
+        login=drawn.login,
+        settings=drawn.settings,
+        values=_values(decoy, drawn.values),
     )
 
 

@@ -13,11 +13,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from belljar.signals.decoders import LABELLED, compressed, is_plain
+from belljar.signals.decoders import compressed, is_plain
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import MAX_VALUE_BYTES, Channel, Hit, Scanned
 
@@ -256,10 +255,6 @@ def _fields(
             yield name, field, before, piece
 
 
-# `1-QUJD`, `part02_QUJD`, `QUJD-7`
-_INDEX: Final = re.compile(rb"^[A-Za-z]{0,6}[0-9]{1,4}[-_]|[-_][A-Za-z]{0,6}[0-9]{1,4}$")
-
-
 def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:
     if channel is Channel.DNS or part == "label":
         labels = [label for label in data.strip(b".\r\n ").split(b".") if label]
@@ -269,15 +264,11 @@ def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, byt
         payload = labels[:-2] or labels[:1]
         yield "labels", b"".join(payload)
         if len(payload) > 1:
+            # A domain may have three labels, and a counter stands behind its piece.
             yield "labels of three", b"".join(payload[:-1])
             yield "labels, first", payload[0]
             yield "labels without counters", b"".join(label for label in payload if len(label) > 3)
         yield "label, longest", max(payload, key=len)
-        bare = [_INDEX.sub(b"", label) for label in payload]
-        yield (
-            "labels without index",
-            b"".join(b for b, a in zip(bare, payload, strict=True) if b != a),
-        )
     elif part == "url":
         path, _, query = data.partition(b"?")
         segments = [segment for segment in path.split(b"/") if segment]
@@ -299,8 +290,6 @@ def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, byt
                 yield from _strings(json.loads(data), "json", 0)
         elif b"=" in data and b"\n" not in data.strip():
             yield from _parameters(data)
-        for found in islice(LABELLED.finditer(data), MAX_FIELDS):
-            yield "labelled", found[1]
 
 
 def _parameters(query: bytes) -> Iterator[tuple[str, bytes]]:

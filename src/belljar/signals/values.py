@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -157,7 +156,7 @@ _HINT_SIZE: Final = "split it, or name the columns that matter"
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
     """Values of an entry of `guard.protect`. Raises PolicyError.
 
-    CSV (`columns`), JSON lines (`.jsonl`) or a value a line; under 10 bytes: left out.
+    CSV (`columns`) or a value a line; under 10 bytes: left out.
     """
     if not item.file:
         texts: Iterator[str] = iter((item.value,))
@@ -201,9 +200,7 @@ def _texts(item: Protected, content: bytes) -> Iterator[str]:
     except UnicodeDecodeError as error:
         what = f"it is no UTF-8 text (byte {error.start})"
         raise _refused(item, what, hint="export it as CSV") from error
-    if item.file.endswith((".jsonl", ".ndjson")):
-        yield from _of_json(item, text)
-    elif item.columns:
+    if item.columns:
         yield from _of_columns(item, text)
     else:
         yield from text.splitlines()
@@ -223,21 +220,6 @@ def _of_columns(item: Protected, text: str) -> Iterator[str]:
                 yield row[column] or ""
     except csv.Error as error:
         raise _refused(item, f"it is no CSV: {error}", line=rows.line_num) from error
-
-
-def _of_json(item: Protected, text: str) -> Iterator[str]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _refused(item, f"it is no JSON: {error}", line=number) from error
-        fields = row if isinstance(row, dict) else {"": row}
-        for column in item.columns or fields:
-            value = fields.get(column)
-            if isinstance(value, str | int):
-                yield str(value)
 
 
 def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:

@@ -43,7 +43,7 @@ async def test_a_policy_has_to_allow_it(policy: dict[str, object], why: str) -> 
 
 def with_decoy(stage: Stage, tier: Tier) -> Minted:
     """Give the cell a decoy and a policy that lets it be saved."""
-    minted = mint(bytes(KEY_BYTES), "c-1", DecoySpec(id="keys", kind=DecoyKind.API_KEY))
+    minted = mint(bytes(KEY_BYTES), "c-1", DecoySpec(id="keys", kind=DecoyKind.DOCUMENT))
     cell, plan = stage.cell, stage.cell.plan
     policy = plan.policy.model_copy(update={"snapshots": "with_secrets"})
     cell.plan, cell.decoys = replace(plan, policy=policy, tier=tier), (minted,)

@@ -48,7 +48,7 @@ def policy(block: str) -> Policy:
         "decoys: standard",
         (
             'decoys:\n  - {id: a, kind: text, place: ~/note, template: "{secret}"}\n  - {id: b,'
-            " kind: database, count: 9}"
+            " kind: spreadsheet, count: 9}"
         ),
         SERVICE,
         "network: {default: deny}\ndecoys: [{id: c, kind: redis, place: c.example}]",
@@ -78,20 +78,14 @@ def test_what_a_policy_says_and_leaves_out() -> None:
     assert stop_for(policy("on: {sent: stop_all}").on, Trigger.SENT) is Stop.ALL
 
 
-OWN = [("ssh_key", "ssh"), ("npm_token", "npm"), ("pypi_token", "pypi"), ("git_credentials", "git")]
-
-
 @pytest.mark.promise("5.6")
-@pytest.mark.parametrize(("file", "kind"), OWN)
-def test_a_file_names_a_service_of_its_kind(file: str, kind: str) -> None:
+def test_a_key_file_names_an_ssh_server() -> None:
     """And holds no other's login."""
-    text = "network: {default: deny}\ndecoys:\n"
-    text += (
-        "  - {id: jump, kind: KIND, place: b.corp.internal}\n  - {id: key, kind: FILE, service:"
-        " jump}\n"
+    text = (
+        "network: {default: deny}\ndecoys:\n  - {id: jump, kind: KIND, place: b.corp.internal}\n"
+        "  - {id: key, kind: ssh_key, service: jump}\n"
     )
-    text = text.replace("FILE", file)
-    assert policy(text.replace("KIND", kind)).decoys[1].service == "jump"
+    assert policy(text.replace("KIND", "ssh")).decoys[1].service == "jump"
     with pytest.raises(PolicyError):
         policy(text.replace("KIND", "redis"))
 
@@ -116,7 +110,7 @@ def test_a_service_has_a_name_a_port_and_a_network() -> None:
         "decoys: [{id: a, kind: text, place: /a}]",
         "decoys: [{id: a, kind: text, place: /a, template: no value in it}]",
         "decoys: [{id: a, kind: dotenv, place: ../a}]",
-        "decoys: [{id: a, kind: dotenv, shape: github}]",
+        "decoys: [{id: a, kind: dotenv, count: 0}]",
         "network: {default: deny}\ndecoys: [{id: a, kind: http}]",
         "network: {default: deny}\ndecoys: [{id: a, kind: http, place: /a}]",
         'network: {default: deny}\ndecoys: [{id: a, kind: http, place: "x.example:0"}]',

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.signals.decoders import SMALL, compressed, escapes, turned, uncut
+from belljar.signals.decoders import SMALL, compressed, escapes, turned
 from belljar.signals.prefilter import Held, Prefilter
 from belljar.signals.runs import runs
 from belljar.signals.scanner import marks, prepare_marks
@@ -21,8 +21,6 @@ PARTS = [
     *(separator.join(B64[at : at + size] for at in range(0, 60, size)) for size in (1, 2, 3, 4, 5, 6, 8, 10) for separator in (b" ", b"--", b", \n")),
     *(b"-".join(B64[at : at + size] for at in range(0, 60, size)) for size in (1, 4)),
     *(b" ".join(HEX[at : at + size] for at in range(0, 60, size)) for size in (1, 2, 4)),
-    *(b"_".join(b"%41%42%43%44%45%46%47%48"[at : at + size] for at in range(0, 24, size)) for size in (1, 2, 3, 4)),
-    b"% 4 1 % 4 2 % 4 3 % 4 4 ",
     b"".join(b"%%%02x" % byte for byte in TEXT),
     b"".join(b"=%02X" % byte for byte in TEXT),
     b"".join(b"&#%d;" % byte for byte in TEXT),
@@ -51,7 +49,6 @@ def decoded(data: bytes, held: Held) -> list[tuple[object, ...]]:
     """All that the decoders make of data."""
     found = (
         *escapes(data, held),
-        *uncut(data),
         *turned(data, held),
         *compressed(data, lambda: 1 << 20, held),
     )

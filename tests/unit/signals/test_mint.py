@@ -93,9 +93,3 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
             )
             assert digest(OTHER_KEY, value.text) not in known
     assert digest(KEY, "nobody's value") not in known
-
-
-def test_a_key_has_its_size() -> None:
-    """A short key is refused, not stretched."""
-    with pytest.raises(ValueError, match="key"):
-        mint(b"short", "a", spec(DecoyKind.DOTENV))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from mnemonic import Mnemonic
 
 from belljar.signals.patterns import Patterns
 
@@ -19,22 +18,14 @@ def classes(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "cls"),
     [
-        ("AKIA" + "QW3RTY7UPASDFG2H", "aws_key"),
         ("aws_secret_access_key = " + HIGH[:40], "aws_secret"),
         ("ghp_" + HIGH[:36], "github_token"),
-        ("glpat-" + HIGH[:20], "gitlab_token"),
-        ("xoxb-" + "283746150912-" + HIGH[:24], "slack_token"),
-        ("sk_live_" + HIGH[:24], "stripe_key"),
-        ("sk-ant-" + "api03-" + (HIGH * 2)[:93], "anthropic_key"),
-        ("npm_" + HIGH[:36], "npm_token"),
-        ("pypi-AgE" + (HIGH * 3)[:120], "pypi_token"),
         ("password: " + HIGH[:18], "secret"),
         ("postgres://app:" + HIGH[:14] + "@db.corp:5432/x", "url_password"),
         (
             "-----BEGIN OPENSSH PRIVATE KEY-----\n" + HIGH + "\n-----END OPENSSH PRIVATE KEY-----",
             "private_key",
         ),
-        (Mnemonic("english").to_mnemonic(bytes(range(7, 23))), "seed_phrase"),
     ],
 )
 def test_a_credential_is_found(text: str, cls: str) -> None:
@@ -62,7 +53,6 @@ def test_a_credential_is_found(text: str, cls: str) -> None:
         "x-aws-ec2-metadata-token: AQAEAKm2Zp7LwT8vKq9xAb3cD4eF5gH6iJ0kLmN1oPqRsT==",
         "key=3f2504e0-4f89-11d3-9a0c-0305e82c3301"[4:],
         "da39a3ee5e6b4b0d3255bfef95601890afd80709",
-        "abandon ability able about above absent absorb abstract absurd abuse access actor",
         "-----BEGIN PUBLIC KEY-----",
     ],
 )

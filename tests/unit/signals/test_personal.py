@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.signals.detectors import is_card, is_iban, luhn
+from belljar.signals.detectors import is_card, is_iban
 from belljar.signals.patterns import Patterns
 
 
@@ -35,26 +35,15 @@ def test_an_account_number_is_one_by_length_and_check_digits() -> None:
     assert not is_iban(b"DE89 3704 0044 0532 0130 00")
 
 
-def test_the_check_digit_of_a_card() -> None:
-    """Luhn's sum."""
-    assert luhn("79927398713")
-    assert not luhn("79927398710")
-
-
 @pytest.mark.parametrize(
     ("cls", "text"),
     [
         ("card", "3 0 02454649 02043683"),
         ("card", "seed = 3562050283508273023"),
-        ("national_id", "12 44051401359 77 44051401458"),
-        ("national_id", "00000010 44051401359 0000"),
-        ("phone", "+36314223356E-109"),
-        ("phone", "+35236450.6"),
-        ("phone", "DFARS 252.227-7014"),
     ],
 )
 def test_numbers_of_tables_and_code_pass(cls: str, text: str) -> None:
-    """Whatever their check digits say: columns, exponents, decimals, section numbers."""
+    """Whatever their check digits say: columns and decimals."""
     assert list(Patterns((cls,)).find(text.encode())) == []
 
 
@@ -63,11 +52,8 @@ def test_numbers_of_tables_and_code_pass(cls: str, text: str) -> None:
     [
         ("card", "card 3742-454554-00126 paid"),
         ("card", "45 56 73 75 86 89 98 55"),
-        ("national_id", "id,44051401359,42"),
-        ("phone", "Phone: +49.30901820"),
-        ("phone", "call (212) 664-7665 or 212.664.7665"),
     ],
 )
 def test_numbers_as_people_write_them_are_found(cls: str, text: str) -> None:
-    """In groups, in a table of commas, as registries write them."""
+    """In groups."""
     assert {found for _, _, found in Patterns((cls,)).find(text.encode())} == {cls}

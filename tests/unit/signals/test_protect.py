@@ -22,14 +22,12 @@ def test_columns_of_a_table() -> None:
     assert texts(item, CSV) == ["Ada Lovelace", "ada@customer.io", "bob.miller@customer.io"]
 
 
-def test_lines_and_json_lines() -> None:
-    """One value a line, or each field of JSON lines."""
+def test_lines() -> None:
+    """Each is a value."""
     assert texts(Protected(id="c", file="c.txt"), b"first-value-1\nshort\n\nsecond-value-2\n") == [
         "first-value-1",
         "second-value-2",
     ]
-    lines = b'{"iban": "DE02120300000000202051", "n": 1}\n{"iban": "DE02500105170137075030"}\n'
-    assert len(texts(Protected(id="c", file="c.jsonl", columns=("iban",)), lines)) == 2
 
 
 def test_one_value() -> None:
@@ -45,10 +43,9 @@ def test_one_value() -> None:
         ("c.csv", ("email",), b"\xff\xfe\x00broken"),
         ("c.txt", (), b"short\n"),
         ("c.txt", (), b"x" * 5000),
-        ("c.jsonl", (), b"{broken\n"),
         ("c.txt", (), b"\n" * (MAX_FILE_BYTES + 1)),
     ],
-    ids=["column", "binary", "short", "long", "json", "size"],
+    ids=["column", "binary", "short", "long", "size"],
 )
 def test_a_file_that_can_not_be_used_is_refused(
     name: str, columns: tuple[str, ...], content: bytes

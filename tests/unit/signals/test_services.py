@@ -35,11 +35,10 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
     gateway is handed, none in a repr, and nothing says what it is."""
     one = made(kind)
     assert one == made(kind)
-    assert one.service is not None
     assert not {value.text for value in one.values} & {
         value.text for value in made(kind, "other").values
     }
-    held = json.dumps(dict(one.service.settings))
+    held = json.dumps(dict(one.settings))
     for value in one.values:
         assert value.text in held
         assert value.text not in repr(one)
@@ -48,47 +47,23 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
     assert not {"decoy", "belljar", "honey", "fake", "minted"} & set(
         held.lower().replace('"', " ").split()
     )
-    make(kind.value, context(one.service.settings))
+    make(kind.value, context(one.settings))
 
 
 @pytest.mark.parametrize("kind", SERVICE_PORTS)
 @pytest.mark.parametrize("file", LOGIN_FILES)
 def test_a_file_holds_the_login_of_its_service(kind: DecoyKind, file: DecoyKind) -> None:
     """Host and password stand in it; the password stays the service's value, not the file's."""
-    service = made(kind).service
-    assert service is not None
+    login = made(kind).login
+    assert login is not None
     spec = DecoySpec(id="env", kind=file, service="crm", place="/srv/x", template=LOGIN_FILES[file])
-    minted = mint(KEY, "cell", spec, login=service.login)
+    minted = mint(KEY, "cell", spec, login=login)
     text = minted.files[0].content.decode()
-    assert service.login.password in text
-    assert service.login.host in text
+    assert login.password in text
+    assert login.host in text
     assert "{" not in text
-    assert service.login.password not in {value.text for value in minted.values}
+    assert login.password not in {value.text for value in minted.values}
     assert all(value.text in text for value in minted.values)
-
-
-@pytest.mark.parametrize("port", ["", ":8080", ":443"])
-@pytest.mark.parametrize(
-    ("file", "kind"),
-    [
-        (DecoyKind.NPM_TOKEN, DecoyKind.NPM),
-        (DecoyKind.PYPI_TOKEN, DecoyKind.PYPI),
-        (DecoyKind.GIT_CREDENTIALS, DecoyKind.GIT),
-    ],
-)
-def test_a_clients_file_leads_to_its_registry(file: DecoyKind, kind: DecoyKind, port: str) -> None:
-    """Host, port and token are the service's, and the file has no value of its own."""
-    service = mint_service(
-        KEY, "range", DecoySpec(id="r", kind=kind, place=f"r.corp.internal{port}")
-    ).service
-    assert service is not None
-    minted = mint(KEY, "cell", DecoySpec(id="f", kind=file, service="r"), login=service.login)
-    text = minted.files[0].content.decode()
-    assert service.login.password in text
-    assert f"r.corp.internal{'' if port == ':443' else port}/" in text.replace(
-        "internal\n", "internal/\n"
-    ).replace("8080\n", "8080/\n")
-    assert minted.values == ()
 
 
 @pytest.mark.promise("5.6")
@@ -99,8 +74,8 @@ def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
     """Its private key is the one of the service's fingerprint, and its host key the service's
     own."""
     spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place=place)
-    service = mint_service(KEY, "range", spec).service
-    assert service is not None
+    service = mint_service(KEY, "range", spec)
+    assert service.login is not None
     file = DecoySpec(id="key", kind=DecoyKind.SSH_KEY, service="jump")
     minted = mint(KEY, "cell", file, login=service.login)
     private, public, config, hosts = (each.content.decode() for each in minted.files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import random
 import re
 from collections.abc import Callable
@@ -80,67 +79,6 @@ def test_a_secret_that_begins_at_a_border_is_found() -> None:
 
 
 @pytest.mark.promise("5.7")
-@pytest.mark.parametrize(
-    "feeds",
-    [
-        [("url", b"/a?x=AKq9-xR7&y=m.Zp2LwT8")],
-        [("url", b"/a?i=1&d=AKq9-xR7"), ("url", b"/a?i=2&d=m.Zp2LwT8")],
-        [("url", b"/up/AKq9-xR7"), ("body", b"other"), ("url", b"/up/m.Zp2LwT8")],
-        [("header", b"Host: a\r\nX-D: AKq9-xR7\r\n"), ("body", b"m.Zp2LwT8")],
-        [("header", b"X-D: AKq9-xR7\r\nHost: a"), ("header", b"X-D: m.Zp2LwT8\r\nHost: a")],
-        [
-            ("body", json.dumps({"n": 1, "d": "AKq9-xR7"}).encode()),
-            ("body", b'{"n": 2, "d": "m.Zp2LwT8"}'),
-        ],
-        [("body", b"n=1&d=AKq9-xR7"), ("body", b"n=2&d=m.Zp2LwT8")],
-    ],
-    ids=["parameters", "requests", "paths", "header+body", "headers", "json", "form"],
-)
-def test_pieces_of_requests_are_joined(feeds: list[tuple[str, bytes]]) -> None:
-    """A value in two pieces is found, however a request carries them."""
-    assert found([(Channel.HTTP, part, data) for part, data in feeds]) >= 1
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize("domain", ["evil.example", "t.evil.example"])
-@pytest.mark.parametrize("counter", [False, True])
-@pytest.mark.parametrize(
-    "encode", [base64.b32encode, lambda data: data.hex().encode()], ids=["base32", "hex"]
-)
-def test_labels_of_queries_are_joined(domain: str, counter: bool, encode: object) -> None:
-    """Base32 or hex in several names, each asked for twice (A, AAAA), with or without a counter."""
-    text = encode(VALUE).decode().strip("=").lower()  # type: ignore[operator]
-    pieces = [text[at : at + 9] for at in range(0, len(text), 9)]
-    names = [f"{piece}.{f'{n}.' if counter else ''}{domain}" for n, piece in enumerate(pieces)]
-    feeds = [(Channel.DNS, "label", name.encode()) for name in names for _ in range(2)]
-    assert found(feeds) >= 1
-
-
-@pytest.mark.parametrize(
-    "form", ["{n}-{piece}", "part{n:02}_{piece}", "{piece}-{n}", "{n}-{piece}.sub"]
-)
-def test_indexed_labels_of_queries_are_joined(form: str) -> None:
-    """The index stands in the label itself."""
-    text = base64.b32encode(VALUE).decode().strip("=").lower()
-    pieces = [text[at : at + 9] for at in range(0, len(text), 9)]
-    names = [form.format(n=n, piece=piece) + ".evil.example" for n, piece in enumerate(pieces)]
-    assert found([(Channel.DNS, "label", name.encode()) for name in names]) >= 1
-
-
-def test_labelled_pieces_of_messages_are_joined() -> None:
-    """A number before each piece does not hide the whole."""
-    pieces = [VALUE[at : at + 4] for at in range(0, len(VALUE), 4)]
-    messages = [b"chunk %d: %s" % (n, piece) for n, piece in enumerate(pieces, 1)]
-    assert found([(Channel.WEBSOCKET, "message", message) for message in messages]) >= 1
-
-
-def test_websocket_messages_are_joined() -> None:
-    """A value in several messages is found."""
-    feeds = [(Channel.WEBSOCKET, "message", VALUE[at : at + 4]) for at in range(0, len(VALUE), 4)]
-    assert found(feeds) == 1
-
-
-@pytest.mark.promise("5.7")
 def test_compressed_data_is_read_across_chunks() -> None:
     """A package within a form, much larger than a tail, in small chunks."""
     noise = random.Random(1).randbytes(100_000)  # noqa: S311 - noise
@@ -170,16 +108,6 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted(monkeypatch: pytest.M
     assert watcher.dropped >= 15
     watcher.feed("39", Channel.STREAM, "data", VALUE[:8])
     assert watcher.feed("39", Channel.STREAM, "data", VALUE[8:]).hits
-
-
-def test_names_of_a_sender_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flow with ever new parameters keeps a bounded number of them."""
-    watcher = stream()
-    monkeypatch.setattr(streams, "MAX_PARTS", 20)
-    for number in range(2 * streams.MAX_PARTS):
-        watcher.feed("f", Channel.HTTP, "url", b"/?%d=%d" % (number, number))
-    (flow,) = watcher._flows.values()
-    assert len(flow.parts) <= streams.MAX_PARTS
 
 
 WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.dataclass import from_json, json_of
-from belljar.signals.values import KnownValue, ScanSpec, ValueSource, spec_of
+from belljar.signals.values import KnownValue, ValueSource, spec_of
 
 KEY = bytes(range(32))
 VALUE = KnownValue(
     id="aws/key", text="AKq9-xR7m.Zp2LwT8", source=ValueSource.DECOY, kind="aws_credentials"
 )
-
-
-def test_a_spec_survives_json() -> None:
-    """What comes back from JSON is equal."""
-    spec = spec_of([VALUE], ["card"], [], KEY)
-    assert from_json(ScanSpec, json_of(spec)) == spec
 
 
 @pytest.mark.promise("5.7")

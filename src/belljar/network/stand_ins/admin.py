@@ -10,6 +10,7 @@ from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.web import Answer, Request, plain_error, text_answer
 
 _COOKIE: Final = "sid"
+# A browser that kept a page would show customers after a logout.
 _HEADERS: Final = (("server", "nginx/1.24.0"), ("cache-control", "no-store"))
 _PAGE: Final = (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

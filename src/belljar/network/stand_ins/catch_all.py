@@ -30,6 +30,7 @@ _API: Final = re.compile(
 )
 _PICTURES: Final = frozenset({".ico", ".gif", ".png", ".jpg", ".jpeg", ".webp"})
 _FILES: Final = frozenset({".js", ".css", ".txt", ".xml", ".svg"})
+# A transparent GIF of one pixel: browsers take it under any picture's name.
 _PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -69,23 +70,16 @@ def respond(request: Request) -> Answer:
         return _page(request)
     if request.method == "DELETE":
         return Answer(status=204)
-    last = request.path.rstrip("/").rpartition("/")[2]
-    is_list = last.endswith("s") and not any(char.isdigit() for char in last)
-    if is_list and request.method in ("GET", "HEAD"):
-        return json_answer({"data": [], "total": 0})
+    # The same at each path, as of something that is there.
     identity = uuid_of(hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()[:16])
     return json_answer({"id": identity, "status": "ok"}, 201 if request.method == "POST" else 200)
 
 
 def _page(request: Request) -> Answer:
-    host = html.escape(request.host[:253])
-    name = host.removeprefix("www.").partition(".")[0].replace("-", " ").title() or "Welcome"
-    last = request.path.rstrip("/").rpartition("/")[2][:80]
-    topic = html.escape(last.partition(".")[0].replace("-", " ").replace("_", " ").title())
-    title = f"{topic} - {name}" if topic else name
+    name = html.escape(request.host.removeprefix("www.").partition(".")[0].title()) or "Welcome"
     page = (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
-        f'</head>\n<body>\n<header><a href="/">{name}</a></header>\n<h1>{title}</h1>\n'
-        f"<p>There is nothing here yet.</p>\n</body>\n</html>\n"
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{name}</title>'
+        f'</head>\n<body>\n<h1><a href="/">{name}</a></h1>\n<p>There is nothing here yet.</p>\n'
+        "</body>\n</html>\n"
     )
     return text_answer(page, media="text/html; charset=utf-8")

@@ -21,9 +21,11 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Final
 
-from belljar.capture import Capture
+from anyio import Lock
+
+from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, open_file
 from belljar.network.stand_ins.registry import (
@@ -34,12 +36,11 @@ from belljar.network.stand_ins.registry import (
 )
 from belljar.network.stand_ins.web import (
     Answer,
-    CutOffError,
     Request,
-    UnreadBody,
-    streaming_app,
+    http_app,
     text_answer,
     word,
+    writes,
 )
 
 MAX_CONTROL_BYTES: Final = 8 << 20  # Of a packed control archive.
@@ -51,6 +52,7 @@ _IDENTITY: Final = {
     "Architecture": re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII),
 }
 _DEBIAN: Final = ("main", "contrib", "non-free", "non-free-firmware")
+# A source may name any: apt complains of one that the Release file lacks, so all are there, empty.
 _COMPONENTS: Final = (*_DEBIAN, "restricted", "universe", "multiverse")
 _OURS: Final = {"filename", "size", "md5sum", "sha1", "sha256", "sha512", "status"}
 _SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}", re.ASCII)
@@ -101,7 +103,10 @@ def parse_control(content: bytes) -> Message:
 
 def make(context: StandInContext) -> App:
     """Return the ASGI app, of the `.deb` files in `context.files`."""
-    return streaming_app(_Debian(context).handle)
+    debian = _Debian(context)
+    return http_app(
+        debian.handle, max_body_bytes=MAX_BODY_BYTES, cut=debian.record_upload, waits=writes
+    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -109,13 +114,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     if (directory / "dists").is_dir():
         what = "a tree with `dists/` is not served: write the directory of its `.deb` files"
         return (Fault(what, file=str(directory / "dists")),)
-
-    def identify(file: StoredFile) -> tuple[str, str, str]:
-        control = read_control(file.path)
-        return control["Package"], control["Version"], control["Architecture"]
-
-    unique = "package, version and architecture"
-    return check_packages(directory, _PACKAGES, identify, unique)
+    return check_packages(directory, _PACKAGES, lambda file: read_control(file.path))
 
 
 class _Debian(Registry):
@@ -125,18 +124,20 @@ class _Debian(Registry):
         super().__init__(context)
         # The Release file is dated a day before, so a guest's clock may be somewhat behind.
         self._made_s = int(context.clock()) - _DAY_S
+        self._reading = Lock()
         self._pool: dict[str, StoredFile] = {}
         self._indexes: dict[str, bytes] = {}  # By the name below a suite.
         self._architectures: list[str] = []
 
-    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
+    async def handle(self, request: Request) -> Answer:
         if request.method in {"PUT", "POST"}:
-            return await self._upload(request, incoming)
-        if request.method not in {"GET", "HEAD"}:
+            await self.record_upload(request, "")
+            return text_answer("", 201)
+        if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
         match = _BELOW.fullmatch(request.path)
         below = match[1] if match else ""
-        async with self.changing:
+        async with self._reading:
             if not self._indexes:
                 await self._read_packages()
         content = self._page(below)
@@ -192,14 +193,8 @@ class _Debian(Registry):
             lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         return "\n".join(lines) + "\n"
 
-    async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
-        content = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
-        refused = ""
-        try:
-            async for piece in incoming.pieces():
-                content.feed(piece)
-        except CutOffError:
-            refused = "it broke off"
+    async def record_upload(self, request: Request, refused: str) -> None:
+        content = body_of("file-0", request.body, MAX_KEPT_BODY_BYTES)
         data: dict[str, JsonValue] = {
             "method": request.method,
             "path": word(request.path),
@@ -208,5 +203,4 @@ class _Debian(Registry):
             "sha256": content.sha256,
             "refused": refused,
         }
-        await self.record(request, "publish", data, [content.body("file-0")])
-        return None if refused else text_answer("", 201)
+        await self.record(request, "publish", data, [content])

@@ -6,12 +6,11 @@ path: it is looked up among the listed names. So links, devices and later files 
 
 from __future__ import annotations
 
-import io
 import mimetypes
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -23,24 +22,22 @@ from belljar.network.stand_ins.web import Answer, Pairs
 
 MAX_FILES: Final = 50_000
 MAX_DEPTH: Final = 16
+# So long may one answer keep the others waiting: a millisecond of reading.
 CHUNK_BYTES: Final = 256 << 10
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """`name` below the directory, or `content` in memory."""
+    """`name`: below the directory."""
 
     name: str
     path: Path
     size_bytes: int
     mtime_s: int
-    content: bytes | None = field(default=None, repr=False)
 
     def open(self) -> BinaryIO:
         """Open it to be read. Raises `OSError`."""
-        if self.content is not None:
-            return io.BytesIO(self.content)
         return os.fdopen(open_file(self.path), "rb")
 
     @property
@@ -62,13 +59,6 @@ def list_files(
         what = f"more than {max_files} files"
         raise FilesError(what, where=str(directory), hint="serve fewer files")
     return tuple(sorted(found, key=lambda file: file.name))
-
-
-def links_in(directory: Path) -> Iterator[str]:
-    """Give the names of symbolic links, which are not served."""
-    for folder, folders, files in os.walk(directory):
-        paths = [Path(folder, name) for name in sorted([*folders, *files])]
-        yield from (str(path.relative_to(directory)) for path in paths if path.is_symlink())
 
 
 def _walk(directory: Path, prefix: str, max_depth: int, *, hidden: bool) -> Iterator[StoredFile]:

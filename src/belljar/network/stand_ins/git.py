@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from anyio import Lock
 from anyio.lowlevel import checkpoint
 from dulwich.errors import GitProtocolError, HangupException
 from dulwich.object_format import DEFAULT_OBJECT_FORMAT
@@ -29,7 +28,6 @@ from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
-from belljar.network.stand_ins.files import links_in
 from belljar.network.stand_ins.git_store import (
     ID,
     ZERO,
@@ -44,24 +42,24 @@ from belljar.network.stand_ins.git_store import (
 )
 from belljar.network.stand_ins.web import (
     Answer,
-    CutOffError,
     Request,
-    UnreadBody,
     bounded,
     credentials,
-    presents,
-    streaming_app,
+    http_app,
     text_answer,
     word,
 )
 
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
+# Held whole, so that it is on record before any of it is looked at.
 MAX_PUSH_BYTES: Final = 32 << 20
 MAX_COMMANDS: Final = 1000
 # Of a fetch: `git` sends some 16,000 haves at once, and a want for each reference.
 MAX_LINES: Final = 50_000
 _MAX_LISTED: Final = 50
+# A side band's line has at most 65,520 bytes with its head.
 _BAND_BYTES: Final = 65_000
+# What git asks for by `--unshallow`.
 _INFINITE_DEPTH: Final = 0x7FFF_FFFF
 _CAPABILITIES: Final = {
     "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress"
@@ -75,16 +73,30 @@ _NO_CACHE: Final = (
 _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 
 
+_TOO_LARGE: Final = text_answer("Request Entity Too Large", 413)
+
+
 class BadRequestError(ValueError):
     """A body that is not what its service takes."""
 
 
+class TooLargeError(ValueError):
+    """A body that is longer than its service takes."""
+
+
 def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the bare repositories in `context.files`, or the settings' one.
+    """Return the ASGI app, of the bare repositories in `context.files`.
 
     Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
     """
-    return streaming_app(_Git(context).handle)
+    git = _Git(context)
+    return http_app(
+        git.handle,
+        max_body_bytes=MAX_PUSH_BYTES,
+        too_large=_TOO_LARGE,
+        cut=git.cut,
+        waits=lambda request: request.path.endswith("/git-receive-pack"),
+    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
@@ -93,21 +105,12 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
     if not directory.is_dir():
         return (Fault("no such directory", file=str(directory)),)
-    repositories = dict(find_repositories(directory)).values()
-    links = [directory / link for link in links_in(directory)]
-    message = "a symbolic link, which is not followed; put the file itself there"
-    found = [(link, message) for link in links]
-    # Of a repository with a link in it nothing is read, not even to say more.
-    whole = [path for path in repositories if not any(path in link.parents for link in links)]
-    found += [(path, reason) for path in whole if (reason := why_not(path))]
-    message = "not a bare repository (made by git clone --bare or git init --bare)"
-    for path in sorted(directory.iterdir()):
-        is_known = any(one == path or path in one.parents for one in repositories)
-        if not path.is_symlink() and not is_known:
-            found.append((path, message))
-    if not found and not repositories:
-        found = [(directory, "empty; put bare repositories into it")]
-    return tuple(Fault(message, file=str(path)) for path, message in found)
+    repositories = [path for _, path in find_repositories(directory)]
+    if not repositories:
+        what = "there is no bare repository in it; make one by git clone --bare"
+        return (Fault(what, file=str(directory)),)
+    reasons = ((path, why_not(path)) for path in repositories)
+    return tuple(Fault(reason, file=str(path)) for path, reason in reasons if reason)
 
 
 @dataclass(kw_only=True)
@@ -123,30 +126,19 @@ class _Push:
 class _Git:
     def __init__(self, context: StandInContext) -> None:
         self._context = context
-        self._pushing = Lock()
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
-        settings, quota = self._context.settings, Quota()
-        commits: Any = settings.get("commits")
-        if commits:
-            made = Repository.made(commits, quota, now_s=self._context.clock())
-            found = {str(settings["repository"]): made}
-        else:
-            there = find_repositories(self._context.files)
-            found = {n: Repository.opened(path, quota) for n, path in there if not why_not(path)}
+        quota, there = Quota(), find_repositories(self._context.files)
+        found = {n: Repository.opened(path, quota) for n, path in there if not why_not(path)}
         for name, repository in list(found.items()):
             bare = name.removesuffix(".git")
             found.setdefault(bare, repository)
             found.setdefault(f"{bare}.git", repository)
         return found
 
-    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
+    async def handle(self, request: Request) -> Answer:
         name, _, service = request.path.strip("/").rpartition("/")
-        token = str(self._context.settings.get("token", ""))
-        writes = "git-receive-pack" in (service, request.parameter("service"))
-        if token and writes and not presents(request, token):
-            return text_answer("Unauthorized", 401, (("www-authenticate", 'Basic realm="Git"'),))
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             repository = self._repositories.get(name.removesuffix("/info"))
             return _advertisement(repository, request.parameter("service"))
@@ -155,23 +147,24 @@ class _Git:
         if name not in self._repositories:
             return text_answer("Not Found", 404)
         headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
-        answer: Answer | None
         try:
             if service == "git-upload-pack":
-                body = await _read(request, incoming, MAX_REQUEST_BYTES)
-                fetch = _Fetch(self._repositories[name], body)
+                fetch = _Fetch(self._repositories[name], _unpacked(request, MAX_REQUEST_BYTES))
                 return Answer(headers=headers, stream=fetch.answer)
-            async with self._pushing:
-                body = await _read(request, incoming, MAX_PUSH_BYTES)
-                return Answer(headers=headers, body=await self._receive(request, name, body))
+            body = _unpacked(request, MAX_PUSH_BYTES)
+            return Answer(headers=headers, body=await self._receive(request, name, body))
         except BadRequestError as error:
-            reason, answer = str(error), text_answer("Bad Request", 400)
-        except CutOffError as error:
-            reason = error.refused or "it broke off"
-            answer = text_answer("Request Entity Too Large", 413) if error.refused else None
-        if service == "git-receive-pack":
+            await self.cut(request, str(error))
+            return text_answer("Bad Request", 400)
+        except TooLargeError as error:
+            await self.cut(request, str(error))
+            return _TOO_LARGE
+
+    async def cut(self, request: Request, reason: str) -> None:
+        """Record a push that was not read to its end, or can't be."""
+        name, _, service = request.path.strip("/").rpartition("/")
+        if service == "git-receive-pack" and name in self._repositories:
             await self._record(request, name, _Push(refused=reason))
-        return answer
 
     async def _receive(self, request: Request, name: str, body: bytes) -> bytes:
         """Carry out a push, after it is on record. Returns the report for the client."""
@@ -238,21 +231,20 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-async def _read(request: Request, incoming: UnreadBody, max_bytes: int) -> bytes:
-    """A request's body, unpacked. Raises `CutOffError`, `BadRequestError`."""
-    body = await incoming.read(max_bytes)
-    if request.header("content-encoding").lower() not in {"gzip", "x-gzip"}:
-        return body
-    inflater = zlib.decompressobj(wbits=31)
-    try:
-        content = inflater.decompress(body, max_bytes + 1)
-    except zlib.error:
-        raise BadRequestError("a body that is not packed as it says") from None
-    if len(content) > max_bytes:
-        raise CutOffError(content, f"more than {max_bytes} bytes")
-    if not inflater.eof:
-        raise BadRequestError("a body that ends too early")
-    return content
+def _unpacked(request: Request, max_bytes: int) -> bytes:
+    """Return a request's body, unpacked. Raises `TooLargeError`, `BadRequestError`."""
+    body = request.body
+    if request.header("content-encoding").lower() in {"gzip", "x-gzip"}:
+        inflater = zlib.decompressobj(wbits=31)
+        try:
+            body = inflater.decompress(body, max_bytes + 1)
+        except zlib.error:
+            raise BadRequestError("a body that is not packed as it says") from None
+        if not inflater.eof and len(body) <= max_bytes:
+            raise BadRequestError("a body that ends too early")
+    if len(body) > max_bytes:
+        raise TooLargeError(f"more than {max_bytes} bytes")
+    return body
 
 
 def _advertisement(repository: Repository | None, service: str) -> Answer:

@@ -12,24 +12,25 @@ import re
 import stat
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from anyio.lowlevel import checkpoint
 from dulwich.errors import ApplyDeltaError
-from dulwich.index import commit_tree
-from dulwich.object_store import DiskObjectStore, MemoryObjectStore
+from dulwich.object_store import DiskObjectStore
 from dulwich.objects import S_ISGITLINK, Blob, Commit, ShaFile, Tag, Tree, object_header, parse_tree
 from dulwich.pack import DELTA_TYPES, OFS_DELTA, apply_delta, unpack_object_at
 from dulwich.refs import DiskRefsContainer, check_ref_format
 
+# An object costs some hundred bytes beside its content, so empty ones need a bound of their own.
 MAX_OBJECTS: Final = 50_000
 MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 # All repositories of a stand-in keep so much of pushes; beyond, a push is recorded and refused.
 MAX_PUSHED_BYTES: Final = 64 << 20
 MAX_REFS: Final = 10_000
 MAX_DEPTH: Final = 4
+# A guest may push a tag of a tag of a tag without end.
 _MAX_NESTED_TAGS: Final = 10
 _TRAILER_BYTES: Final = 20
 BRANCH: Final = b"refs/heads/main"
@@ -94,32 +95,6 @@ class Repository:
         # An application is not notified of its end; its files are closed with it.
         weakref.finalize(found, store.close)
         return found
-
-    @classmethod
-    def made(
-        cls, commits: Sequence[Mapping[str, Any]], quota: Quota, *, now_s: float
-    ) -> Repository:
-        """Return one in memory, with a single branch.
-
-        `commits`: the oldest first, each with `author`, `message`, `age_s` before `now_s`, and
-        `files`: path → text of all that is in its tree.
-        """
-        store, tips = MemoryObjectStore(), list[Any]()
-        for commit in commits:
-            blobs = []
-            for path, text in commit["files"].items():
-                blob = Blob.from_string(text.encode())
-                store.add_object(blob)
-                blobs.append((path.encode(), blob.id, 0o100644))
-            made = Commit()
-            made.tree, made.parents = commit_tree(store, blobs), tips
-            made.author = made.committer = commit["author"].encode()
-            made.author_time = made.commit_time = int(now_s - commit["age_s"])
-            made.author_timezone = made.commit_timezone = 0
-            made.message = commit["message"].encode() + b"\n"
-            store.add_object(made)
-            tips = [made.id]
-        return cls(store, {BRANCH: bytes(tips[0])}, BRANCH, quota)
 
     def get(self, identity: bytes) -> GitObject | None:
         """Return an object by its id."""
@@ -346,6 +321,8 @@ def find_repositories(
 
 def why_not(path: Path) -> str:
     """Return why a bare repository can't be served; "" when it can."""
+    if any(below.is_symlink() for below in path.rglob("*")):
+        return "it has a symbolic link, which is not followed; put the file itself there"
     if (path / "objects/info/alternates").exists():
         hint = "run git repack -a in it and remove the file"
         return f"it borrows objects from elsewhere (objects/info/alternates); {hint}"

@@ -39,6 +39,7 @@ from belljar.units import printable
 MAX_ENTRIES: Final = 20_000
 MAX_RECORDING_BYTES: Final = 32 << 20
 _CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")
+# The recorded body is unpacked and framed anew, so these would be wrong.
 _FRAMING: Final = ("content-encoding", "content-length", "trailer", "transfer-encoding")
 _DROPPED: Final = frozenset((*_CONNECTION, *_FRAMING, "date"))
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)

@@ -31,7 +31,9 @@ from belljar.network.stand_ins.web import (
 from belljar.signals.credentials import make_credentials
 from belljar.units import iso_time
 
+# A guest may ask for tokens without end; the oldest are forgotten.
 MAX_TOKENS: Final = 1024
+# Six hours, as Amazon has it.
 MAX_TTL_S: Final = 21_600
 _REGION: Final = "eu-west-1"
 _ROLES: Final = ("app-server", "web-backend", "batch-worker", "ci-runner")

@@ -1,9 +1,9 @@
 """An npm registry of packed packages (`npm pack`).
 
-Writes and logins are put on record and change nothing that is served.
+What is written is put on record and changes nothing that is served.
 
-Speaks: packuments, tarballs, dist-tags, ping, whoami, login by user and password. Not: search,
-audits (clients go on without), web login, organisations, two-factor, provenance.
+Speaks: packuments, tarballs, ping, publishing with any token. Not: search, audits (clients go on
+without), logins, moving tags, unpublishing, organisations, two-factor, provenance.
 <https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -31,21 +30,17 @@ from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
     check_packages,
-    made_files,
-    npm_package,
     tar_member,
 )
 from belljar.network.stand_ins.web import (
     Answer,
-    CutOffError,
     Request,
-    UnreadBody,
     bounded,
+    http_app,
     json_answer,
     parse_json,
-    presents,
-    streaming_app,
     word,
+    writes,
 )
 from belljar.units import iso_time
 
@@ -54,6 +49,7 @@ _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
 _VERSION: Final = re.compile(
     r"\d{1,16}\.\d{1,16}\.\d{1,16}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
+# A publish names one version and one tarball; the rest of a hostile document is in its body.
 _MAX_LISTED: Final = 20
 _NOT_FOUND: Final = json_answer({"error": "Not found"}, 404)
 
@@ -100,32 +96,29 @@ def read_package(file: StoredFile) -> Package:
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the packages in `context.files`, or in the settings.
+    """Return the ASGI app, of the packages in `context.files`.
 
-    With the setting `token`, writing needs it. Memory: the package.json files (at most 1 MiB each),
+    Memory: the package.json files (at most 1 MiB each),
     and one published document at a time (64 MiB).
     """
-    return streaming_app(_Npm(context).handle)
+    npm = _Npm(context)
+    too_large = json_answer({"error": "payload too large"}, 413)
+    return http_app(
+        npm.handle, max_body_bytes=MAX_BODY_BYTES, too_large=too_large, cut=npm.cut, waits=writes
+    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Return what is wrong with a directory of packed npm packages."""
-
-    def identify(file: StoredFile) -> tuple[str, str]:
-        package = read_package(file)
-        return package.name, package.version
-
     what = "packed npm packages (.tgz, from `npm pack`)"
-    return check_packages(directory, what, identify, "package and version")
+    return check_packages(directory, what, read_package)
 
 
 def _parts(path: str) -> list[str]:
     """Return a path's parts; a scope and its name are one, encoded or not."""
     parts = [part for part in path.split("/") if part]
-    for place in (0, 2):
-        is_name = place == 0 or parts[:2] == ["-", "package"]
-        if is_name and len(parts) > place + 1 and parts[place].startswith("@"):
-            parts[place : place + 2] = [f"{parts[place]}/{parts[place + 1]}"]
+    if len(parts) > 1 and parts[0].startswith("@"):
+        parts[:2] = [f"{parts[0]}/{parts[1]}"]
     return parts
 
 
@@ -152,9 +145,6 @@ def _decoded(attachment: object) -> bytes:
 
 class _Npm(Registry):
     name, algorithms = "npm", ("sha1", "sha512")
-
-    def __init__(self, context: StandInContext) -> None:
-        super().__init__(context, made_files(context, npm_package))
 
     @cached_property
     def _packages(self) -> Mapping[str, Mapping[str, Package]]:
@@ -201,44 +191,27 @@ class _Npm(Registry):
         }
         return json_answer(document)
 
-    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
+    async def handle(self, request: Request) -> Answer:
         parts = _parts(request.path)
-        is_read = request.method in {"GET", "HEAD"}
-        # Reading needs no token, and audits don't.
-        is_audit = parts[:4] == ["-", "npm", "v1", "security"]
-        is_open = is_audit or (is_read and parts != ["-", "whoami"])
-        is_refused = bool(self.token) and not is_open and not presents(request, self.token)
-        if is_read and not is_refused:
+        if not writes(request):
             return await self._get(request, parts)
-        async with self.changing:
-            try:
-                body = await incoming.read(MAX_BODY_BYTES)
-            except CutOffError as error:
-                reason = f"the document is longer: {error.refused}" if error.refused else ""
-                what = "publish" if request.method == "PUT" and len(parts) == 1 else "change"
-                await self._record_other(request, what, refused=reason or "it broke off")
-                too_large = json_answer({"error": "payload too large"}, 413)
-                return too_large if error.refused else None
-            if is_refused:
-                await self._record_other(request, "change", body, "unauthorized")
-                return json_answer({"error": "unauthorized"}, 401)
-            if is_audit:
-                # No finding of the form that npm asks for; older forms get an answer it goes on
-                # after.
-                is_bulk = parts[4:] == ["advisories", "bulk"]
-                return json_answer({}) if is_bulk else _NOT_FOUND
-            return await self._write(request, parts, body)
+        if parts[:4] == ["-", "npm", "v1", "security"]:
+            return _NOT_FOUND  # npm goes on without an audit, which changes nothing
+        if request.method == "PUT" and len(parts) == 1:
+            return await self._publish(request, parts[0], request.body)
+        # Tags, unpublishing, logins. A login's document has a password, which is never kept.
+        kept = b"" if parts[:2] == ["-", "user"] else request.body
+        await self._record_other(request, "change", kept, "not found")
+        return _NOT_FOUND
+
+    async def cut(self, request: Request, reason: str) -> None:
+        is_publish = request.method == "PUT" and len(_parts(request.path)) == 1
+        await self._record_other(request, "publish" if is_publish else "change", refused=reason)
 
     async def _get(self, request: Request, parts: list[str]) -> Answer:
         match parts:
             case [] | ["-", "ping"]:
                 return json_answer({})
-            case ["-", "whoami"]:
-                if not request.header("authorization"):
-                    return json_answer({"error": "unauthorized"}, 401)
-                return json_answer({"username": self.context.settings.get("user", "developer")})
-            case ["-", "package", name, "dist-tags"] if name in self._packages:
-                return json_answer(self._tags(name))
             case [name]:
                 return await self._packument(name, request.base_url)
             case [name, "-", filename]:
@@ -246,37 +219,6 @@ class _Npm(Registry):
                     if package.tarball == filename:
                         return file_answer(package.file, media="application/octet-stream")
         return _NOT_FOUND
-
-    async def _write(self, request: Request, parts: list[str], body: bytes) -> Answer:
-        match request.method, parts:
-            case (("PUT" | "POST"), ["-", "user", user, *_]) if user.startswith("org.couchdb.user"):
-                return await self._log_in(request, body)
-            case "PUT", [name]:
-                return await self._publish(request, name, body)
-            case (("PUT" | "DELETE"), [_, "-rev", _] | [_, "-", _, "-rev", _]):
-                what = "unpublish"
-            case (("PUT" | "POST" | "DELETE"), ["-", "package" | "user", _, *_]):
-                what = "change"  # Tags, and the end of a login.
-            case _:
-                # Web logins among them: clients then ask for user and password.
-                await self._record_other(request, "change", body, "not found")
-                return _NOT_FOUND
-        await self._record_other(request, what, body)
-        return json_answer({"ok": True}, 201 if request.method == "PUT" else 200)
-
-    async def _log_in(self, request: Request, body: bytes) -> Answer:
-        """Let in whoever names a user. Recorded: the user and the password's SHA-256."""
-        document = _object(body)
-        name, password = document.get("name"), document.get("password")
-        if not isinstance(name, str) or not name or not isinstance(password, str):
-            return json_answer({"error": "name and password are needed"}, 400)
-        digest = hashlib.sha256(password.encode("utf-8", "replace")).hexdigest()
-        email = word(str(document.get("email", "")))
-        data = {"method": request.method, "user": word(name), "email": email}
-        await self.record(request, "login", {**data, "password_sha256": digest}, [])
-        token = "npm_" + self.context.random(18).hex()
-        user = f"org.couchdb.user:{word(name)}"
-        return json_answer({"ok": True, "id": user, "token": token}, 201)
 
     async def _publish(self, request: Request, name: str, body: bytes) -> Answer:
         """Record a package's document: as `publish` with a package, else as `change`."""

@@ -2,8 +2,7 @@
 
 A program inside the cell uses its usual client; each question goes to the range's owner by
 `context.ask("chat", body)` and comes back as one completion. There is no network in between. Bodies
-are checked and bounded first; errors have the API's shape. Source: OpenAI API reference, "Chat" and
-"Responses".
+are checked and bounded first; errors have the API's shape. Source: OpenAI API reference, "Chat".
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from belljar.network.gateway.context import MAX_ASKED_BYTES, App, StandInContext
-from belljar.network.stand_ins import responses
 from belljar.network.stand_ins.web import (
     Answer,
     Pairs,
@@ -29,7 +27,7 @@ MAX_TOOLS: Final = 128
 MAX_WAITING: Final = 32  # Questions that wait for an answer at one time; more are refused with 429
 DEFAULT_MODEL: Final = "gpt-4o"
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-_METHODS: Final = {"/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/responses": "POST"}
+_METHODS: Final = {"/v1/models": "GET", "/v1/chat/completions": "POST"}
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
 
 
@@ -98,7 +96,7 @@ class _OpenAi:
             raise RefusedError(400, "We could not parse the JSON body of your request.")
         if not isinstance(body.get("model"), str) or not 0 < len(body["model"]) <= 256:
             raise RefusedError(400, "you must provide a model parameter")
-        return await (self.respond(body) if path == "/v1/responses" else self.chat(body))
+        return await self.chat(body)
 
     def catalogue(self, *, one: bool) -> Answer:
         made = int(self.context.clock()) - 30 * 86_400
@@ -113,21 +111,6 @@ class _OpenAi:
         options = body.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
         return _events(f"data: {compact(chunk)}\n\n" for chunk in chunks(completion, usage=usage))
-
-    async def respond(self, body: dict[str, Any]) -> Answer:
-        try:
-            question = responses.to_chat(body)
-        except ValueError as exc:
-            raise RefusedError(400, str(exc)) from None
-        check_chat(question)
-        answer = responses.from_chat(await self.ask(question), body, self.context.random)
-        if not body.get("stream"):
-            return json_answer(answer)
-        lines = (
-            f"event: {event['type']}\ndata: {compact(event)}\n\n"
-            for event in responses.events(answer)
-        )
-        return _events(lines, done=False)
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if self.waiting >= MAX_WAITING:
@@ -209,16 +192,27 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
 def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     content = message.get("content")
     yield {"role": "assistant", "content": content if isinstance(content, str) else None}
-    for index, call in enumerate(responses.calls_of(message)):
+    for index, call in enumerate(calls_of(message)):
         yield {"tool_calls": [{"index": index, **call}]}
 
 
-def _events(lines: Iterable[str], *, done: bool = True) -> Answer:
+def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of a completion's message, each whole."""
+    found = message.get("tool_calls")
+    whole = []
+    for call in found if isinstance(found, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            known = {name: str(function.get(name, "")) for name in ("name", "arguments")}
+            whole.append({"id": str(call.get("id", "")), "type": "function", "function": known})
+    return whole
+
+
+def _events(lines: Iterable[str]) -> Answer:
     async def stream() -> AsyncIterator[bytes]:
         for line in lines:
             yield line.encode("utf-8", "replace")
-        if done:
-            yield b"data: [DONE]\n\n"
+        yield b"data: [DONE]\n\n"
 
     media = ("content-type", "text/event-stream; charset=utf-8")
     return Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)

@@ -16,6 +16,7 @@ from belljar.network.stand_ins.conversation import Presented, ServiceStep, strea
 
 MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
 # A real server takes more. A longer message is refused as one that a real server finds too long.
+# A longer query is cut off: what came of it is on record, and the connection ends.
 MAX_MESSAGE_BYTES: Final = 64 << 10
 PROTOCOL: Final = 3 << 16
 CANCEL_REQUEST: Final = 80_877_102

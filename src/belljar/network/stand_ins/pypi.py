@@ -40,19 +40,15 @@ from belljar.network.stand_ins.registry import (
     PackageError,
     Registry,
     check_packages,
-    made_files,
     tar_member,
-    wheel,
 )
 from belljar.network.stand_ins.web import (
     Answer,
-    CutOffError,
     Request,
-    UnreadBody,
-    presents,
-    streaming_app,
+    http_app,
     text_answer,
     word,
+    writes,
 )
 
 MAX_FILE_NAME_CHARS: Final = 255
@@ -86,6 +82,7 @@ def page(title: str, lines: Iterable[str]) -> str:
 
 MAX_PARTS: Final = 2000
 MAX_FILES: Final = 7  # Of one event, with room for another body.
+# Without a bound, each of 2,000 parts would search the whole body for its headers' end.
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10  # Of one field; the rest is cut.
 _BOUNDARY: Final = re.compile(
@@ -147,27 +144,30 @@ def read_form(content_type: str, body: bytes) -> Form:
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the packages in `context.files` or in the settings.
+    """Return the ASGI app, of the packages in `context.files`.
 
     Memory: one upload (64 MiB).
     """
-    return streaming_app(_Pypi(context).handle)
+    pypi = _Pypi(context)
+    too_large = text_answer("413 the body is over the bound", 413)
+    return http_app(
+        pypi.handle, max_body_bytes=MAX_BODY_BYTES, too_large=too_large, cut=pypi.cut, waits=writes
+    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Return what is wrong with a directory of Python packages."""
 
-    def identify(file: StoredFile) -> str:
+    def read(file: StoredFile) -> None:
         if parse_file_name(file.base) is None:
             expected = "a wheel or of a source archive (NAME-VERSION.tar.gz)"
             raise PackageError(f"its name is not that of {expected}")
         with file.open() as source:
             if file.base.endswith(".whl") and not zipfile.is_zipfile(source):
                 raise PackageError("not a wheel that can be read: it is no zip archive")
-        return file.base
 
     what = "wheels (.whl) or source archives (.tar.gz, .zip)"
-    return check_packages(directory, what, identify, "file name")
+    return check_packages(directory, what, read)
 
 
 def needed_python(file: StoredFile) -> str:
@@ -180,11 +180,15 @@ def needed_python(file: StoredFile) -> str:
     return ""
 
 
+def _is_upload(request: Request) -> bool:
+    return request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}
+
+
 class _Pypi(Registry):
     name, algorithms = "pypi", ("sha256",)
 
     def __init__(self, context: StandInContext) -> None:
-        super().__init__(context, made_files(context, wheel))
+        super().__init__(context)
         self._python = cache(needed_python)
 
     @cached_property
@@ -207,11 +211,10 @@ class _Pypi(Registry):
             lines.append(f'<a href="/packages/{name}#sha256={digest}"{python}>{name}</a>')
         return lines
 
-    async def handle(self, request: Request, incoming: UnreadBody) -> Answer | None:
-        if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
-            async with self.changing:
-                return await self._upload(request, incoming)
-        if request.method not in {"GET", "HEAD"}:
+    async def handle(self, request: Request) -> Answer:
+        if _is_upload(request):
+            return await self._upload(request)
+        if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         match [part for part in request.path.split("/") if part]:
             case ["simple"]:
@@ -228,25 +231,21 @@ class _Pypi(Registry):
                     return file_answer(file, media="application/octet-stream")
         return text_answer("404 Not Found", 404)
 
-    async def _upload(self, request: Request, incoming: UnreadBody) -> Answer | None:
-        """Answer one upload (200, 400, 403, 413), recorded first. Also one that broke off."""
-        content_type, status = request.header("content-type"), 400
-        try:
-            form = read_form(content_type, await incoming.read(MAX_BODY_BYTES))
-            missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
-            if not form.wrong and missing:
-                form.wrong = f"the form has no {missing}"
-        except CutOffError as error:
-            form = read_form(content_type, error.body)
-            form.wrong = error.refused or "it broke off"
-            status = 413 if error.refused else 0
-        if status == 400 and self.token and not presents(request, self.token):
-            form.wrong, status = "Invalid or non-existent authentication information.", 403
+    async def _upload(self, request: Request) -> Answer:
+        """Answer one upload (200, 400), recorded first."""
+        form = read_form(request.header("content-type"), request.body)
+        missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
+        if not form.wrong and missing:
+            form.wrong = f"the form has no {missing}"
         await self._record(request, form)
-        if not status:
-            return None
         wrong = word(form.wrong)
-        return text_answer(f"{status} {wrong}", status) if wrong else text_answer("")
+        return text_answer(f"400 {wrong}", 400) if wrong else text_answer("")
+
+    async def cut(self, request: Request, reason: str) -> None:
+        if _is_upload(request):
+            form = read_form(request.header("content-type"), request.body)
+            form.wrong = reason
+            await self._record(request, form)
 
     async def _record(self, request: Request, form: Form) -> None:
         fields = form.fields

@@ -13,6 +13,7 @@ from belljar.network.stand_ins.templates import MAX_TEMPLATE_CHARS, problem_of
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import kind_of, listed, nearest, quoted
 
+# Routes are tried one after the other for each request.
 MAX_ROUTES: Final = 1000
 MAX_FILE_BYTES: Final = 256 << 20
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

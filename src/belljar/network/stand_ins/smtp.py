@@ -26,6 +26,7 @@ from belljar.network.stand_ins.web import bounded, word
 
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
 MAX_MESSAGE_BYTES: Final = 50 << 20
+# As Postfix has it; their addresses must fit into one event.
 MAX_RECIPIENTS: Final = 1000
 MAX_ERRORS: Final = 50  # Of one connection; then it is closed, as mail servers do
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")

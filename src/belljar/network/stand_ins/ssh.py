@@ -19,6 +19,7 @@ from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import READ_BYTES, Presented, ServiceStep, record
 from belljar.signals.credentials import fingerprint, openssh_private, public_line
 
+# What Debian 12 answers: a scan of versions finds an ordinary machine.
 VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"
 MAX_ATTEMPTS: Final = 6  # As the real server's.
 # At one time, as the real server's `MaxStartups`: asyncssh holds a packet of 256 KiB for each.

@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from belljar.network.stand_ins.web import compact, uuid_of
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
+# A guest's body of a MiB may stand in a page several times.
 MAX_RENDERED_CHARS: Final = 4 << 20
 MAX_FACTOR: Final = 1 << 53  # Whole numbers that JSON keeps exactly.
 MAX_EXPONENT: Final = 64

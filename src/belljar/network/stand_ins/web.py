@@ -1,7 +1,7 @@
 """The HTTP toolkit of stand-ins on ASGI 3.
 
-A stand-in decides on a `Request` and gives an `Answer`. `http_app` reads the body up to a bound
-first; `streaming_app` hands it over unread. Nothing here raises for what a guest may send. Framing,
+A stand-in decides on a `Request` and gives an `Answer`; `http_app` reads the body up to a bound
+first. Nothing here raises for what a guest may send. Framing,
 header limits and time limits are the gateway's.
 """
 
@@ -13,12 +13,14 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
+
+from anyio import Lock
 
 from belljar.dataclass import dataclass, field, replace
 from belljar.events import JsonValue
@@ -28,17 +30,12 @@ from belljar.units import printable
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_BODY_BYTES: Final = 1 << 20
+# Parsing costs as many objects as there are fields, whatever their size.
 MAX_FIELDS: Final = 1000
+# Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
+BROKE_OFF: Final = "it broke off"
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
-
-
-class CutOffError(Exception):
-    """A body not taken to its end; `refused` "": the client left."""
-
-    def __init__(self, body: bytes, refused: str = "") -> None:
-        super().__init__(refused or "the client left")
-        self.body, self.refused = body, refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,40 +121,7 @@ class Answer:
     length: int = field(default=-1)
 
 
-class UnreadBody:
-    """The body of a request that is not read yet."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Raises `CutOffError` when the client leaves."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise CutOffError(b"")
-            if message.get("body"):
-                yield bytes(message["body"])
-            if not message.get("more_body"):
-                return
-
-    async def read(self, max_bytes: int) -> bytes:
-        """The whole body; the rest of a longer one stays unread. Raises `CutOffError`."""
-        body = bytearray()
-        try:
-            async for piece in self.pieces():
-                body += piece
-                if len(body) > max_bytes:
-                    raise CutOffError(b"", f"more than {max_bytes} bytes")
-        except CutOffError as error:
-            error.body = bytes(body)
-            raise
-        return bytes(body)
-
-
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
-# `None`: the client has left, there is nobody to answer
-StreamingHandler: TypeAlias = Callable[[Request, UnreadBody], Awaitable["Answer | None"]]
 Cut: TypeAlias = Callable[[Request, str], Awaitable[None]]
 
 
@@ -275,36 +239,47 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+async def _read_body(receive: Receive, max_bytes: int) -> tuple[bytes, str]:
+    """Return a body, and why it is not whole; the rest of a longer one stays unread."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return bytes(body), BROKE_OFF
+        body += message.get("body") or b""
+        if len(body) > max_bytes:
+            return bytes(body), "the body is over the bound"
+        if not message.get("more_body"):
+            return bytes(body), ""
+
+
 def http_app(
     handle: Handler,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
     too_large: Answer | None = None,
     cut: Cut | None = None,
+    waits: Callable[[Request], bool] = lambda _: False,
     accepts_websocket: Callable[[Request], bool] = lambda _: False,
 ) -> App:
-    """Return an ASGI 3 app; too long a body is 413. `cut` is called with those cut off."""
+    """Return an ASGI 3 app; too long a body is 413. `cut` is called with those cut off.
 
-    async def whole(request: Request, incoming: UnreadBody) -> Answer | None:
-        try:
-            body = await incoming.read(max_body_bytes)
-        except CutOffError as error:
-            if cut is not None:
-                reason = "the body is over the bound" if error.refused else "it broke off"
-                await cut(replace(request, body=error.body), reason)
-            return (too_large or plain_error(413)) if error.refused else None
-        return await handle(replace(request, body=body))
-
-    return streaming_app(whole, accepts_websocket)
-
-
-def streaming_app(
-    handle: StreamingHandler, accepts_websocket: Callable[[Request], bool] = lambda _: False
-) -> App:
-    """Return an ASGI 3 app that reads what it wants of the body.
-
+    Of requests that wait one is read and handled at a time: a second client doubles no memory.
     Of a WebSocket it says whether it is accepted: the gateway sends each message back.
     """
+    turn = Lock()
+
+    async def answered(scope: Scope, receive: Receive) -> Answer | None:
+        request = request_of(scope)
+        async with turn if waits(request) else nullcontext():
+            body, reason = await _read_body(receive, max_body_bytes)
+            request = replace(request, body=body)
+            if not reason:
+                return await handle(request)
+            if cut is not None:
+                await cut(request, reason)
+        # Of a client that has left nobody is there to be answered.
+        return None if reason == BROKE_OFF else too_large or plain_error(413)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -313,12 +288,16 @@ def streaming_app(
             return
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
-        request = request_of(scope)
-        answer = await handle(request, UnreadBody(receive))
+        answer = await answered(scope, receive)
         if answer is not None:
-            await send_answer(send, answer, head=request.method == "HEAD")
+            await send_answer(send, answer, head=scope.get("method") == "HEAD")
 
     return app
+
+
+def writes(request: Request) -> bool:
+    """Return whether a request may change something, and so has a body worth keeping."""
+    return request.method not in {"GET", "HEAD"}
 
 
 MAX_WORD_CHARS: Final = 200
@@ -340,12 +319,6 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
         "user": word(user),
         "secret_sha256": hashlib.sha256(secret).hexdigest(),
     }
-
-
-def presents(request: Request, secret: str) -> bool:
-    """Return whether a request shows the secret as bearer token or basic password."""
-    presented = credentials(request.header("authorization")).get("secret_sha256")
-    return presented == hashlib.sha256(secret.encode()).hexdigest()
 
 
 def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:

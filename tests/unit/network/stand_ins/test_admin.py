@@ -46,10 +46,3 @@ def test_only_the_login_opens_it(page: Client) -> None:
     assert Client(page.app).get("/customers").status == 302
     page.get("/logout")
     assert page.get("/customers").status == 302
-
-
-def test_it_answers_as_an_ordinary_server(page: Client) -> None:
-    """Unknown paths and wrong methods; HEAD is answered."""
-    assert page.get("/nowhere").status == 404
-    assert page.ask("PUT", "/customers").status == 405
-    assert (page.ask("HEAD", "/login").status, page.ask("HEAD", "/login").body) == (200, b"")

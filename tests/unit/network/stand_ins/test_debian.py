@@ -148,36 +148,6 @@ def test_the_index_describes_the_files(app: App, tmp_path: Path) -> None:
     assert ask(app, "GET", "/pool/main/t/tool/tool_1.0-2_amd64.deb").body == content
 
 
-def test_the_release_file_names_every_index_by_its_digest(app: App) -> None:
-    """Of any suite; the date is a day before the range's clock."""
-    release = ask(app, "GET", "/dists/bookworm/Release").body.decode()
-    assert "Suite: bookworm\nCodename: bookworm\n" in release
-    assert "Date: Wed, 08 Oct 2025 08:53:20 UTC" in release
-    assert "Architectures: amd64 arm64 riscv64\n" in release
-    entries = re.findall(r"^ ([0-9a-f]{64}) (\d+) (\S+)$", release, re.MULTILINE)
-    assert len(entries) == 7 * 3
-    for digest, size, name in entries:
-        content = ask(app, "GET", f"/dists/bookworm/{name}").body
-        assert (hashlib.sha256(content).hexdigest(), len(content)) == (digest, int(size))
-
-
-def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
-    """Below any path, as mirrors have them."""
-    path = make_deb(tmp_path, "tool", "1.0")
-    app = make(context_for(tmp_path, Ledger()))
-    for start in ("", "/debian", "/ubuntu/a/b"):
-        assert (
-            b"Package: tool"
-            in ask(app, "GET", f"{start}/dists/noble/main/binary-arm64/Packages").body
-        )
-        assert (
-            ask(app, "GET", f"{start}/pool/main/t/tool/tool_1.0_all.deb").body == path.read_bytes()
-        )
-        assert ask(app, "GET", f"{start}/dists/noble/Release").body.startswith(
-            b"Origin: Debian\nLabel: Debian\nSuite: noble\n"
-        )
-
-
 @pytest.mark.parametrize(
     "path",
     ["/", "/dists", "/dists/", "/dists/stable/", "/dists/stable/main/binary-amd64/Contents", "/pool/../../etc/passwd", "/pool/etc/passwd",
@@ -224,20 +194,13 @@ def test_an_upload_is_recorded_and_never_served(tmp_path: Path) -> None:
 
 
 def test_check_names_the_files(tmp_path: Path) -> None:
-    """What is no package, what is broken, what is there twice; a whole repository's tree."""
+    """What is no package, what is broken; a whole repository's tree."""
     assert "empty" in str(check({}, tmp_path)[0])
     make_deb(tmp_path, "aa", "1")
     assert check({}, tmp_path) == ()
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "broken.deb").write_bytes(b"x")
-    make_deb(tmp_path, "aa", "1").rename(tmp_path / "twice.deb")
-    make_deb(tmp_path, "aa", "1")
-    text = "\n".join(map(str, check({}, tmp_path)))
-    for part in (
-        "notes.txt: not a Debian",
-        "broken.deb: not a Debian",
-        "twice.deb: the same package",
-    ):
-        assert part in text
+    faults = sorted(map(str, check({}, tmp_path)))
+    assert ["not a Debian" in fault for fault in faults] == [True, True]
     (tmp_path / "dists").mkdir()
     assert "a tree with `dists/` is not served" in str(check({}, tmp_path)[0])

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from dulwich.object_store import MemoryObjectStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.network.stand_ins import git_store as repositories
 from belljar.network.stand_ins.git_store import (
-    BRANCH,
     ZERO,
     GitObject,
     MissingObjectError,
@@ -24,9 +22,6 @@ from belljar.network.stand_ins.git_store import (
 
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
 NAMES = {COMMIT: "commit", TREE: "tree", BLOB: "blob"}
-
-
-HISTORY = [{"author": "a <a>", "message": "m", "age_s": 0, "files": {"f": "x"}}]
 
 
 @pytest.fixture
@@ -171,7 +166,7 @@ BAD_REFS = [
 @pytest.mark.parametrize("name", BAD_REFS)
 def test_names_that_are_refused(name: bytes) -> None:
     """By git's own rules."""
-    repository, one = Repository.made(HISTORY, Quota(), now_s=0), GitObject(BLOB, b"1")
+    repository, one = Repository(MemoryObjectStore(), {}, b"", Quota()), GitObject(BLOB, b"1")
     put(repository, one)
     assert repository.update(name, ZERO, one.id) == "funny refname"
 
@@ -213,7 +208,7 @@ def test_repositories_are_found_by_their_shape(bare: Path, tmp_path: Path) -> No
 @settings(deadline=None)
 def test_any_object_names_ids_or_is_reported(kind: int, content: bytes) -> None:
     """A guest's object that can't be read is an error of that fetch."""
-    repository = Repository.made(HISTORY, Quota(), now_s=0)
+    repository = Repository(MemoryObjectStore(), {}, b"", Quota())
     for start in (b"", b"tree ", b"object " + b"a" * 40 + b"\ntype ", b"100644 a\0"):
         thing = GitObject(kind, start + content)
         put(repository, thing)
@@ -221,79 +216,3 @@ def test_any_object_names_ids_or_is_reported(kind: int, content: bytes) -> None:
             assert all(at for _, at in repository.links(thing.id))
         except MissingObjectError as error:
             assert error.args == (thing.id,)  # noqa: PT017 - both ways are right
-
-
-NAME = st.text(
-    st.characters(codec="utf-8", exclude_characters="/\0\n", categories=["L", "N", "P"]), min_size=1
-).filter(lambda name: name not in {".", "..", ".git"})
-
-
-def entry(message: str, age_s: int, files: dict[str, str]) -> dict[str, Any]:
-    """One of a history."""
-    return {"message": message, "author": "A <a@x.example>", "age_s": age_s, "files": files}
-
-
-def objects(repository: Repository) -> dict[bytes, GitObject]:
-    """All that the branch leads to."""
-    found: dict[bytes, GitObject] = {}
-    todo = [repository.refs[BRANCH]]
-    while todo:
-        identity = todo.pop()
-        found[identity] = repository.must(identity)
-        todo += [target for _, target in repository.links(identity)]
-    return found
-
-
-def stored(repository: Repository, folder: Path) -> Path:
-    """The same as a bare repository on disk, each object written by git itself, which checks it."""
-    subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(folder)], check=True)
-    for identity, thing in objects(repository).items():
-        argv = [
-            "git",
-            "-C",
-            str(folder),
-            "hash-object",
-            "-t",
-            NAMES[thing.kind],
-            "-w",
-            "--stdin",
-        ]
-        made = subprocess.run(argv, input=thing.content, capture_output=True, check=True).stdout
-        assert made.strip() == identity
-    tip = repository.refs[BRANCH].decode()
-    subprocess.run(["git", "-C", str(folder), "update-ref", BRANCH.decode(), tip], check=True)
-    return folder
-
-
-@pytest.mark.promise("5.6")
-@pytest.mark.skipif(shutil.which("git") is None, reason="git isn't installed: apt-get install git")
-def test_git_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
-    """Its history, trees in trees and names that sort as only git sorts them pass fsck; what was
-    taken out is in the log."""
-    history = [
-        entry("one", 900, {"a/b/c": "deep", "a.txt": "x", "a-b": "y", "secret.env": "TOKEN=t0ken"}),
-        entry("two", 60, {"a/b/c": "deeper", "a.txt": "x"}),
-    ]
-    made = Repository.made(history, Quota(), now_s=1_000_000_000)
-    folder = stored(made, tmp_path / "bare")
-    subprocess.run(["git", "-C", str(folder), "fsck", "--strict"], check=True)
-    log = subprocess.run(
-        ["git", "-C", str(folder), "log", "-p", "--format=%s %ct"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "two 999999940" in log
-    assert "-TOKEN=t0ken" in log
-
-
-@pytest.mark.promise("5.6")
-@given(st.dictionaries(NAME, st.text(max_size=50), min_size=1, max_size=8))
-def test_each_object_is_there_under_its_id(files: dict[str, str]) -> None:
-    """From the branch to the last file; none is read from a disk."""
-    made = Repository.made([entry("m", 0, files)], Quota(), now_s=0)
-    tip = made.must(made.refs[made.head])
-    tree = made.must(tip.content[5:45])
-    assert len(objects(made)) == 2 + len(set(files.values()))
-    assert tree.content.count(b"100644 ") >= len(files)
-    assert made.get(b"0" * 40) is None

@@ -70,17 +70,6 @@ def test_exchanges_are_found_by_method_host_path_and_query(tmp_path: Path) -> No
     assert app.ask("HEAD", "/a%20b?y=2&x=1&x=3").status == 200
 
 
-def test_fields_of_the_recorded_connection_are_left_out(tmp_path: Path) -> None:
-    """Framing, compression and pseudo fields are gone; joined fields are two again."""
-    reply = client(tmp_path, entry("GET", "http://shop.example/")).get("/")
-    assert reply.headers == [
-        ("content-type", "text/plain"),
-        ("set-cookie", "a=1"),
-        ("set-cookie", "b=2"),
-        ("content-length", "2"),
-    ]
-
-
 def test_sequences_repeat_their_last(tmp_path: Path) -> None:
     """Answers come in the recorded order; each range begins anew."""
     entries = [entry("GET", "http://shop.example/", text) for text in "abc"]

@@ -103,27 +103,6 @@ def test_what_can_not_be_answered_is_an_error_of_the_server(shop: Client) -> Non
     assert [shop.get(path).status for path in ("/times?text=abc", "/method")] == [500, 500]
 
 
-def test_a_seed_gives_the_same_answers() -> None:
-    """Random values are the range's: another range's are others."""
-    settings = {"routes": [{"path": "/", "json": "{{ random.uuid }}"}]}
-    one, two = Client(http.make(context(settings))), Client(http.make(context(settings)))
-    other = Client(http.make(context(settings, seed=b"other")))
-    first = one.get("/").json
-    assert first == two.get("/").json
-    assert first != other.get("/").json
-    assert first != one.get("/").json
-
-
-def test_unknown_and_wrong_methods(shop: Client) -> None:
-    """404 in the shape of an ordinary server; HEAD has GET's fields and no body."""
-    lost = shop.get("/nowhere")
-    assert (lost.status, lost.header("content-type")) == (404, "text/html")
-    assert "<h1>404 Not Found</h1>" in lost.text
-    assert shop.ask("PUT", "/items").status == 404
-    head, get = shop.ask("HEAD", "/"), shop.get("/")
-    assert (head.body, head.headers) == (b"", get.headers)
-
-
 def test_a_segment_is_split_before_it_is_decoded(shop: Client) -> None:
     """`%2F` belongs to its segment; the rest takes all segments."""
     assert shop.get("/files/a%2Fb/c").text == "a/b/c"
@@ -148,17 +127,6 @@ def test_a_segment_is_split_before_it_is_decoded(shop: Client) -> None:
 def test_static_files_never_lead_out(shop: Client, path: str) -> None:
     """Links, `..` in any spelling and absolute paths find nothing."""
     assert shop.get(f"/assets/{path}").status == 404
-
-
-def test_static_files_and_their_directories(shop: Client) -> None:
-    """A directory has its index, and without its slash leads to it; a file has its type."""
-    assert shop.get("/assets/sub/").text == "<p>sub"
-    assert (shop.get("/assets/sub").status, shop.get("/assets/sub").header("location")) == (
-        301,
-        "/assets/sub/",
-    )
-    assert shop.get("/assets/a.txt").header("content-type") == "text/plain; charset=utf-8"
-    assert shop.get("/one").text == "0123456789"
 
 
 def test_static_files_have_bounds_of_their_own(
@@ -267,12 +235,6 @@ def test_a_template_reaches_no_python(text: str) -> None:
 def test_a_check_works_nothing_out(text: str) -> None:
     """A policy is checked outside of the jail: what would never end there does no harm."""
     assert http.check({"routes": [{"path": "/", "body": text}]}, None) == ()
-
-
-def test_mistakes_keep_it_from_being_made() -> None:
-    """`make` refuses what `check` names."""
-    with pytest.raises(PolicyError, match="unexpected end of template"):
-        http.make(context({"routes": [{"path": "/", "body": "{{ x"}]}))
 
 
 @given(

@@ -17,24 +17,21 @@ from tests.fakes.asgi import Client, Recorded, context
 from belljar.network.stand_ins import mcp
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoy_services import MintedService
-from belljar.signals.decoys import mint_service
+from belljar.signals.decoys import Minted, mint_service
 
 SPEC = DecoySpec(id="office", kind=DecoyKind.MCP, place="mcp.corp.internal", count=2)
 
 
-def service() -> MintedService:
+def service() -> Minted:
     """What such a decoy holds."""
-    made = mint_service(bytes(KEY_BYTES), "range", SPEC).service
-    assert made is not None
-    return made
+    return mint_service(bytes(KEY_BYTES), "range", SPEC)
 
 
 def server(record: Recorded | None = None) -> tuple[Client, dict[str, str]]:
     """A client of such a server, and the header that lets it in."""
     made = service()
     app = mcp.make(context(made.settings, record=record))
-    return Client(app), {"authorization": f"Bearer {made.login.password}"}
+    return Client(app), {"authorization": f"Bearer {made.settings['token']}"}
 
 
 @contextmanager
@@ -50,7 +47,7 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     """It initializes, sees tempting tools, and gets rows and a key; each call is on record."""
     record, made = Recorded(), service()
     transport = httpx.ASGITransport(app=mcp.make(context(made.settings, record=record)))
-    login = {"authorization": f"Bearer {made.login.password}"}
+    login = {"authorization": f"Bearer {made.settings['token']}"}
     with recorded(record):
         async with (
             httpx.AsyncClient(transport=transport, headers=login) as http,

@@ -28,22 +28,6 @@ def cloud(
     )
 
 
-def test_the_tree_is_listed_and_read() -> None:
-    """A directory lists names, with `/` behind what goes on; a value is text."""
-    app = cloud()
-    assert "iam/" in app.get("/latest/meta-data/").text.split("\n")
-    assert "instance-id" in app.get("/latest/meta-data").text.split("\n")
-    assert app.get("/latest/meta-data/instance-id").text.startswith("i-0")
-    document = app.get("/latest/dynamic/instance-identity/document").json
-    assert (document["instanceId"], len(document["accountId"])) == (
-        app.get("/latest/meta-data/instance-id").text,
-        12,
-    )
-    assert app.get("/latest/meta-data/nothing").status == 404
-    assert app.get("/latest/meta-data/instance-id/x").status == 404
-    assert app.get("/latest/user-data").status == 404
-
-
 def test_credentials_are_recorded_before_they_go_out() -> None:
     """Listing the role is no attempt, reading its credentials is; they last six hours and are the
     range's own."""

@@ -75,17 +75,6 @@ def app(tmp_path: Path, ledger: Ledger) -> App:
     return make(context_for(tmp_path, ledger))
 
 
-@pytest.mark.parametrize("path", ["/@team/right", "/@team%2fright".replace("%2f", "/")])
-def test_a_scoped_package(app: App, path: str, tmp_path: Path) -> None:
-    """Its document leads to its file."""
-    document = ask(app, "GET", path).json
-    address = document["versions"]["2.0.0"]["dist"]["tarball"].removeprefix(
-        "http://registry.example"
-    )
-    assert ask(app, "GET", address).body == (tmp_path / "@team-right-2.0.0.tgz").read_bytes()
-    assert ask(app, "GET", "/-/package/@team/right/dist-tags").json == {"latest": "2.0.0"}
-
-
 @pytest.mark.parametrize(
     "path",
     ["/nothing", "/left/1.0.0", "/left/-/../../etc/passwd", "/left/-/right-2.0.0.tgz", "/@team", "/@team/right/-/left-1.0.0.tgz", "/-/nothing", "/left/a/b/c/d"],
@@ -96,57 +85,30 @@ def test_what_is_not_there(app: App, path: str) -> None:
     assert (reply.status, reply.json) == (404, {"error": "Not found"})
 
 
-def test_audits_find_nothing(app: App, ledger: Ledger) -> None:
-    """The form that npm asks in; they change nothing, so they are no attempts."""
-    assert ask(app, "POST", "/-/npm/v1/security/advisories/bulk", body=b"{}").json == {}
+def test_audits_are_no_attempts(app: App, ledger: Ledger) -> None:
+    """npm goes on without; they change nothing, so they are no attempts."""
+    assert ask(app, "POST", "/-/npm/v1/security/advisories/bulk", body=b"{}").status == 404
     assert ask(app, "POST", "/-/npm/v1/security/audits/quick", body=b"{}").status == 404
     assert ask(app, "GET", "/-/ping").json == {}
     assert ledger.attempts == []
 
 
 def test_check_names_the_files(tmp_path: Path) -> None:
-    """What is no package, what has no name, and what is there twice."""
+    """What is no package, and what has no name."""
     assert "empty" in str(check({}, tmp_path)[0])
     pack(tmp_path, "a", "1.0.0")
     assert check({}, tmp_path) == ()
     (tmp_path / "README.md").write_text("")
     (tmp_path / "broken.tgz").write_bytes(b"x")
     make_tar(tmp_path / "nameless.tgz", {"package/package.json": b"{}"})
-    make_tar(tmp_path / "twice.tgz", {"package/package.json": b'{"name": "a", "version": "1.0.0"}'})
     text = "\n".join(map(str, check({}, tmp_path)))
     for part in (
         "README.md: not a packed",
         "broken.tgz: not a packed package that can be read",
         "nameless.tgz: its package.json has no name",
-        "twice.tgz: the same package",
     ):
         assert part in text
-    assert len(check({}, tmp_path)) == 4
-
-
-def test_a_packument_has_digests_of_the_file(tmp_path: Path) -> None:
-    """SHA-1, SHA-512 and the address, of each version."""
-    path = pack(tmp_path, "@team/thing", "1.0.0")
-    about = ask(make(context_for(tmp_path, Ledger())), "GET", "/@team/thing").json
-    version = about["versions"]["1.0.0"]
-    digest = hashlib.sha512(path.read_bytes()).digest()
-    assert version["dist"] == {
-        "shasum": hashlib.sha1(path.read_bytes()).hexdigest(),  # noqa: S324
-        "integrity": "sha512-" + base64.b64encode(digest).decode(),
-        "tarball": "http://registry.example/@team/thing/-/thing-1.0.0.tgz",
-    }
-
-
-def test_latest_is_no_pre_release(tmp_path: Path) -> None:
-    """Unless there is nothing else."""
-    for version in ("1.10.0", "1.9.0", "2.0.0-rc.1"):
-        pack(tmp_path, "a", version)
-    pack(tmp_path, "b", "0.0.1-beta")
-    app = make(context_for(tmp_path, Ledger()))
-    known = ask(app, "GET", "/a").json
-    assert list(known["versions"]) == ["1.9.0", "1.10.0", "2.0.0-rc.1"]
-    assert known["dist-tags"] == {"latest": "1.10.0"}
-    assert ask(app, "GET", "/-/package/b/dist-tags").json == {"latest": "0.0.1-beta"}
+    assert len(check({}, tmp_path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -201,44 +163,31 @@ def test_a_publish_is_recorded_and_never_served(app: App, ledger: Ledger) -> Non
     assert ask(app, "GET", "/leak").status == 404
 
 
-def test_a_login_gives_a_token(app: App, ledger: Ledger) -> None:
-    """Any password will do; the record has its digest; `whoami` knows whoever has credentials."""
-    login = json.dumps({"name": "eve", "password": "hunter2", "email": "eve@x.example"}).encode()
-    reply = ask(app, "PUT", "/-/user/org.couchdb.user:eve", body=login)
-    assert reply.status == 201
-    assert ask(
-        app, "GET", "/-/whoami", headers={"authorization": f"Bearer {reply.json['token']}"}
-    ).json == {"username": "developer"}
-    assert ask(app, "GET", "/-/whoami").status == 401
-    (event,) = ledger.attempts
-    assert (event["what"], event["user"], event["password_sha256"]) == (
-        "login",
-        "eve",
-        hashlib.sha256(b"hunter2").hexdigest(),
-    )
-    assert "hunter2" not in str(event) + str(ledger.bodies)
+def test_a_login_is_recorded_without_its_password(app: App, ledger: Ledger) -> None:
+    """The registry knows no users; nothing of the document is kept."""
+    login = json.dumps({"name": "eve", "password": "hunter2"}).encode()
+    assert ask(app, "PUT", "/-/user/org.couchdb.user:eve", body=login).status == 404
+    assert [event["what"] for event in ledger.attempts] == ["change"]
+    assert "hunter2" not in str(ledger.attempts) + str(ledger.bodies)
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "what"),
+    ("method", "path"),
     [
-        ("DELETE", "/left/-rev/1-x", "unpublish"),
-        ("PUT", "/left/-rev/1-x", "unpublish"),
-        ("DELETE", "/left/-/left-1.0.0.tgz/-rev/1-x", "unpublish"),
-        ("PUT", "/-/package/a/dist-tags/latest", "change"),
-        ("DELETE", "/-/package/@s/a/dist-tags/latest", "change"),
-        ("DELETE", "/-/user/token/npm_x", "change"),
-        ("POST", "/-/npm/v1/tokens", "change"),
-        ("PATCH", "/anything/at/all", "change"),
+        ("DELETE", "/left/-rev/1-x"),
+        ("PUT", "/left/-rev/1-x"),
+        ("PUT", "/-/package/a/dist-tags/latest"),
+        ("DELETE", "/-/user/token/npm_x"),
+        ("PATCH", "/anything/at/all"),
     ],
 )
 def test_other_changes_are_recorded_and_change_nothing(
-    app: App, ledger: Ledger, method: str, path: str, what: str
+    app: App, ledger: Ledger, method: str, path: str
 ) -> None:
     """Unpublishing, moving a tag, logging out, and what this registry doesn't know."""
     before = ask(app, "GET", "/left").body
     ask(app, method, path, body=b'"1.0.0"')
-    assert [event["what"] for event in ledger.attempts] == [what]
+    assert [event["what"] for event in ledger.attempts] == ["change"]
     assert ask(app, "GET", "/left").body == before
 
 
@@ -249,12 +198,13 @@ def test_what_broke_off_or_is_too_long_is_recorded(
     ask(app, "PUT", "/leak", body=document()[:100], break_off=True)
     assert ask(app, "PUT", "/leak", body=b"[1]").status == 400
     monkeypatch.setattr(packages, "MAX_BODY_BYTES", 1000)
+    app = make(context_for(Path("/nonexistent"), ledger))
     assert ask(app, "PUT", "/leak", body=document()).status == 413
     assert [
         "broke off" in str(ledger.attempts[0]["refused"])
         and ledger.attempts[0]["what"] == "publish",
         "JSON" in str(ledger.attempts[1]["refused"]),
-        "longer" in str(ledger.attempts[2]["refused"]),
+        "over the bound" in str(ledger.attempts[2]["refused"]),
     ] == [True] * 3
 
 
@@ -268,7 +218,7 @@ def test_any_document_is_answered_and_recorded(body: bytes, path: str) -> None:
     ledger = Ledger()
     reply = ask(make(context_for(Path("/nonexistent"), ledger)), "PUT", path, body=body)
     assert reply.status in {200, 201, 400, 404}
-    assert len(ledger.attempts) == (0 if path.startswith("/-/user") and reply.status == 400 else 1)
+    assert len(ledger.attempts) == 1
 
 
 def test_the_longest_words_fit_an_event() -> None:

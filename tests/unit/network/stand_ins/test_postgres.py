@@ -171,9 +171,9 @@ def test_the_real_client_logs_in() -> None:
     """psql logs in with the URL of its file, and is refused what it asks; a wrong password is
     refused. What it presented and asked is on record."""
     spec = DecoySpec(id="crm", kind=DecoyKind.POSTGRES, place="127.0.0.1")
-    service, ledger = mint_service(b"k" * KEY_BYTES, "range", spec).service, Ledger()
-    assert service is not None
+    service, ledger = mint_service(b"k" * KEY_BYTES, "range", spec), Ledger()
     with served_service(make, service.settings, ledger) as port:
+        assert service.login is not None
         url = service.login.url.replace(":5432", f":{port}")
 
         def psql(address: str, command: str) -> subprocess.CompletedProcess[str]:
@@ -182,14 +182,14 @@ def test_the_real_client_logs_in() -> None:
 
         for asked in (r"\dt", "select count(*) from customers where card like '9999%'"):
             assert "permission denied" in psql(url, asked).stderr
-        wrong = psql(url.replace(service.login.password, "guess"), "select 1")
+        wrong = psql(url.replace(service.settings["password"], "guess"), "select 1")
         assert "password authentication failed" in wrong.stderr
     logins = [
         (event["operation"], event["ok"], bodies[0].content)
         for event, bodies in zip(ledger.attempts, ledger.bodies, strict=True)
         if event["what"] == "login"
     ]
-    password = service.login.password.encode() + b"\0"
+    password = service.settings["password"].encode() + b"\0"
     assert logins == [
         ("postgres.password", True, password),
         ("postgres.password", True, password),

@@ -15,20 +15,17 @@ from belljar.network.stand_ins.conversation import ServiceStep
 from belljar.network.stand_ins.redis import MAX_COMMAND_BYTES, RedisSession, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoy_services import MintedService
-from belljar.signals.decoys import mint_service
+from belljar.signals.decoys import Minted, mint_service
 
 CLI = shutil.which("redis-cli")
 PASSWORD = b"s3cret-s3cret"
 
 
 @pytest.fixture
-def service() -> MintedService:
+def service() -> Minted:
     """As it is minted for a range."""
     spec = DecoySpec(id="cache", kind=DecoyKind.REDIS, place="cache.example")
-    made = mint_service(b"k" * KEY_BYTES, "range", spec).service
-    assert made is not None
-    return made
+    return mint_service(b"k" * KEY_BYTES, "range", spec)
 
 
 def resp(*words: bytes) -> bytes:
@@ -122,9 +119,9 @@ def test_a_command_beyond_its_bound_is_refused_at_once(begin: bytes) -> None:
 
 
 @pytest.mark.promise("5.6")
-def test_all_that_comes_is_on_record(service: MintedService) -> None:
+def test_all_that_comes_is_on_record(service: Minted) -> None:
     """Each login by itself, and its words among no commands; commands together; what broke off."""
-    password, ledger = service.login.password.encode(), Ledger()
+    password, ledger = service.settings["password"].encode(), Ledger()
     sent = b"PING\r\nAUTH guess\r\nAUTH %s\r\nDBSIZE\r\nGET x\r\n*1\r\n$9\r\nhal" % password
     with (
         served_service(make, service.settings, ledger) as port,
@@ -148,7 +145,7 @@ def test_all_that_comes_is_on_record(service: MintedService) -> None:
 
 @pytest.mark.promise("5.6")
 @pytest.mark.skipif(CLI is None, reason="redis-cli (Debian: redis-tools) is not installed")
-def test_the_real_client_logs_in(service: MintedService) -> None:
+def test_the_real_client_logs_in(service: Minted) -> None:
     """redis-cli logs in, in both versions of the protocol, and is refused what it asks."""
     ledger = Ledger()
     with served_service(make, service.settings, ledger) as port:
@@ -161,7 +158,7 @@ def test_the_real_client_logs_in(service: MintedService) -> None:
 
         assert "NOAUTH" in cli("DBSIZE")
         for version in ("-2", "-3"):
-            password = [version, "--no-auth-warning", "-a", service.login.password]
+            password = [version, "--no-auth-warning", "-a", service.settings["password"]]
             assert cli(*password, "PING") == "PONG\n"
             assert "NOPERM" in cli(*password, "HGETALL", "customer:1")
     assert any(b"customer:1" in body.content for [body] in ledger.bodies)
