@@ -37,6 +37,7 @@ from belljar.isolation.survivors import Destruction, destroy_remains, wait_for_d
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.store.locks import claimed
 from belljar.units import format_duration
 
 if TYPE_CHECKING:
@@ -47,12 +48,6 @@ FINAL_STATUS_TIMEOUT_S: Final = 0.5
 """Sockets close a little before the supervisor reports."""
 _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
 _NAMELESS_CHILD_S: Final = 2.0
-_while_starting: Final[list[Callable[[], object]]] = []
-
-
-def do_while_starting(action: Callable[[], object]) -> None:
-    """Run once, blocking, during the next start; errors end that jail."""
-    _while_starting.append(action)
 
 
 class Sandbox:
@@ -164,7 +159,15 @@ class Sandbox:
         stdin_fd: int | None = None,
         user_namespace: int | None = None,
     ) -> None:
-        """As `start_jail`; then `wait_running`."""
+        """As `start_jail`; then `wait_running`. No prune removes the program's root meanwhile."""
+        try:
+            self._held.enter_context(claimed(spec.root.parent))
+        except FileNotFoundError as exc:
+            raise HostError(
+                "a program's root was removed while a cell was to be started",
+                where=str(spec.root),
+                hint="start it again: the root is made anew",
+            ) from exc
         self.jail = start_jail(
             spec,
             program,
@@ -173,9 +176,6 @@ class Sandbox:
             stdin_fd=stdin_fd,
             user_namespace=user_namespace,
         )
-        while _while_starting:
-            with suppress(IndexError):  # another thread's
-                _while_starting.pop()()
 
     async def wait_running(self) -> None:
         """Wait until running and journalled. Raises `HostError`, `CellError`."""

@@ -305,7 +305,8 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     started = time.monotonic()
     try:
         await anyio.to_thread.run_sync(_prepare, job, scratch)
-        state = await _boot_and_save(job, cell_id, scratch)
+        with claimed(job.kernel.vmlinuz.parent):
+            state = await _boot_and_save(job, cell_id, scratch)
         await anyio.to_thread.run_sync(_finish, job, scratch, state)
     except BaseException as exc:
         with anyio.CancelScope(shield=True):
