@@ -93,7 +93,7 @@ class Sandbox:
         self._home, self._journal = home, Journal(home)
         self._entry: JournalEntry | None = None
         self._order: KillOrder | None = None
-        self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
+        self._counts = {"oom_kills": 0, "refused_forks": 0}
         self._oom_kills_while_alive = 0
         self._ready_s = time.monotonic()
         self._owner: AsyncExitStack | None = None
@@ -199,11 +199,6 @@ class Sandbox:
         """Host pid of its outermost process."""
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
 
-    def making_times(self) -> dict[str, JsonValue]:
-        """How long its making took, by phase, for the record."""
-        timings: dict[str, JsonValue] = {n: round(ms, 1) for n, ms in self.timings_ms.items()}
-        return {"duration_ms": timings["total"], "timings_ms": timings}
-
     def holds(self, pid: int) -> bool:
         """Whether that host pid is in the jail."""
         supervisor = None if self.jail is None else self.jail.supervisor
@@ -284,10 +279,6 @@ class Sandbox:
     def refused_forks(self) -> int:
         """Processes and threads the kernel refused."""
         return self._count("refused_forks", "pids", cgroup.refused_forks)
-
-    def memory_peak_bytes(self) -> int:
-        """Peak memory; 0 if unknown."""
-        return self._count("memory_peak_bytes", "memory", cgroup.memory_peak_bytes)
 
     def count_processes(self) -> tuple[int, int]:
         """Processes and threads, now and peak; else zeros."""
@@ -405,7 +396,6 @@ class Sandbox:
         """Remove what is left and say what stays. Its ids are free afterwards."""
         self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
         self.refused_forks()
-        self.memory_peak_bytes()
         if self._entry is not None and self.jail is not None and self.jail.child is None:
             # Its supervisor died before it named its child, which ends with it, in a moment
             wait_for_dying(self._entry, _NAMELESS_CHILD_S)

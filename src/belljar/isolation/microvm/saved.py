@@ -87,7 +87,7 @@ class SavedMachine:
                 where=str(self.directory),
                 hint="find out who writes to this store; take another snapshot",
             )
-        return Template(key=key, memory=memory, state=state, root=root, memory_stamp=stamp)
+        return Template(key=key, memory=memory, state=state, root=root)
 
 
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:

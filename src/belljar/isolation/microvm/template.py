@@ -1,8 +1,8 @@
 """Templates: a guest booted, configured, idle and stopped; RAM and device state in files.
 
 `templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`). Each use
-checks the state's digest and the memory's size, times and inode; if those changed, or with
-`verify="full"`, also its digest. A failed one is rebuilt once, and recorded.
+checks the state's digest and the memory's size, times and inode; if those changed, also its digest.
+One that fails this is rebuilt, and recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -62,7 +62,6 @@ from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, locked
 from belljar.store.scratch import MAKING, owned_name, sweep
 
-Verify: TypeAlias = Literal["stamp", "full"]
 BOOT_DEADLINE_S: Final = 180.0
 PRELOADED: Final = tuple(
     """
@@ -92,15 +91,6 @@ class Template:
     memory: Path
     state: bytes
     root: VmmRoot
-    memory_stamp: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """A checked template that failed to restore, and why."""
-
-    template: Template
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +117,6 @@ async def ensure_template(
     *,
     home: Path,
     recorder: Recorder,
-    verify: Verify = "stamp",
-    rejection: Rejection | None = None,
     held: ExitStack | None = None,
     weights: Path | None = None,
 ) -> Template:
@@ -136,8 +124,6 @@ async def ensure_template(
 
     Args:
         held: keeps it from being pruned.
-        verify: `full` always digests the memory.
-        rejection: a template that failed to restore.
         weights: of the second disk, which is made if it is missing; goes with its plan.
 
     Raises:
@@ -147,7 +133,7 @@ async def ensure_template(
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
         held = briefly if held is None else held
-        load = partial(_claim_and_load, job, verify, rejection, held)
+        load = partial(_claim_and_load, job, held)
         template, why = await anyio.to_thread.run_sync(load)
         if template is not None:
             return template
@@ -173,21 +159,25 @@ def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tup
     return job.key, job.root
 
 
+def forget(home: Path, key: str) -> None:
+    """Of a template that didn't restore: the next cell makes it anew. Who has it keeps it."""
+    with locked(home, lock_name(key)), contextlib.suppress(OSError):
+        (home / "templates" / key / "template.json").unlink()
+
+
 def lock_name(key: str) -> str:
     """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
 
 
-def _claim_and_load(
-    job: _MakingJob, verify: Verify, rejection: Rejection | None, held: ExitStack
-) -> tuple[Template | None, str]:
+def _claim_and_load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
     """As `_load`, claimed if used."""
     with ExitStack() as claim:
         try:
             claim.enter_context(claimed(job.directory))
         except FileNotFoundError:  # or being removed, under the lock
             return None, ""
-        template, why = _load(job, verify, rejection)
+        template, why = _load(job)
         if template is not None:
             held.push(claim.pop_all())
     return template, why
@@ -241,45 +231,32 @@ def _host_cpu(accel: Accel) -> str:
 # ---- checking one that is there
 
 
-def _load(
-    job: _MakingJob, verify: Verify, rejection: Rejection | None = None
-) -> tuple[Template | None, str]:
+def _load(job: _MakingJob) -> tuple[Template | None, str]:
     """The template, or why not (empty: missing)."""
     try:
         description = json.loads((job.directory / "template.json").read_text())
         state = (job.directory / "state").read_bytes()
         memory = job.directory / "memory"
-        why = _fault(job, description, state, memory, verify)
+        why = _fault(job, description, state, memory)
     except FileNotFoundError as exc:
         return None, f"{Path(str(exc.filename)).name} is missing" if job.directory.exists() else ""
     except (OSError, ValueError, KeyError, TypeError) as exc:
         return None, f"it can't be read: {exc}"
     if why:
         return None, why
-    template = Template(
-        key=job.key,
-        memory=memory,
-        state=state,
-        root=job.root,
-        memory_stamp=tuple(file_stamp(memory)),
-    )
-    if rejection is not None and rejection.template.memory_stamp == template.memory_stamp:
-        return None, rejection.reason
-    return template, ""
+    return Template(key=job.key, memory=memory, state=state, root=job.root), ""
 
 
-def _fault(
-    job: _MakingJob, description: Mapping[str, Any], state: bytes, memory: Path, verify: Verify
-) -> str:
+def _fault(job: _MakingJob, description: Mapping[str, Any], state: bytes, memory: Path) -> str:
     if description["inputs"] != json.loads(json.dumps(job.inputs.document())):
         return "it was made from other inputs"
     if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
         return "the device state is not the one that was saved"
     if memory.stat().st_size != job.plan.vm.ram_mib * _MIB:
         return "the memory has another size"
-    if verify == "stamp" and file_stamp(memory) == description["memory_stamp"]:
-        return ""
     before = file_stamp(memory)
+    if before == description["memory_stamp"]:
+        return ""
     if digest_memory(memory) != description["memory_digest"]:
         return "the memory is not the one that was saved"
     if before != description["memory_stamp"]:
@@ -320,7 +297,7 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
         raise
     data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
     recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
-    template, why = await anyio.to_thread.run_sync(_load, job, "stamp", None)
+    template, why = await anyio.to_thread.run_sync(_load, job)
     if template is None:
         raise CellError(
             f"the template that was just made is not usable: {why}", where=str(job.directory)
