@@ -38,8 +38,8 @@ from belljar.subids import grant_hint
 from belljar.units import printable
 
 _KILL_STEP_S: Final = 2.0
-_MAX_DIAGNOSIS_BYTES: Final = 16 << 10
-_MAX_STATUS_BYTES: Final = 8 << 10
+_MAX_DIAGNOSIS_BYTES: Final = 16 << 10  # a runtime may print without end
+_MAX_STATUS_BYTES: Final = 8 << 10  # a compromised supervisor may, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,7 @@
-"""The wire as its owner sees it: two ends of a cell are one, a guest's modules are those that it
-needs."""
+"""The wire as its owner sees it: two ends of a cell are one."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from belljar.image.kernel import REQUIRED_MODULES, Kernel
 from belljar.isolation.survivors import Destruction, NotChecked, together
 
 
@@ -47,24 +41,3 @@ def test_two_destructions_as_one() -> None:
             ("b",),
             (hidden,),
         )
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
-    """With files for all modules, and what stands for a package's programs beside it."""
-    modules = []
-    for number, name in enumerate(
-        ("virtio_mmio", "squashfs", "failover", "net_failover", "virtio_net")
-    ):
-        modules.append(tmp_path / f"{number:02d}-{name}.ko")
-        modules[-1].write_bytes(b"\x7fELF" + name.encode())
-    return Kernel(
-        digest="d" * 64,
-        version="6.12",
-        package="p",
-        package_sha256="s",
-        vmlinuz=tmp_path / "vmlinuz",
-        modules=tuple(modules),
-        config=tmp_path / "config",
-        wanted=REQUIRED_MODULES,
-    )

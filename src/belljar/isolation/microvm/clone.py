@@ -21,9 +21,9 @@ from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
+from belljar.isolation.microvm.stream import allow_shared_memory
 from belljar.isolation.microvm.template import (
     Template,
-    allow_shared_memory,
     disk_binds,
     ensure_template,
     forget,
@@ -47,8 +47,8 @@ from belljar.store.locks import claimed
 if TYPE_CHECKING:
     from belljar.isolation.microvm.saved import SavedMachine
 
-_RESTORE_DEADLINE_S: Final = 30.0
-_HELLO_DEADLINE_S: Final = 30.0
+_RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
+_HELLO_DEADLINE_S: Final = 30.0  # the same
 
 
 class RestoreError(CellError):

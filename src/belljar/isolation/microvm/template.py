@@ -13,8 +13,6 @@ import json
 import os
 import platform
 import shutil
-import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -34,12 +32,11 @@ from belljar.image.store import Image
 from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
 from belljar.isolation.microvm.guest_files import (
     GuestParts,
-    allot,
     digest_memory,
-    make_sparse,
     read_guest_parts,
     write_read_only,
 )
+from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
 from belljar.isolation.program_root import VmmRoot, ensure_vmm_root, file_stamp
 from belljar.isolation.sandbox import elapsed_ms
@@ -50,7 +47,6 @@ from belljar.plan.qemu import (
     DISK_PATH,
     INITRD_PATH,
     KERNEL_PATH,
-    MEMORY_PATH,
     Accel,
     Role,
     TemplateInputs,
@@ -62,7 +58,7 @@ from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, locked
 from belljar.store.scratch import MAKING, owned_name, sweep
 
-BOOT_DEADLINE_S: Final = 180.0
+BOOT_DEADLINE_S: Final = 180.0  # emulated on a busy host, a boot takes a minute
 PRELOADED: Final = tuple(
     """
     /bin/sh /usr/bin/env /usr/bin/bash /usr/bin/true /usr/bin/cat /usr/bin/ls /usr/bin/echo
@@ -73,13 +69,11 @@ PRELOADED: Final = tuple(
 """Files and directories of the image that the guest's kernel has at hand in the snapshot; absent
 ones are skipped.
 """
-_BUILD_LIFETIME_S: Final = 600.0
+_BUILD_LIFETIME_S: Final = 600.0  # ends it though its owner is stopped
 _CONFIGURE_DEADLINE_S: Final = 120.0
 _IDLE_WINDOW_S: Final = 0.25
 _IDLE_DEADLINE_S: Final = 15.0
-_STATE_DEADLINE_S: Final = 60.0
-_MAX_STATE_BYTES: Final = 64 << 20
-_LOCK_POLL_S: Final = 0.05
+_LOCK_POLL_S: Final = 0.05  # a blocking wait could not be cancelled
 _MIB: Final = 1 << 20
 
 
@@ -310,7 +304,6 @@ def _prepare(job: _MakingJob, scratch: Path) -> None:
     sweep(scratch.parent, prefix=MAKING)
     scratch.mkdir(mode=0o711)
     write_read_only(scratch / "initrd", job.guest.initramfs())
-    allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
 
 
 def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
@@ -327,7 +320,6 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
         JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
         JailBind(source=scratch / "initrd", target=INITRD_PATH),
         *disk_binds(job.image, job.weights),
-        JailBind(source=scratch / "memory", target=MEMORY_PATH, writable=True),
     )
     spec = VmmSpec(
         cell_id=cell_id,
@@ -358,7 +350,10 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
             )
             await vmm.client.configure(payload, timeout_s=_CONFIGURE_DEADLINE_S)
             await _wait_idle(vmm)
-            state = await _save(vmm)
+            await vmm.qmp.execute("stop")
+            state = await save_stopped(vmm, scratch / "memory")
+            with contextlib.suppress(CellError):
+                await vmm.qmp.execute("quit")
         except CellError as exc:
             raise _explained(vmm, exc, job) from exc
     return state
@@ -379,53 +374,8 @@ async def _wait_idle(vmm: Vmm) -> None:
         before = now
 
 
-async def _save(vmm: Vmm) -> bytes:
-    await vmm.qmp.execute("stop")
-    await allow_shared_memory(vmm)
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            await vmm.qmp.execute("getfd", {"fdname": "state"}, fd=theirs.fileno())
-        await vmm.qmp.execute("migrate", {"uri": "fd:state"})
-        state = await _read_state(ours)
-    await vmm.qmp.wait_migrated(timeout_s=_STATE_DEADLINE_S)
-    with contextlib.suppress(CellError):
-        await vmm.qmp.execute("quit")
-    if not state:
-        raise CellError("the VMM gave no device state", where=f"template, cell {vmm.spec.cell_id}")
-    return state
-
-
-async def allow_shared_memory(vmm: Vmm) -> None:
-    """Keep RAM out of the state; have migration report its end."""
-    capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
-    await vmm.qmp.execute("migrate-set-capabilities", {"capabilities": capabilities})
-
-
-async def _read_state(sock: socket.socket) -> bytes:
-    sock.setblocking(False)  # noqa: FBT003
-    state = bytearray()
-    with anyio.fail_after(_STATE_DEADLINE_S):
-        while len(state) <= _MAX_STATE_BYTES:
-            await anyio.wait_readable(sock)
-            chunk = sock.recv(1 << 20)
-            if not chunk:
-                return bytes(state)
-            state += chunk
-    raise CellError(
-        f"the VMM's device state is larger than {_MAX_STATE_BYTES} bytes", where="template"
-    )
-
-
 def _explained(vmm: Vmm, error: CellError, job: _MakingJob) -> BelljarError:
     panic = vmm.panic()
-    end = vmm.end()
-    if end is not None and end.signal == signal.SIGBUS:
-        return HostError(
-            "the disk became full while a template was made",
-            where=str(job.directory.parent),
-            hint="free some space, or put BELLJAR_HOME on a larger file system",
-        )
     what = (
         f"the guest's kernel panicked while a template was made: {panic}"
         if panic
@@ -442,10 +392,7 @@ def _explained(vmm: Vmm, error: CellError, job: _MakingJob) -> BelljarError:
 def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
     memory = scratch / "memory"
     (scratch / "initrd").unlink()
-    make_sparse(memory)
     digest = digest_memory(memory)
-    if os.geteuid() == 0:
-        os.chown(memory, 0, 0)
     memory.chmod(0o444)
     sync_file(memory)
     write_read_only(scratch / "state", state)

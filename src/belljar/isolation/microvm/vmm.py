@@ -39,7 +39,7 @@ _KVM_DEVICE: Final = "/dev/kvm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmmSpec:
-    """One VMM; its `directories` are removed, writable binds chowned."""
+    """One VMM; its `directories` are removed."""
 
     cell_id: str
     kind: EntryKind
@@ -158,7 +158,7 @@ class Vmm(Sandbox):
 
     async def start(self) -> None:
         """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
-        await anyio.to_thread.run_sync(self._make_and_chown)
+        await anyio.to_thread.run_sync(self.make)
         spec = self.spec
         jail = JailSpec(
             cell_id=spec.cell_id,
@@ -228,14 +228,6 @@ class Vmm(Sandbox):
 
     # ----
 
-    def _make_and_chown(self) -> None:
-        self.make()
-        identity = self.identity.jail
-        if identity.privileged:
-            for bind in self.spec.binds:
-                if bind.writable:
-                    os.chown(bind.source, identity.host_uid, identity.host_gid)
-
     async def unmake(self) -> Destruction:
         """Besides, the channel, the port and the wire end."""
         try:
@@ -270,7 +262,7 @@ def explain_end(end: JailEnd, *, panic: str, out_of_memory: bool, diagnosis: str
     return f"the guest shut down or the VMM ended with status {end.status}{detail}"
 
 
-_MAX_LINE_BYTES: Final = 1 << 20
+_MAX_LINE_BYTES: Final = 1 << 20  # a compromised VMM may send one without end
 _MAX_EVENTS: Final = 256
 
 
@@ -380,7 +372,7 @@ class Qmp:
         return value
 
 
-MAX_CONSOLE_BYTES: Final = 64 << 10
+MAX_CONSOLE_BYTES: Final = 64 << 10  # a panic with its trace fits
 _PIPE_BYTES: Final = 256 << 10
 _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
