@@ -151,7 +151,7 @@ async def _clone(
             await _renew(vmm, recorder, port)
             vmm.timings_ms["total"] = elapsed_ms(began)
             data: dict[str, JsonValue] = {"template": template.key}
-            data["duration_ms"] = vmm.timings_ms["total"]
+            data["duration_ms"] = round(vmm.timings_ms["total"], 1)
             recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
     except BaseException as exc:
         vmm.raise_if_killed(exc)  # the template is not to blame
