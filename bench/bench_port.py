@@ -64,9 +64,6 @@ async def one(times: dict[str, list[float]], its_range: StandInRange | None, num
     began = time.perf_counter()
     async with open_vm(*made, home=home, recorder=MemoryRecorder(), planned={}, port=port) as vm:
         times[f"open_{label}_ms"].append((time.perf_counter() - began) * 1e3)
-        for phase in ("wire", "renew"):
-            if phase in vm.timings_ms:
-                times[f"{phase}_{label}_ms"].append(vm.timings_ms[phase])
         if port is not None:
             await through(vm, times)
         times[f"destroy_{label}_ms"].append((await vm.destroy()).duration_ms)

@@ -2,10 +2,11 @@
 line of JSON on standard input with one on standard output.
 
 It imports everything once and forks for each request, so an owner costs milliseconds. An owner
-opens a cell, works in it, reverts it, saves and forks it where that can be, and destroys it. A
-*site* is a line of Belljar's own code in one of these phases: the owner kills itself with SIGKILL
-just before it would run that line for the first time in that phase. Orphans become children of this
-process (it is a subreaper), so whoever looks for what is left finds it below.
+opens a cell, works in it, reverts it, saves and forks it where that can be, and destroys it, or
+goes through as many of these phases as a site needs. A *site* is a line of Belljar's own code in
+one of them: the owner kills itself with SIGKILL just before it would run that line for the first
+time in that phase. Orphans become children of this process (it is a subreaper), so whoever looks
+for what is left finds it below.
 """
 
 from __future__ import annotations
@@ -33,7 +34,18 @@ from belljar.isolation.reap import reap as reap_cells
 from belljar.policy.load import load_policy
 
 ROOMS = ("cell", "isolation", "network", "channel", "ledger", "host", "image")
-PHASES = ("create", "exec", "revert", "snapshot", "fork", "destroy")
+PHASES = ("create", "exec", "revert", "snapshot", "fork", "destroy", "end")
+"""`destroy` comes right after `exec`; `end` is the destruction after all the others."""
+# Before a site's phase a life goes through these alone: each other would cost a machine.
+BEFORE = {
+    "create": (),
+    "exec": (),
+    "revert": ("exec",),
+    "snapshot": (),
+    "fork": ("snapshot",),
+    "destroy": ("exec",),
+    "end": ("exec", "revert", "snapshot", "fork"),
+}
 Site = tuple[str, str, int, str]
 ANY_LINE = 0
 """As a site's line: the first of its function that runs."""
@@ -85,27 +97,33 @@ def _own_name(filename: str) -> str | None:
     return None
 
 
-async def own(home: Path, policy: Path, wire: Wire) -> dict[str, object]:
-    """One cell from start to end; a background process is alive in both of its machines when they
-    are destroyed."""
+async def own(home: Path, policy: Path, wire: Wire, last: str) -> dict[str, object]:
+    """One cell from start to end, by way of what comes before the phase `last`; a background
+    process is alive in each of its machines that ran a command when it is destroyed."""
     loaded = load_policy(policy)
+    phases = {*BEFORE[last], last}
+    if loaded.policy.network is not None:
+        phases -= {"revert", "snapshot", "fork"}  # A range with a network has none of them.
+    stdout = b""
     async with open_cell(loaded, home=home) as cell:
-        wire.phase = "exec"
-        await cell.write_file("/tmp/file", b"contents")
-        output = await cell.exec(LEFT_RUNNING, input=b"input")
-        if loaded.policy.network is None:  # a range with one can't be reverted
+        if "exec" in phases:
+            wire.phase = "exec"
+            await cell.write_file("/tmp/file", b"contents")
+            stdout = (await cell.exec(LEFT_RUNNING, input=b"input")).stdout
+        if "revert" in phases:
             wire.phase = "revert"
             await cell.revert(verify=True)
             await cell.exec(LEFT_RUNNING)
-        if loaded.policy.snapshots and loaded.policy.network is None:
+        if "snapshot" in phases:
             wire.phase = "snapshot"
             snapshot = await cell.snapshot()
-            wire.phase = "fork"
-            async with snapshot.fork():
-                pass
-        wire.phase = "destroy"
+            if "fork" in phases:
+                wire.phase = "fork"
+                async with snapshot.fork():
+                    pass
+        wire.phase = "end" if last == "end" else "destroy"
     return {
-        "stdout": output.stdout.decode(),
+        "stdout": stdout.decode(),
         "cell_id": cell.id,
         "clean": bool(cell.destruction and cell.destruction.clean),
     }
@@ -124,11 +142,11 @@ async def hold(home: Path, policy: Path) -> None:
 # ---- requests
 
 
-def rehearse(home: Path, policy: Path) -> dict[str, object]:
-    """A whole life, and every site it passed in order."""
+def rehearse(home: Path, policy: Path, last: str = "end") -> dict[str, object]:
+    """A life up to that phase, and every site it passed in order."""
     wire = Wire()
     wire.stretch()
-    said = anyio.run(own, home, policy, wire)
+    said = anyio.run(own, home, policy, wire, last)
     return {**said, "sites": list(wire.seen)}
 
 
@@ -136,7 +154,7 @@ def die(home: Path, policy: Path, site: list[Any]) -> dict[str, object]:
     """A life that ends at the site; answers only when it did not pass it."""
     wire = Wire((site[0], site[1], site[2], site[3]))
     wire.stretch()
-    return anyio.run(own, home, policy, wire)
+    return anyio.run(own, home, policy, wire, site[0])
 
 
 def lose(home: Path, policy: Path, victim: str, after_ms: float) -> dict[str, object]:
@@ -145,7 +163,7 @@ def lose(home: Path, policy: Path, victim: str, after_ms: float) -> dict[str, ob
     struck: list[str] = []
     threading.Thread(target=strike, args=(victim, after_ms / 1000, struck), daemon=True).start()
     try:
-        ended = str(anyio.run(own, home, policy, Wire()))
+        ended = str(anyio.run(own, home, policy, Wire(), "destroy"))
     except BaseException as error:  # noqa: BLE001 - told, whatever it is
         ended = f"{type(error).__name__}: {error}"
     return {"ended": ended, "struck": struck}

@@ -567,7 +567,7 @@ def test_an_ordinary_user_s_layers_are_used_again(user: UsersBelljar) -> None:
             assert done.returncode == 0, done.stderr
         assert b"Using cache" in done.stderr
         assert list((user.home / "build-layers").iterdir())
-        done = user("prune", "--all")
+        done = user("prune", "--unused-for", "0s")
         assert done.returncode == 0, done.stdout
         kept = [user.home / name for name in ("build-layers", "build-bases")]
         assert not [path for directory in kept for path in directory.iterdir()]

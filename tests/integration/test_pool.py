@@ -80,6 +80,7 @@ async def standing(pool: Pool, home: Path, *taken: Cell) -> JournalEntry:
 
 @pytest.mark.promise("3.4")
 @pytest.mark.anyio
+@pytest.mark.thorough_in("trio")
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path: Path) -> None:
     """Taken by one, with the right time in it; a dead one is given to nobody; what nobody took is
@@ -126,12 +127,12 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("tier", ["container", "microvm"])
-async def test_a_cell_in_the_making_that_is_killed(tier: str, home: Path, tmp_path: Path) -> None:
+@pytest.mark.thorough_in("trio")
+async def test_a_cell_in_the_making_that_is_killed(home: Path, tmp_path: Path) -> None:
     """By its id: it ends with proof and is given to nobody, the record says why, and the pool makes
     another for the next."""
-    with start_run("test", tier, []) as run:
-        async with open_pool(policy_of(tier, tmp_path), run=run) as pool:
+    with start_run("test", "low", []) as run:
+        async with open_pool(policy_of("container", tmp_path), run=run) as pool:
             while not (ids := [e.cell_id for e in Journal(home).entries() if e.kind == "cell"]):
                 await anyio.lowlevel.checkpoint()
             (named,) = ids
@@ -148,11 +149,10 @@ async def test_a_cell_in_the_making_that_is_killed(tier: str, home: Path, tmp_pa
 
 
 @pytest.mark.promise("3.4")
-@pytest.mark.parametrize("tier", ["container", "microvm"])
-def test_cells_made_ahead_die_with_their_owner(tier: str, home: Path, tmp_path: Path) -> None:
+def test_cells_made_ahead_die_with_their_owner(home: Path, tmp_path: Path) -> None:
     """Its SIGKILL ends the cell that was taken and the one that stands; reaping removes what is
     left, and the ledger verifies up to there."""
-    policy_of(tier, tmp_path)
+    policy_of("container", tmp_path)
     before = set((home / "journal").glob("*")) if (home / "journal").is_dir() else set()
     argv = [sys.executable, "-c", OWNER, str(tmp_path / "policy.yaml")]
     with subprocess.Popen(

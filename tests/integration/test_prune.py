@@ -22,17 +22,24 @@ def anyio_backend() -> str:
 
 def uses(home: Path, kind: str) -> list[str]:
     """Whether the parts of this kind are in use, asked for everything that no cell uses."""
-    return [part.state for part in unneeded(home, 0.0, everything=True) if part.kind == kind]
+    return [part.state for part in unneeded(home, 0.0) if part.kind == kind]
 
 
 @pytest.mark.promise("6.5")
 @pytest.mark.parametrize(
-    ("tier", "kind"), [("container", "tree"), ("gvisor", "tree"), ("microvm", "template")]
+    ("tier", "kind"),
+    [
+        ("container", "tree"),
+        ("container", "root"),
+        ("gvisor", "root"),
+        ("microvm", "template"),
+        ("microvm", "root"),
+    ],
 )
 async def test_a_living_cell_holds_what_it_was_made_from(
     tier: str, kind: str, vm_home: Path
 ) -> None:
-    """Its template or unpacked image is in use as long as it lives, and free when it is
+    """Its template, unpacked image or program's root is in use as long as it lives, and free when it is
     destroyed."""
     async with open_cell(with_tier(resolve_policy("low"), tier), home=vm_home) as cell:
         assert (await cell.exec(["true"])).returncode == 0

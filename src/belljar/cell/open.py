@@ -14,7 +14,6 @@ from contextlib import (
 )
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,6 @@ from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image.config import image_health
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.program_root import STORE_HINT
-from belljar.isolation.sandbox import do_while_starting
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
@@ -194,15 +192,6 @@ def _fork(
     machine: Callable[..., AbstractAsyncContextManager[Range]], snapshot: Snapshot
 ) -> AbstractAsyncContextManager[Range]:
     return revertible(machine, first=partial(machine, snapshot=snapshot))
-
-
-def import_what_runs_later() -> None:
-    """Import what a cell's operations and the first checkpoint need."""
-    import_module("belljar.cell.cell")
-    import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
-
-
-do_while_starting(import_what_runs_later)
 
 
 @asynccontextmanager

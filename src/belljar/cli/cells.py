@@ -256,44 +256,34 @@ def release(*, as_json: bool) -> None:
     metavar="DURATION",
     default="14d",
     show_default=True,
-    help="Remove templates, unpacked images, bases and layers of builds not used for this long.",
-)
-@click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="Remove all that no running cell uses, and images without a name.",
+    help="Remove what was not used for this long; 0s: all that no running cell uses.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option()
-def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove unused templates, unpacked images, kept parts of builds and guest kernels.
+def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
+    """Remove unused templates, unpacked images, parts of builds, program roots and guest kernels.
 
-    A template is the snapshot of a booted guest from which microVM cells start. Removed are those
-    whose image is gone or that were unused for a while, and old guest kernels. Images with a name,
-    runs, keys and what a running cell uses stay. What is needed again is made again.
+    A template is the snapshot of a booted guest from which microVM cells start. Images, runs, keys,
+    the current guest kernel and what a running cell uses stay. What is needed again is made again.
 
     Exit code 3 when something could not be removed.
     """
     from belljar.isolation.prune import prune as prune_store
     from belljar.store.home import belljar_home
 
-    parts = run_async(
-        prune_store, belljar_home(), unused_for_s=unused_for, everything=everything, dry_run=dry_run
-    )
+    parts = run_async(prune_store, belljar_home(), unused_for_s=unused_for, dry_run=dry_run)
     gone = [part for part in parts if part.state in {"removed", "unneeded"}]
     freed_bytes = sum(part.size_bytes for part in gone)
     if as_json:
-        names = ("kind", "path", "why", "size_bytes", "state", "note")
+        names = ("kind", "path", "why", "size_bytes", "state")
         shown = [{name: getattr(part, name) for name in names} for part in parts]
         shown = [{**part, "path": str(part["path"])} for part in shown]
         print_json({"dry_run": dry_run, "freed_bytes": freed_bytes, "parts": shown})
     else:
         for part in parts:
-            note = f": {part.note}" if part.note else ""
             name, size = part.path.name[:12], format_size(part.size_bytes)
             what = f"{_PRUNED[part.state]} {part.kind} {name} ({size})"
-            click.echo(printable(f"{what}: {part.why}{note}"))
+            click.echo(printable(f"{what}: {part.why}"))
         freed = f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes)}"
         if gone or not parts:
             click.echo(f"{freed} ({len(gone)} parts)" if gone else "nothing to remove")

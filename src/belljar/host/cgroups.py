@@ -16,7 +16,7 @@ _LIMIT_FILE_V1: Final = {
     "memory": "memory.limit_in_bytes",
     "pids": "pids.max",
 }
-_UNLIMITED_BYTES: Final = 1 << 60
+_UNLIMITED_BYTES: Final = 1 << 60  # version 1 has a huge number for "no limit"
 TryGroup: TypeAlias = Callable[[Path, str], bool]
 """Makes a group, looks for its limit file."""
 

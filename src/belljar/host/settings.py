@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
 
 HOST_FILE: Final = Path("/etc/belljar/settings.yaml")
-MAX_BYTES: Final = 64 << 10
+MAX_BYTES: Final = 64 << 10  # each start reads them
 
 
 class Upstreams(Enum):

@@ -25,7 +25,7 @@ NFT_MIN: Final = "1.0.6"
 """Its JSON is what the rules use (Debian 12)."""
 _VERSION: Final = re.compile(r"\d{1,8}(?:\.\d{1,8})+(?:~\d{1,8})?")
 _TIMEOUT_S: Final = 10.0
-_MAX_OUTPUT_CHARS: Final = 4096
+_MAX_OUTPUT_CHARS: Final = 4096  # any program may have a tool's name
 SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

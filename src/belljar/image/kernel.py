@@ -20,7 +20,7 @@ from belljar.image.config import debian_arch
 from belljar.image.store import file_sha256
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.locks import locked
-from belljar.store.scratch import remove_tree, retire, scratch_dir
+from belljar.store.scratch import scratch_dir
 
 if TYPE_CHECKING:
     from belljar.image.apt import AptSource
@@ -97,14 +97,6 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
             )
         run_tool([tool("dpkg-deb"), "--extract", str(deb), str(scratch / "tree")], timeout_s=300)
         return _store(home, scratch, package, modules)
-
-
-def remove_kernel(home: Path, digest: str) -> None:
-    """Unless it may be current. Raises `FileNotFoundError`."""
-    with locked(home, "kernels"):
-        if current_digest(home) in {None, digest}:
-            return
-        remove_tree(retire(home / "kernels" / digest))
 
 
 def current_digest(home: Path) -> str | None:

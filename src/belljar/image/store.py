@@ -191,15 +191,13 @@ class Store:
             self._write(self._names_file, _named(self._names(), called, digest))
             return self._read(digest, self._names(), self._origins())
 
-    def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
+    def remove(self, ref: str) -> Image:
         """Remove a name, and with its last name (or by digest) the image. Returns that.
 
-        `only_unnamed`: nothing, when it has a name. Raises `HostError` when there is none.
+        Raises `HostError` when there is none.
         """
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
-            if only_unnamed and image.names:
-                return image
             reference = _parsed(ref)
             name = _name_in(names, reference) if reference else ref if ref in names else None
             dropped = {name} if name else set(image.names)

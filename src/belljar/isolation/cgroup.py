@@ -22,7 +22,7 @@ from belljar.process import raise_if_blind
 from belljar.store.scratch import orphans, owned_name
 
 _TRIAL: Final = "facts-"
-_CPU_PERIOD_US: Final = 100_000
+_CPU_PERIOD_US: Final = 100_000  # the kernel's default
 _REMOVE_TIMEOUT_S: Final = 0.5
 _SOCKETS_SHARE: Final = 8
 _OOM_FILES: Final = ("memory.events", "memory.oom_control")

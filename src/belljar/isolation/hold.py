@@ -29,9 +29,9 @@ HOLD_FILE: Final = "hold.json"
 RELEASE_HINT: Final = "`belljar release` lifts the hold"
 SCOPES: Final = ("sample", "run", "all", "cells")
 NO_REASON: Final = "no reason given"
-MAX_REASON_CHARS: Final = 500
+MAX_REASON_CHARS: Final = 500  # it stands in each error of what was killed
 _KEEP_ORDERS_S: Final = 3600.0
-_MAX_FILE_BYTES: Final = 1 << 14
+_MAX_FILE_BYTES: Final = 1 << 14  # more is none of ours, and holds all the same
 _DRAFT: Final = ".draft-"
 
 

@@ -15,7 +15,6 @@ import select
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +38,8 @@ from belljar.subids import grant_hint
 from belljar.units import printable
 
 _KILL_STEP_S: Final = 2.0
-_MAX_DIAGNOSIS_BYTES: Final = 16 << 10
-_MAX_STATUS_BYTES: Final = 8 << 10
+_MAX_DIAGNOSIS_BYTES: Final = 16 << 10  # a runtime may print without end
+_MAX_STATUS_BYTES: Final = 8 << 10  # a compromised supervisor may, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,57 +367,22 @@ _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.A
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)
 
 
-class JailStep(IntEnum):
-    """Steps a host may forbid (`native/jail/main.c` has all)."""
-
-    NAMESPACES = 3
-    IDENTITY = 4
-    CGROUP_NAMESPACE = 6
-    HOST_NAME = 7
-    PRIVATE_MOUNTS = 8
-    MOUNTS = 22
-    LOCK_MOUNTS = 23
-    ID_MAPPED_TREES = 24
-    NETWORK = 25
-    DEVICE_NODES = 26
-    SUBORDINATE_IDS = 27
-    KERNEL_FILES = 28
-
-
-_FORBIDDEN_STEPS: Final = frozenset(
-    {
-        JailStep.NAMESPACES,
-        JailStep.IDENTITY,
-        JailStep.CGROUP_NAMESPACE,
-        JailStep.HOST_NAME,
-        JailStep.PRIVATE_MOUNTS,
-        JailStep.LOCK_MOUNTS,
-        JailStep.NETWORK,
-    }
-)
+# Steps of `native/jail/main.c` that a host may forbid, by number: namespaces, identity, group
+# namespace, host name, private mounts, locked mounts, network.
+_FORBIDDEN_STEPS: Final = frozenset({3, 4, 6, 7, 8, 23, 25})
 _FORBIDDING: Final = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS}
 )
-_HINT_FORBIDDEN: Final = (
-    "this host forbids what the jail is made of (user namespaces or control groups); "
-    "`belljar doctor` says which switch it is"
-)
-_HINT_COVERED: Final = (
-    "parts of this host's /proc or /sys are covered, as in a container: run where they are whole "
-    "(docker: `--security-opt systempaths=unconfined`)"
-)
-_HINT_NO_IDS: Final = (
-    f"{grant_hint('USER')}, and install the package uidmap; if the user has them, "
-    "newuidmap can't use "
-    "its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root"
+_MOUNTS, _SUBORDINATE_IDS, _KERNEL_FILES = 22, 27, 28
+# Id-mapped trees, device nodes, subordinate ids: however they fail, the host lacks something.
+_HOST_STEPS: Final = frozenset({24, 26, _SUBORDINATE_IDS})
+_HINT_HOST: Final = (
+    "`belljar doctor` says what this host lacks, and docs/tiers.md what each tier needs"
 )
 _HINTS: Final = {
-    JailStep.ID_MAPPED_TREES: "id-mapped mounts need Linux 5.19 and a file system that can "
-    "(ext4, xfs, btrfs): "
-    "put BELLJAR_HOME on one",
-    JailStep.DEVICE_NODES: "root needs CAP_MKNOD here, and a device group that allows "
-    "null, zero, full, random, "
-    "urandom and tty",
+    _SUBORDINATE_IDS: f"{grant_hint('USER')}, and install the package uidmap",
+    _KERNEL_FILES: "parts of this host's /proc or /sys are covered, as in a container: run where "
+    "they are whole (docker: `--security-opt systempaths=unconfined`)",
 }
 
 
@@ -457,20 +421,17 @@ def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = Fals
         return CellError(f"{what}{more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"
-    if step == JailStep.SUBORDINATE_IDS:
-        refused = f"the host gives this user no ids for a jail: {what}{more}"
-        return HostError(refused, where=where, hint=_HINT_NO_IDS)
-    if hint := _host_hint(step, code):
-        return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
+    if _is_hosts_fault(step, code):
+        refused = f"the jail can't be built here: {what}{more}"
+        return HostError(refused, where=where, hint=_HINTS.get(step, _HINT_HOST))
     hint = "if this host is unusual, `belljar doctor` may say why"
     return CellError(f"the jail could not be built: {what}", where=where, hint=hint)
 
 
-def _host_hint(step: int, code: int) -> str:
-    if step in _FORBIDDEN_STEPS and code in _FORBIDDING:
-        return _HINT_FORBIDDEN
-    if step == JailStep.MOUNTS and code == errno.EOPNOTSUPP:
-        return "the container tiers need Linux 6.6; the microvm tier does not"
-    if step == JailStep.KERNEL_FILES and code in (errno.EPERM, errno.EACCES):
-        return _HINT_COVERED
-    return _HINTS.get(JailStep(step), "") if step in _HINTS else ""
+def _is_hosts_fault(step: int, code: int) -> bool:
+    return (
+        step in _HOST_STEPS
+        or (step in _FORBIDDEN_STEPS and code in _FORBIDDING)
+        or (step == _MOUNTS and code == errno.EOPNOTSUPP)  # of a kernel before Linux 6.6
+        or (step == _KERNEL_FILES and code in {errno.EPERM, errno.EACCES})
+    )

@@ -25,7 +25,7 @@ from belljar.package import program_path
 from belljar.plan.oci import OciCell, OciRuntime
 from belljar.plan.qemu import MOUNT_POINTS, Accel
 from belljar.store.locks import locked
-from belljar.store.scratch import MAKING, owned_name, remove_tree, retire
+from belljar.store.scratch import MAKING, owned_name, remove_tree
 from belljar.units import printable
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
@@ -135,32 +135,6 @@ def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
         ):
             return _root_of(description.parent, data)
     return None
-
-
-def outdated_roots(directory: Path) -> list[Path]:
-    """Roots whose sources changed or are gone."""
-    return [
-        root
-        for root in sorted(directory.glob("*"))
-        if _NAME.fullmatch(root.name) and not _is_current(root)
-    ]
-
-
-def remove_root(home: Path, root: Path) -> None:
-    """Remove it unless remade, under its lock. Raises `FileNotFoundError`."""
-    with locked(home, root.parent.name):
-        if _is_current(root):
-            return
-        remove_tree(retire(root))
-
-
-def _is_current(root: Path) -> bool:
-    try:
-        return _unchanged(
-            root / "root", json.loads((root / f"{root.parent.name}.json").read_text())
-        )
-    except (OSError, ValueError):
-        return False
 
 
 def _points(recipe: RootRecipe) -> list[str]:

@@ -47,7 +47,7 @@ from belljar.policy.limits import Resources, Tier
 from belljar.store.journal import Journal, new_cell_id
 from belljar.store.scratch import owned_name
 
-_LIFETIME_S: Final = 40.0
+_LIFETIME_S: Final = 40.0  # ends it though its owner is stopped
 _OPEN_FILES: Final = 1024
 SELF_TEST: Final = "self-test"
 """The rule of the order by which the kill switch tests itself."""
@@ -141,7 +141,7 @@ def _empty_tree(home: Path) -> ImageTree:
     return ImageTree(root=root, first_uid=uid, first_gid=gid)
 
 
-KVM_DEADLINE_S: Final = 10.0
+KVM_DEADLINE_S: Final = 10.0  # where KVM hangs, waiting longer proves nothing
 _RAM_MIB: Final = 256
 
 

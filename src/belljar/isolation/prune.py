@@ -1,190 +1,100 @@
-"""Removes unneeded parts of the store.
+"""Removes parts of the store that nobody has used for long, and nobody has now.
 
-All are made again when wanted, except unnamed images (`everything` only). Parts in use stay. What
-is half made is not its business: each start, and `belljar reap`, sweep it.
+A user of a part claims it, which sets its modification time: its last use. All are made again when
+wanted. What is half made is not prune's business: each start, and `belljar reap`, sweep it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import anyio.to_thread
 
 from belljar.errors import BelljarError
-from belljar.image.kernel import current_digest, remove_kernel
+from belljar.image.kernel import current_digest
 from belljar.image.storage import BASES, LAYERS, remove_kept
-from belljar.image.store import Store
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
-from belljar.isolation.program_root import outdated_roots, remove_root
-from belljar.store.journal import Journal
 from belljar.store.locks import in_use, locked
 from belljar.store.scratch import remove_tree, retire_unclaimed
 from belljar.units import format_duration
 
-PartKind: TypeAlias = Literal["image", "template", "tree", "build", "root", "kernel"]
+PartKind: TypeAlias = Literal["template", "tree", "build", "root", "kernel"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_ROOTS: Final = ("vmm", "runtimes", "unpackers", "wires")
-_BLOCK_BYTES: Final = 512
-_UNCLAIMED: Final = frozenset({"root", "kernel", "image"})
-"""Used without a claim, which the others have: stays while any cell lives."""
+_BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's are
+_KINDS: Final[dict[str, PartKind]] = {
+    "templates": "template",
+    "trees": "tree",
+    BASES: "build",
+    "vmm": "root",
+    "runtimes": "root",
+    "unpackers": "root",
+    "wires": "root",
+    "kernels": "kernel",
+}
+"""By the directory of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedPart:
-    """A removable part and its outcome; `note`: why kept."""
+    """A part that was not used for long, and its outcome; `why` it goes, or stays."""
 
     kind: PartKind
     path: Path
     why: str
     size_bytes: int = 0
     state: PartState = "unneeded"
-    note: str = ""
 
 
 async def prune(
-    home: Path, *, unused_for_s: float, everything: bool = False, dry_run: bool = False
+    home: Path, *, unused_for_s: float, dry_run: bool = False
 ) -> tuple[PrunedPart, ...]:
-    """Remove what is unneeded; each part that was found, and what became of it.
-
-    Args:
-        unused_for_s: how long a part that could still be used was not.
-        everything: however short ago it was used, and images without a name too.
+    """Remove what was not used for so long; each part that was found, and what became of it.
 
     Raises:
-        HostError: the store is damaged. PermissionError: it is another user's.
+        PermissionError: the store is another user's.
     """
-    wanted = 0.0 if everything else unused_for_s
-    found = await anyio.to_thread.run_sync(unneeded, home, wanted, everything)
+    found = await anyio.to_thread.run_sync(unneeded, home, unused_for_s)
     return found if dry_run else tuple([await remove_part(part, home) for part in found])
 
 
-def unneeded(
-    home: Path,
-    unused_for_s: float,
-    everything: bool,  # noqa: FBT001
-) -> tuple[PrunedPart, ...]:
-    """Everything removable, with sizes; parts in use are marked."""
-    before = time.time() - unused_for_s
-    images = [
-        PrunedPart(kind="image", path=image.rootfs.parent, why="it has no name")
-        for image in (Store(home).list() if everything else ())
-        if not image.names
-    ]
-    gone = {part.path.name for part in images}
-    parts = (
-        *images,
-        *_templates(home, gone, before),
-        *_of_images(home, "trees", "tree", gone, before),
-        *_of_images(home, BASES, "build", gone, before),
-        *(
-            PrunedPart(kind="build", path=layers, why=why)
-            for layers in sorted((home / LAYERS).glob("*"))
-            if (why := _unused(layers, before))
-        ),
-        *(
-            PrunedPart(kind="root", path=root, why="its program is another version now, or gone")
-            for name in _ROOTS
-            for root in outdated_roots(home / name)
-        ),
-        *_kernels(home, before),
-    )
-    busy = _cells_live(home)
-    return tuple(_measured(part, busy=busy) for part in parts)
+def unneeded(home: Path, unused_for_s: float) -> tuple[PrunedPart, ...]:
+    """Everything not used for so long, with sizes; parts in use are marked."""
+    now = time.time()
+    parts = []
+    for kind, path in _parts(home):
+        try:
+            unused_s = now - path.stat().st_mtime
+        except FileNotFoundError:  # another prune was quicker
+            continue
+        if unused_s >= unused_for_s:
+            why = f"not used for {format_duration(max(0.0, unused_s))}"
+            part = PrunedPart(kind=kind, path=path, why=why, size_bytes=disk_bytes(path))
+            parts.append(_as_used(part) if in_use(path) else part)
+    return tuple(parts)
 
 
-def _cells_live(home: Path) -> bool:
-    return any(entry.owner_lives() for entry in Journal(home).entries())
-
-
-def _templates(home: Path, gone: set[str], before: float) -> Iterator[PrunedPart]:
-    for directory in _keyed(home / "templates"):
-        inputs = _inputs(directory)
-        if not _has(home, "images", inputs.get("image_digest"), gone):
-            why = "its image is gone"
-        elif not _has(home, "kernels", inputs.get("kernel_digest"), set()):
-            why = "its guest kernel is gone"
-        else:
-            why = _unused(directory, before)
-        if why:
-            yield PrunedPart(kind="template", path=directory, why=why)
-
-
-def _inputs(directory: Path) -> dict[str, Any]:
-    try:
-        inputs = json.loads((directory / "template.json").read_text())["inputs"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return inputs if isinstance(inputs, dict) else {}
-
-
-def _has(home: Path, kind: str, digest: object, gone: set[str]) -> bool:
-    return (
-        isinstance(digest, str)
-        and _KEY.fullmatch(digest) is not None
-        and digest not in gone
-        and (home / kind / digest).is_dir()
-    )
-
-
-def _of_images(
-    home: Path, name: str, kind: PartKind, gone: set[str], before: float
-) -> Iterator[PrunedPart]:
-    for directory in _keyed(home / name):
-        why = (
-            _unused(directory, before)
-            if _has(home, "images", directory.name, gone)
-            else "its image is gone"
-        )
-        if why:
-            yield PrunedPart(kind=kind, path=directory, why=why)
-
-
-def _kernels(home: Path, before: float) -> Iterator[PrunedPart]:
+def _parts(home: Path) -> Iterator[tuple[PartKind, Path]]:
     current = current_digest(home)
-    if current is None:  # then any of them may be it
-        return
-    for directory in _keyed(home / "kernels"):
-        if directory.name != current and _unused(directory, before):
-            yield PrunedPart(
-                kind="kernel", path=directory, why="another guest kernel is the current one"
-            )
+    for name, kind in _KINDS.items():
+        if kind == "kernel" and current is None:  # then any of them may be it
+            continue
+        for path in sorted((home / name).glob("*")):
+            if _KEY.fullmatch(path.name) and (kind, path.name) != ("kernel", current):
+                yield kind, path
+    for path in sorted((home / LAYERS).glob("*")):
+        yield "build", path
 
 
-def _keyed(directory: Path) -> list[Path]:
-    return [
-        path for path in sorted(directory.glob("*")) if _KEY.fullmatch(path.name) and path.is_dir()
-    ]
-
-
-def _unused(directory: Path, before: float) -> str:
-    """Why it may go; "": used since, or already gone."""
-    try:
-        used = directory.stat().st_mtime
-    except FileNotFoundError:
-        return ""
-    return f"not used for {format_duration(max(0.0, time.time() - used))}" if used <= before else ""
-
-
-def _measured(part: PrunedPart, *, busy: bool) -> PrunedPart:
-    note = _claimed_by(part, busy=busy)
-    state: PartState = "in use" if note else "unneeded"
-    return replace(part, size_bytes=disk_bytes(part.path), state=state, note=note)
-
-
-def _claimed_by(part: PrunedPart, *, busy: bool) -> str:
-    """Return who may have it, "" for nobody. `busy`: cells live."""
-    if part.kind in _UNCLAIMED:
-        return "cells live, and may have it" if busy else ""
-    return "a cell or a build has it" if in_use(part.path) else ""
+def _as_used(part: PrunedPart) -> PrunedPart:
+    return replace(part, state="in use", why="a cell or a build has it")
 
 
 def disk_bytes(path: Path) -> int:
@@ -201,42 +111,35 @@ def disk_bytes(path: Path) -> int:
 
 
 async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
-    """Remove it if still unneeded; returns the outcome."""
+    """Remove it unless somebody has it; returns the outcome."""
     if part.state == "in use":
         return part
     try:
-        if part.path.parent == home / "trees":
+        if part.kind == "tree":
             await remove_trees(home, [part.path.name])
         else:
             await anyio.to_thread.run_sync(_remove, part, home)
     except BlockingIOError:
-        return replace(part, state="in use", note="it is being made anew")
+        return replace(part, state="in use", why="it is being made anew")
     except (BelljarError, OSError) as exc:
         if part.path.exists():
             why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
-            return replace(part, state="failed", note=why)
+            return replace(part, state="failed", why=why)
     if not part.path.exists():
         return replace(part, state="removed")
-    note = _claimed_by(part, busy=_cells_live(home))
-    if note or part.kind in _UNCLAIMED:
-        return replace(part, state="in use", note=note or "it is needed again")
-    return replace(part, state="failed", note="it could not be removed")
+    if part.kind == "kernel" or in_use(part.path):
+        return _as_used(part)
+    return replace(part, state="failed", why="it could not be removed")
 
 
 def _remove(part: PrunedPart, home: Path) -> None:
-    """Asks its rule again under its lock."""
-    if part.kind in _UNCLAIMED and _cells_live(home):
+    """Under its makers' lock, where what was just made isn't claimed yet."""
+    if part.kind == "build":
+        remove_kept(home, part.path)
         return
-    match part.kind:
-        case "template":
-            with locked(home, lock_name(part.path.name), wait=False):
-                if (retired := retire_unclaimed(part.path)) is not None:
-                    remove_tree(retired)
-        case "image":
-            Store(home).remove(part.path.name, only_unnamed=True)
-        case "build":
-            remove_kept(home, part.path)
-        case "root":
-            remove_root(home, part.path)
-        case "kernel":
-            remove_kernel(home, part.path.name)
+    name = lock_name(part.path.name) if part.kind == "template" else part.path.parent.name
+    with locked(home, name, wait=False):
+        if part.kind == "kernel" and current_digest(home) in {None, part.path.name}:
+            return  # `belljar setup` has just made it the current one
+        if (retired := retire_unclaimed(part.path)) is not None:
+            remove_tree(retired)

@@ -37,6 +37,7 @@ from belljar.isolation.survivors import Destruction, destroy_remains, wait_for_d
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.store.locks import claimed
 from belljar.units import format_duration
 
 if TYPE_CHECKING:
@@ -47,12 +48,6 @@ FINAL_STATUS_TIMEOUT_S: Final = 0.5
 """Sockets close a little before the supervisor reports."""
 _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
 _NAMELESS_CHILD_S: Final = 2.0
-_while_starting: Final[list[Callable[[], object]]] = []
-
-
-def do_while_starting(action: Callable[[], object]) -> None:
-    """Run once, blocking, during the next start; errors end that jail."""
-    _while_starting.append(action)
 
 
 class Sandbox:
@@ -98,7 +93,7 @@ class Sandbox:
         self._home, self._journal = home, Journal(home)
         self._entry: JournalEntry | None = None
         self._order: KillOrder | None = None
-        self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
+        self._counts = {"oom_kills": 0, "refused_forks": 0}
         self._oom_kills_while_alive = 0
         self._ready_s = time.monotonic()
         self._owner: AsyncExitStack | None = None
@@ -164,7 +159,15 @@ class Sandbox:
         stdin_fd: int | None = None,
         user_namespace: int | None = None,
     ) -> None:
-        """As `start_jail`; then `wait_running`."""
+        """As `start_jail`; then `wait_running`. No prune removes the program's root meanwhile."""
+        try:
+            self._held.enter_context(claimed(spec.root.parent))
+        except FileNotFoundError as exc:
+            raise HostError(
+                "a program's root was removed while a cell was to be started",
+                where=str(spec.root),
+                hint="start it again: the root is made anew",
+            ) from exc
         self.jail = start_jail(
             spec,
             program,
@@ -173,9 +176,6 @@ class Sandbox:
             stdin_fd=stdin_fd,
             user_namespace=user_namespace,
         )
-        while _while_starting:
-            with suppress(IndexError):  # another thread's
-                _while_starting.pop()()
 
     async def wait_running(self) -> None:
         """Wait until running and journalled. Raises `HostError`, `CellError`."""
@@ -198,11 +198,6 @@ class Sandbox:
     def host_pid(self) -> int | None:
         """Host pid of its outermost process."""
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
-
-    def making_times(self) -> dict[str, JsonValue]:
-        """How long its making took, by phase, for the record."""
-        timings: dict[str, JsonValue] = {n: round(ms, 1) for n, ms in self.timings_ms.items()}
-        return {"duration_ms": timings["total"], "timings_ms": timings}
 
     def holds(self, pid: int) -> bool:
         """Whether that host pid is in the jail."""
@@ -284,10 +279,6 @@ class Sandbox:
     def refused_forks(self) -> int:
         """Processes and threads the kernel refused."""
         return self._count("refused_forks", "pids", cgroup.refused_forks)
-
-    def memory_peak_bytes(self) -> int:
-        """Peak memory; 0 if unknown."""
-        return self._count("memory_peak_bytes", "memory", cgroup.memory_peak_bytes)
 
     def count_processes(self) -> tuple[int, int]:
         """Processes and threads, now and peak; else zeros."""
@@ -405,7 +396,6 @@ class Sandbox:
         """Remove what is left and say what stays. Its ids are free afterwards."""
         self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
         self.refused_forks()
-        self.memory_peak_bytes()
         if self._entry is not None and self.jail is not None and self.jail.child is None:
             # Its supervisor died before it named its child, which ends with it, in a moment
             wait_for_dying(self._entry, _NAMELESS_CHILD_S)

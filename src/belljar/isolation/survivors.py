@@ -35,7 +35,7 @@ from belljar.store.journal import JournalEntry
 from belljar.units import printable
 
 _KILL_TIMEOUT_S: Final = 1.0
-_READ_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 16  # a command line may have megabytes; a cell's name comes early
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.
 _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 

@@ -116,11 +116,10 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailBind:
-    """One host file, noexec; `writable`: a template's memory."""
+    """One host file, noexec and read-only."""
 
     source: Path
     target: str
-    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +227,7 @@ def _identity(spec: JailSpec, *, is_nested: bool) -> tuple[str, ...]:
 
 
 def _bind(bind: JailBind) -> tuple[str, str, str]:
-    return ("--bind-writable" if bind.writable else "--bind", str(bind.source), bind.target)
+    return ("--bind", str(bind.source), bind.target)
 
 
 def _mount(mount: JailMount) -> tuple[str, ...]:
@@ -253,6 +252,6 @@ def _rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
     given = spec.rlimits or ()
     if spec.rlimits is None and spec.ids is None:  # a VMM's
         given = (("nofile", 256), ("memlock", 65536), ("nproc", spec.limits.processes))
-        given += () if any(bind.writable for bind in spec.binds) else (("fsize", 0),)
+        given += (("fsize", 0),)
     memory = (("as", spec.limits.address_space_bytes),) if spec.memory_by_rlimit else ()
     return (("core", _NO_CORE), *given, *memory)

@@ -154,8 +154,11 @@ def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
     # measurement.
     timer = ",pit=off" if shape.accel == "kvm" else ""
     machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer}{memory}"
-    sharing = "share=off,readonly=on,rom=off" if role is Role.CLONE else "share=on"
-    backend = f"memory-backend-file,id=ram,size={shape.ram_mib}M,mem-path={MEMORY_PATH},{sharing}"
+    # A clone maps its template's file privately; both call their RAM "ram".
+    kind, source = "ram", ""
+    if role is Role.CLONE:
+        kind, source = "file", f",mem-path={MEMORY_PATH},share=off,readonly=on,rom=off"
+    backend = f"memory-backend-{kind},id=ram,size={shape.ram_mib}M{source}"
     # Emulated, the guest would measure its counter by the PIT, once; on a busy host that fails, and
     # nothing else here ticks.
     command_line = (

@@ -108,8 +108,8 @@ def _finding(
     )
 
 
-MAX_OUTPUT_BYTES: Final = 256 << 10
-MAX_DETAIL_CHARS: Final = 400
+MAX_OUTPUT_BYTES: Final = 256 << 10  # a guest may print without end
+MAX_DETAIL_CHARS: Final = 400  # each finding is on record
 END: Final = b"end"
 _BADNESS: Final = (
     AttemptOutcome.DENIED,

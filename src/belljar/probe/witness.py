@@ -31,7 +31,7 @@ from belljar.store.scratch import owned_name, sweep
 from belljar.units import printable
 
 _PREFIX: Final = "tmp-w"
-_MAX_VISITORS: Final = 16
+_MAX_VISITORS: Final = 16  # a guest may come as often as it likes
 _MAX_PROCESSES: Final = 64
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
 # A directory of our own with a random name is made in it.

@@ -11,27 +11,21 @@ from tests.unit.isolation.test_prune import (
     OLD_KERNEL,
     STALE,
     held_by_another,
-    make_store,
-    template,
+    part_of,
 )
 
 from belljar.cli.main import run
 from belljar.isolation.prune import PrunedPart
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A store with images and kernels, made from nothing."""
-    return make_store(tmp_path / "store")
-
-
 def test_the_command_says_what_was_freed(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In words and as JSON; 3 when something stayed that should have gone, 0 else; nonsense is a
     usage error."""
+    home = tmp_path
     monkeypatch.setenv("BELLJAR_HOME", str(home))
-    directory = template(home, STALE, used_s_ago=15 * DAY_S)
+    directory = part_of(home, "templates", STALE, 15 * DAY_S)
     assert run(["prune", "--dry-run"]) == 0
     assert "would remove template 222222222222" in capsys.readouterr().out
     with held_by_another(directory):
@@ -47,9 +41,8 @@ def test_the_command_says_what_was_freed(
     stayed = PrunedPart(
         kind="kernel",
         path=home / "kernels" / OLD_KERNEL,
-        why="old",
+        why="Permission denied",
         state="failed",
-        note="Permission denied",
     )
 
     async def prune(*_: object, **__: object) -> list[PrunedPart]:
@@ -57,5 +50,5 @@ def test_the_command_says_what_was_freed(
 
     monkeypatch.setattr("belljar.isolation.prune.prune", prune)
     assert run(["prune"]) == 3
-    shown_text = "NOT removed kernel dddddddddddd (0 B): old: Permission denied\n"
+    shown_text = "NOT removed kernel dddddddddddd (0 B): Permission denied\n"
     assert capsys.readouterr().out == shown_text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -126,20 +125,6 @@ def test_ones_own_memory_limit_counts(tmp_path: Path, text: str, limit_bytes: in
         own_memory_limit_bytes(parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", "0::/own"))
         == limit_bytes
     )
-
-
-@pytest.mark.root
-def test_the_real_controllers_can_be_used() -> None:
-    """What is said to be usable here really takes a group, and no trial group is left."""
-    fact = cgroup_fact(
-        parse_hierarchies(
-            Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
-        ),
-        is_root=True,
-    )
-    for parent in fact.parents.values():
-        assert os.access(parent, os.W_OK)
-        assert not list(Path(parent).glob("facts-*"))
 
 
 def test_trial_groups_of_the_dead_are_removed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from functools import partial
@@ -13,30 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host.facts import gather_facts, parse_meminfo, parse_os_release, parse_routes
+from belljar.host.facts import gather_facts, parse_routes
 from belljar.isolation.cgroup import try_group
-from belljar.isolation.trials import find_facts
 from belljar.package import program_path
 
 facts_of = partial(gather_facts, try_group=try_group, try_namespaces=lambda: "")
-
-
-def test_facts_are_of_this_machine(tmp_path: Path) -> None:
-    """Real values, JSON-able."""
-    facts = find_facts(tmp_path / "store")
-    assert (facts.arch, facts.kernel_release, facts.uid) == (
-        os.uname().machine,
-        os.uname().release,
-        os.geteuid(),
-    )
-    assert facts.cpus >= 1
-    assert 0 < facts.memory_available_mib <= facts.memory_total_mib
-    assert facts.disk_free_mib > 0
-
-
-def test_a_store_that_can_not_be_written_is_no_error() -> None:
-    """Facts are only remembered there."""
-    assert find_facts(Path("/proc/nowhere/store")).home == "/proc/nowhere/store"
 
 
 def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path) -> None:
@@ -64,34 +44,6 @@ def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path) -> None:
     (tmp_path / "sys/user/max_user_namespaces").write_text("0\n")
     none = userns(is_root=True)
     assert ("max_user_namespaces is 0" in none.reason, "sysctl -w" in none.hint) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "distro"),
-    [
-        ('ID=debian\nVERSION_ID="12"\n', ("debian", "12")),
-        ("# ID=no\nNAME=x\n", ("", "")),
-        ("ID='arch'\n", ("arch", "")),
-    ],
-)
-def test_os_release_is_read(text: str, distro: tuple[str, str]) -> None:
-    """With quotes or without, and with what is missing left empty."""
-    assert parse_os_release(text) == distro
-
-
-@given(st.text())
-def test_any_text_is_no_error(text: str) -> None:
-    """A strange /proc or /etc is read for what it holds."""
-    parse_os_release(text)
-    assert all(amount >= 0 for amount in parse_meminfo(text).values())
-
-
-def test_meminfo_is_in_bytes() -> None:
-    """Its unit is 1024 bytes, whatever it is called."""
-    assert parse_meminfo("MemTotal:  2 kB\nHugePages_Total: 3\nodd\n") == {
-        "MemTotal": 2048,
-        "HugePages_Total": 3,
-    }
 
 
 @pytest.mark.parametrize(

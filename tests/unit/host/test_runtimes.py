@@ -79,24 +79,6 @@ def test_whatever_a_program_says_is_read(kind: str, text: str) -> None:
     assert parse_version(kind, text).replace(".", "").isdigit() or parse_version(kind, text) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "says", "told"),
-    [
-        ("runc", "runc version 1.0.3", "too old: 1.1 or newer is needed"),
-        ("runc", "hello", "doesn't say its version"),
-        ("youki", "", "doesn't say its version"),
-    ],
-)
-def test_a_runtime_that_will_not_do_is_never_tried(
-    name: str, says: str, told: str, tmp_path: Path
-) -> None:
-    """Its version and the reason are told, with the hint."""
-    fact = facts(tmp_path, program(tmp_path, name, says), prove=_never)
-    assert fact.state is RuntimeState.UNUSABLE
-    assert told in fact.reason
-    assert fact.hint
-
-
 def _never(runtime: RuntimeFact) -> HostTrial:
     raise AssertionError(f"{runtime.name} was tried")
 
@@ -107,14 +89,6 @@ def test_gvisor_is_no_container_by_another_name(tmp_path: Path) -> None:
         tmp_path, program(tmp_path, "runsc", "runsc version release-20250101.0"), prove=_never
     )
     assert (fact.state, "gvisor tier" in fact.hint) == (RuntimeState.UNUSABLE, True)
-
-
-def test_a_missing_runtime_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
-    """With what to install or unset."""
-    fact = facts(tmp_path, "no-such-runtime", prove=_never)
-    assert (fact.state, fact.path) == (RuntimeState.UNUSABLE, "")
-    assert "no-such-runtime is missing" in fact.reason
-    assert RUNTIME_VARIABLE in fact.hint
 
 
 @pytest.mark.promise("1.3")
@@ -190,18 +164,6 @@ def test_another_build_of_ours_is_another_proof(
         own_programs("jail"),
         own_programs(),
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [("/nowhere/runc", "is missing"), ("/etc/passwd", "no program"), ("/", "no program")],
-)
-def test_what_can_not_be_run_is_told_from_what_is_missing(
-    tmp_path: Path, name: str, told: str
-) -> None:
-    """A path to no program is not answered with "install it"."""
-    fact = facts(tmp_path, name, prove=_never)
-    assert (fact.state, told in fact.reason) == (RuntimeState.UNUSABLE, True)
 
 
 def test_what_could_not_be_tried_is_not_refuted(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from belljar.host.settings import (
     parse_settings,
     read_settings,
     resolve_here,
-    settings_files,
-    stricter,
     within_settings,
 )
 from belljar.policy.limits import Risk
@@ -62,27 +60,6 @@ def test_of_two_files_the_stricter_word_wins(files: tuple[Path, Path]) -> None:
     assert (both.least_risk, both.least_risk_from) == (Risk.MEDIUM, str(user))
     host.write_text("# nothing yet\n")
     assert read_settings().upstreams is Upstreams.ALLOW
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([None, *Risk]), st.sampled_from([None, *Upstreams])), max_size=4
-    )
-)
-def test_no_further_file_loosens_what_one_said(
-    said: list[tuple[Risk | None, Upstreams | None]],
-) -> None:
-    """The risk is the highest of all, and one `forbid` forbids."""
-    found = Settings()
-    for number, (risk, upstreams) in enumerate(said):
-        text = (f"least_risk: {risk}\n" if risk else "") + (
-            f"upstreams: {upstreams.value}\n" if upstreams else ""
-        )
-        found = stricter(found, parse_settings(text.encode(), source="s"), str(number))
-    assert found.least_risk == max((risk for risk, _ in said if risk is not None), default=Risk.LOW)
-    words = {upstreams for _, upstreams in said if upstreams is not None}
-    expected = Upstreams.FORBID if Upstreams.FORBID in words else Upstreams.ALLOW if words else None
-    assert found.upstreams is expected
 
 
 @pytest.mark.promise("1.4")
@@ -155,17 +132,6 @@ def test_something_real_is_forbidden_to_all(files: tuple[Path, Path]) -> None:
     files[0].write_text("upstreams: forbid\n")
     with pytest.raises(PolicyError, match=r"a\.example.*etc/settings.yaml forbids"):
         resolve_here(loaded)
-
-
-def test_the_users_settings_are_where_programs_look() -> None:
-    """XDG's place; a relative one is ignored, as its specification says."""
-    assert settings_files({"HOME": "/h"})[1] == Path("/h/.config/belljar/settings.yaml")
-    assert settings_files({"HOME": "/h", "XDG_CONFIG_HOME": "/x"})[1] == Path(
-        "/x/belljar/settings.yaml"
-    )
-    assert settings_files({"HOME": "/h", "XDG_CONFIG_HOME": "x"})[1] == Path(
-        "/h/.config/belljar/settings.yaml"
-    )
 
 
 @pytest.mark.promise("2.7")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.host.tools import Tool, at_least, read_json, tool_facts, tools_for, write_json
+from belljar.host.tools import Tool, at_least, read_json, tool_facts, write_json
 
 
 @pytest.fixture
@@ -54,14 +54,6 @@ def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
     assert facts_of(VMM)[:2] == (version, ok)
 
 
-def test_a_missing_tool_is_named_with_its_package(bin_dir: Path) -> None:
-    """The hint is one line that can be followed."""
-    version, ok, hint = facts_of(VMM)
-    assert (version, ok) == ("", False)
-    assert "vmm-package 8.2 or newer" in hint
-    assert "belljar setup" in hint
-
-
 def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_path: Path) -> None:
     """Remembered by the file's path, size and time; a cache that is no cache costs nothing but
     time."""
@@ -89,13 +81,6 @@ def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_p
 def test_versions_are_compared_as_numbers(version: str, least: str, enough: bool) -> None:
     """10 is newer than 8, and unknown is older than anything."""
     assert at_least(version, least) is enough
-
-
-def test_every_architecture_needs_a_vmm() -> None:
-    """The machine's own emulator; a container needs none of that."""
-    for arch in ("x86_64", "aarch64", "riscv64"):
-        needed = [(tool.tier, tool.name) for tool in tools_for(arch) if tool.needed]
-        assert needed == [("microvm", f"qemu-system-{arch}"), ("oci", "unsquashfs")]
 
 
 def test_cache_files_are_whole_and_private_to_the_store(tmp_path: Path) -> None:

@@ -140,18 +140,6 @@ def test_files_are_read_only_and_directories_are_not_listable(tmp_path: Path) ->
         assert stat.S_IMODE(directory.stat().st_mode) == 0o711
 
 
-def test_an_image_that_has_a_name_stays_when_only_unnamed_ones_may_go(tmp_path: Path) -> None:
-    """Also when it got it after somebody saw that it had none; neither the image nor its names are
-    touched."""
-    store = Store(tmp_path / "s")
-    image = put(tmp_path / "s", "x")
-    assert store.remove(image.digest, only_unnamed=True) == image
-    assert store.find("x") == image
-    put(tmp_path / "s", "x", b"other")
-    assert store.remove(image.digest, only_unnamed=True).names == ()
-    assert [left.names for left in store.list()] == [("x",)]
-
-
 def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> None:
     """A name names the newest; `remove` takes a name, and the image when none is left or it was
     named by its digest."""

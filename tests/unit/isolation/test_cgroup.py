@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,29 +86,6 @@ def test_out_of_memory_kills(tmp_path: Path, name: str, text: str) -> None:
     """Counted in either version's words."""
     (tmp_path / name).write_text(text)
     assert cgroup.out_of_memory_kills(tmp_path) == 2
-
-
-def test_removal(tmp_path: Path) -> None:
-    """An empty group goes with those below it; one that the kernel holds on to is reported, in
-    bounded time."""
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    assert cgroup.remove_group(tmp_path / "a")
-    (tmp_path / "held").mkdir()
-    (tmp_path / "held" / "file").touch()
-    assert not cgroup.remove_group(tmp_path / "held")
-    assert cgroup.remove_group(tmp_path / "never")
-
-
-def test_the_processors_quota_can_wait(tmp_path: Path) -> None:
-    """Made without it, and given it before the workload; other limits don't wait."""
-    parents = {name: tmp_path / name for name in ("cpu", "memory")}
-    for parent in parents.values():
-        parent.mkdir()
-    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=False)
-    cgroup.make_groups(groups, replace(LIMITS, cpu_quota_percent=None))
-    assert [path.name for path in tmp_path.glob("*/*/*")] == ["memory.limit_in_bytes"]
-    cgroup.limit_cpu(groups, LIMITS)
-    assert (groups.paths["cpu"] / "cpu.cfs_quota_us").read_text() == "150000"
 
 
 def has_files(monkeypatch: pytest.MonkeyPatch, **contents: str) -> None:

@@ -13,7 +13,6 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.hold import (
     HOLD_FILE,
     give_order,
-    hold,
     new_order,
     read_hold,
     read_order,
@@ -27,22 +26,6 @@ from belljar.isolation.hold import (
 from belljar.store.journal import Journal
 
 CELL, RUN = "c-0123456789ab", "20260101-000000000-abcdef"
-
-
-def test_a_hold_refuses_until_it_is_released(tmp_path: Path) -> None:
-    """What was said is told to whoever is refused; after the release nothing is."""
-    refuse_if_held(tmp_path / "nowhere")
-    hold(tmp_path, "an \x1b[2J incident")
-    with pytest.raises(HostError) as refused:
-        refuse_if_held(tmp_path)
-    assert "incident" in refused.value.what
-    assert "\x1b" not in refused.value.what
-    assert "belljar release" in refused.value.hint
-    held = release(tmp_path)
-    assert held is not None
-    assert not held.problem
-    refuse_if_held(tmp_path)
-    assert release(tmp_path) is None
 
 
 @pytest.mark.promise("6.4")
@@ -99,15 +82,6 @@ def test_the_first_order_stands(tmp_path: Path) -> None:
         refuse_if_forbidden(tmp_path, CELL)
     Journal(tmp_path).remove(CELL)
     refuse_if_forbidden(tmp_path, CELL)
-
-
-def test_a_proof_is_made_while_held(tmp_path: Path) -> None:
-    """`doctor` can say what the host can do; but what was killed stays killed."""
-    hold(tmp_path)
-    refuse_if_forbidden(tmp_path, CELL, is_proof=True)
-    give_order(tmp_path, [CELL], new_order("cells", ""))
-    with pytest.raises(CellError):
-        refuse_if_forbidden(tmp_path, CELL, is_proof=True)
 
 
 def test_old_orders_of_cells_that_are_gone_are_swept(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ have been given."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError
-from belljar.host.model import IdsFact
 from belljar.isolation import identity
 from belljar.isolation.identity import (
     RANGE_SLOTS,
@@ -20,9 +17,8 @@ from belljar.isolation.identity import (
     TREE_IDS_START,
     hold_range,
     hold_uids,
-    user_range,
 )
-from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, nested_cell_ids
+from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START
 
 root = pytest.mark.root
 
@@ -109,32 +105,6 @@ def test_all_slots_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         pass
     assert "belljar ps" in caught.value.hint
     assert RANGE_SLOTS >= 1024
-
-
-def test_an_ordinary_user_without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what lacks, and the command that hints it; with ids, his containers have those
-    and him."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    lacking = IdsFact(available=False, reason="ann has no 65,536 subordinate ids", hint="usermod …")
-    monkeypatch.setattr(identity, "ids_fact", lambda **_: lacking)
-    with pytest.raises(HostError, match="no 65,536 subordinate ids") as caught, hold_range():
-        pass
-    assert caught.value.hint == "usermod …"
-    monkeypatch.setattr(
-        identity,
-        "ids_fact",
-        lambda **_: IdsFact(available=True, uid_start=100000, gid_start=200000),
-    )
-    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/u/{name}")
-    held = user_range()
-    assert held.ids is not None
-    assert (held.ids.uid_map, held.ids.newgidmap) == (
-        ((0, 1234, 1), (1, 100000, 65536)),
-        Path("/u/newgidmap"),
-    )
-    assert held.ids.gid_map[1] == (1, 200000, 65536)
-    with hold_range(is_nested=True) as nested:
-        assert (nested.jail, nested.ids) == (held.jail, nested_cell_ids())
 
 
 @root

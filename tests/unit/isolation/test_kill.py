@@ -22,8 +22,8 @@ from tests.unit.isolation.test_survivors import process as waiting
 from belljar.isolation import cgroup, survivors
 from belljar.isolation import kill as kill_module
 from belljar.isolation import reap as reap_module
-from belljar.isolation.hold import hold, read_hold, read_order
-from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
+from belljar.isolation.hold import read_order
+from belljar.isolation.kill import KILLS, choose, halt, kill_now
 from belljar.isolation.survivors import Findings
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
@@ -335,16 +335,6 @@ def test_one_that_can_not_be_looked_at_keeps_no_other_from_its_end(
     assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
 
 
-def test_an_unknown_name_kills_nothing(tmp_path: Path) -> None:
-    """Not even what is known beside it; and it holds nothing."""
-    with a_process() as process:
-        Journal(tmp_path).write(entry_of(CELL, child=process))
-        with pytest.raises(LookupError, match=OTHER):
-            kill_now(tmp_path, (CELL, OTHER), hold_too=True)
-        assert identify(process.pid) == process
-    assert read_hold(tmp_path) is None
-
-
 def test_a_process_that_lost_its_words_is_not_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,23 +371,6 @@ def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> Non
         assert identify(process.pid) is None
     assert not report.ok
     assert CELL in report.problems[0]
-
-
-@pytest.mark.anyio
-async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells are listed when the hold is in force: what is made meanwhile sees it, or is on the
-    list."""
-    held: list[bool] = []
-    real = Journal.entries_now
-
-    def entries_now(journal: Journal, problems: list[str]) -> tuple[JournalEntry, ...]:
-        held.append(read_hold(tmp_path) is not None)
-        return real(journal, problems)
-
-    monkeypatch.setattr(Journal, "entries_now", entries_now)
-    report = await kill(everything=True, hold=True, reason="stop", home=tmp_path)
-    assert report.ok
-    assert held[-1]
 
 
 def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
@@ -437,12 +410,3 @@ def test_the_kernel_ends_a_group(tmp_path: Path) -> None:
             assert process.wait(60) == -9
     finally:
         cgroup.remove_group(group)
-
-
-def test_a_held_store_can_be_killed_in(tmp_path: Path) -> None:
-    """A hold, also a damaged one, hinders no kill."""
-    hold(tmp_path)
-    (tmp_path / "hold.json").write_text("{")
-    Journal(tmp_path).write(entry_of(CELL))
-    report = kill_now(tmp_path, [CELL])
-    assert report.ok

@@ -15,7 +15,6 @@ from belljar.errors import CellError
 from belljar.isolation.microvm.vmm import Qmp
 
 pytestmark = pytest.mark.anyio
-GREETING = b'{"QMP": {"version": {}}}\n'
 
 
 class FakeMonitor:
@@ -42,27 +41,6 @@ def monitor() -> Iterator[FakeMonitor]:
     with fake.socket:
         yield fake
         fake.qmp.close()
-
-
-async def test_greeting_and_commands(monitor: FakeMonitor) -> None:
-    """Events between command and answer are set aside; the answer is what the command returns."""
-    monitor.says(
-        GREETING, b'{"return": {}}\n', b'{"event": "STOP"}\n', b'{"return": {"status": "paused"}}\n'
-    )
-    await monitor.qmp.greet()
-    assert await monitor.qmp.execute("query-status", {"a": 1}) == {"status": "paused"}
-    assert monitor.heard() == [
-        {"execute": "qmp_capabilities"},
-        {"execute": "query-status", "arguments": {"a": 1}},
-    ]
-
-
-async def test_migration_is_awaited_by_its_event(monitor: FakeMonitor) -> None:
-    """Also when the event came before the command's answer."""
-    monitor.says(b'{"event": "MIGRATION", "data": {"status": "active"}}\n')
-    monitor.says(b'{"event": "MIGRATION", "data": {"status": "completed"}}\n', b'{"return": {}}\n')
-    await monitor.qmp.execute("migrate-incoming", {"uri": "fd:3"})
-    await monitor.qmp.wait_migrated(timeout_s=5)
 
 
 async def test_a_failed_migration_is_an_error(monitor: FakeMonitor) -> None:
@@ -92,13 +70,6 @@ async def test_silence_has_a_deadline(monitor: FakeMonitor) -> None:
     """A VMM that does not answer is an error, not a wait for ever."""
     with anyio.fail_after(60), pytest.raises(CellError, match="did not answer stop in time"):
         await monitor.qmp.execute("stop", timeout_s=0.05)
-
-
-async def test_a_closed_monitor(monitor: FakeMonitor) -> None:
-    """Before or while a command waits."""
-    monitor.socket.close()
-    with pytest.raises(CellError, match="closed its monitor"):
-        await monitor.qmp.execute("stop")
 
 
 async def test_an_endless_line_is_cut_off(monitor: FakeMonitor) -> None:

@@ -46,26 +46,3 @@ def test_a_network_that_did_not_come_up_fails_closed() -> None:
     )
     with pytest.raises(CellError, match="network"):
         judge(Renewed(done=ALL, detail=""), where="cell c-0", needed=NEEDED_ON_A_NETWORK)
-
-
-def test_nothing_repeats() -> None:
-    """Two renewals share no value, and the names say nothing."""
-    one, other = fresh_renewal(), fresh_renewal()
-    assert (
-        len(
-            {
-                one.seed,
-                other.seed,
-                one.machine_id,
-                other.machine_id,
-                one.boot_id,
-                other.boot_id,
-                one.hostname,
-                other.hostname,
-            }
-        )
-        == 8
-    )
-    assert 32 <= len(one.seed) <= 512
-    assert len(one.machine_id) == 32
-    assert len(one.boot_id) == 36

@@ -18,82 +18,12 @@ from belljar.events import Kind, MemoryRecorder
 from belljar.isolation import sandbox as sandboxes
 from belljar.isolation.hold import give_order, new_order
 from belljar.isolation.identity import HeldIdentity
-from belljar.isolation.jail import JailEnd
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.oci.container import Container
 from belljar.isolation.sandbox import Sandbox, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailIdentity, JailLimits
 from belljar.store.journal import new_cell_id
-
-ITSELF = JailEnd(signal=None, status=137, cause="itself")
-LIFETIME = JailEnd(signal=9, status=None, cause="lifetime")
-OWNER = JailEnd(signal=9, status=None, cause="owner")
-
-
-class Died(Sandbox):
-    """A sandbox of which only its end is known."""
-
-    def __init__(self, ended: JailEnd | None, kills: int) -> None:
-        self.ended, self.kills = ended, kills
-
-    def end(self) -> JailEnd | None:
-        """As the supervisor said."""
-        return self.ended
-
-    def fatal_oom_kills(self) -> int:
-        """As the kernel counted."""
-        return self.kills
-
-
-@pytest.mark.parametrize(
-    ("end", "kills", "limit"),
-    [
-        (None, 3, None),
-        (ITSELF, 0, None),
-        (ITSELF, 1, "memory"),
-        (JailEnd(signal=9, status=None, cause="lifetime"), 1, "lifetime"),
-        (JailEnd(signal=9, status=None, cause="owner"), 1, None),
-    ],
-)
-def test_the_limit_it_died_of(end: JailEnd | None, kills: int, limit: str | None) -> None:
-    """The supervisor's deadline, or the kernel's kill that the cell did not survive; a kill before
-    its owner ended it was not its end."""
-    assert Died(end, kills).death_limit() == limit
-
-
-class Ended(Sandbox):
-    """A sandbox whose supervisor says how it ended only after a moment."""
-
-    def __init__(self, ended: JailEnd | None) -> None:
-        self.ended = ended
-        self.limits = SimpleNamespace(lifetime_s=1800)  # type: ignore[assignment]
-
-    def end(self) -> JailEnd | None:
-        """As far as the supervisor has said."""
-        return None
-
-    def final_status(self, timeout_s: float = 0.5) -> JailEnd | None:
-        """After a moment."""
-        return self.ended
-
-    def explain(self, end: JailEnd) -> str:
-        """The engine's word."""
-        return f"engine: {end.status}"
-
-
-@pytest.mark.parametrize(
-    ("end", "cause"),
-    [
-        (None, ""),
-        (LIFETIME, "its lifetime of 30m was reached"),
-        (OWNER, "its owner ended it"),
-        (ITSELF, "engine: 137"),
-    ],
-)
-def test_cause_of_death(end: JailEnd | None, cause: str) -> None:
-    """The deadline and the owner before what the engine found."""
-    assert Ended(end).cause_of_death() == cause
 
 
 class Counted(Sandbox):
@@ -300,14 +230,6 @@ class Unclean(Counted):
     async def unmake(self) -> Destruction:
         """With a survivor."""
         return replace(await super().unmake(), survivors=("process 1",))
-
-
-@pytest.mark.anyio
-async def test_without_a_recorder_nothing_is_on_record(tmp_path: Path) -> None:
-    """Not the end of a template, a proof or a wire either."""
-    recorder = MemoryRecorder()
-    await live(Counted(tmp_path), recorder, "normal")
-    assert recorder.kinds() == [Kind.CELL_PLANNED]
 
 
 @pytest.mark.anyio

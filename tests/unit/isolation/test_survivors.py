@@ -15,7 +15,6 @@ import pytest
 
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.isolation import survivors
-from belljar.isolation.identity import hold_identity, hold_uids
 from belljar.isolation.reap import list_cells, reap_now
 from belljar.isolation.survivors import (
     Destruction,
@@ -265,33 +264,3 @@ def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
         assert (reaped.removed, reaped.remaining) == ((), ())
         assert innocent.poll() is None
     assert list_cells(tmp_path) == ()
-
-
-@pytest.mark.root
-def test_a_uid_that_another_cell_has_is_not_looked_for(tmp_path: Path) -> None:
-    """While it is locked by somebody it is not the orphan's any more; when it is free it is locked
-    for the look."""
-    with hold_identity(tmp_path) as held:
-        with hold_uids(tmp_path, held.own_uid) as free:
-            assert not free
-        with hold_identity(tmp_path) as other:
-            assert other.own_uid != held.own_uid
-    with hold_uids(tmp_path, held.own_uid) as free:
-        assert free
-        with hold_identity(tmp_path) as next_cell:
-            assert next_cell.own_uid != held.own_uid
-
-
-@pytest.mark.promise("6.2")
-def test_an_orphan_is_reaped_and_a_living_owners_cell_is_not(tmp_path: Path) -> None:
-    """By owner, not by age or look."""
-    alive = entry()
-    Journal(tmp_path).write(alive)
-    dead = orphan(tmp_path)
-    with process("--cell", dead.cell_id) as left, process("--cell", alive.cell_id) as kept:
-        reaped = reap_now(tmp_path)
-        assert [cell.cell_id for cell in reaped] == [dead.cell_id]
-        assert left.wait(timeout=60) == -9
-        assert kept.poll() is None
-    assert {cell.cell_id: cell.state for cell in list_cells(tmp_path)} == {alive.cell_id: "alive"}
-    Journal(tmp_path).remove(alive.cell_id)

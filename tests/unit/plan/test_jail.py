@@ -64,17 +64,6 @@ def test_an_ordinary_user_without_groups() -> None:
     assert words[words.index("as") + 1] == str(1 << 31)
 
 
-def test_only_a_template_may_write() -> None:
-    """A writable file lifts the ban on growing files, and only that file is writable."""
-    writable = JailBind(source=Path("/s/memory"), target="/i/memory", writable=True)
-    words = jail_argv(
-        "/p/jail", replace(SPEC, binds=(writable,)), JailFds(lifeline=5, status=6, kept=()), ("/v",)
-    )
-    assert "fsize" not in words
-    assert words.count("--bind-writable") == 1
-    assert "--bind" not in words
-
-
 RUNTIME = replace(
     SPEC,
     binds=(),

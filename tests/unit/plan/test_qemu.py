@@ -85,7 +85,7 @@ def test_template() -> None:
             "tcg,tb-size=64",
         ),
         *("-cpu", "max", "-smp", "2", "-m", "512M"),
-        *("-object", "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=on"),
+        *("-object", "memory-backend-ram,id=ram,size=512M"),
         *(
             "-kernel",
             "/i/kernel",

@@ -8,7 +8,6 @@ import pytest
 from tests.fakes.probing import PROBES, FakeProbed, dead, read_canary
 
 from belljar.events import Kind, MemoryRecorder
-from belljar.ledger.schema import check_data
 from belljar.probe.judge import NoRouter
 from belljar.probe.model import AttemptOutcome, Verdict
 from belljar.probe.run import chosen, probe_cell
@@ -31,30 +30,6 @@ def test_what_is_chosen() -> None:
     ]
     with pytest.raises(ValueError, match="nonsense"):
         chosen(PROBES, ["nonsense"])
-
-
-async def test_contained_and_recorded() -> None:
-    """Everything denied and nothing touched: contained. Both events are on record, valid, with the
-    findings as a body."""
-    recorder, cell = MemoryRecorder(), FakeProbed()
-    report = await probe_cell(cell, recorder=recorder, phase="start", probes=PROBES)
-    assert (report.verdict, len(report.findings), report.problem) == (Verdict.CONTAINED, 3, "")
-    assert recorder.kinds() == [Kind.PROBE_STARTED, Kind.PROBE_COMPLETED]
-    for event in recorder.events:
-        check_data(event.kind, dict(event.data))
-    completed = recorder.events[1]
-    assert (completed.data["digest"], completed.data["phase"]) == (report.digest, "start")
-    assert [body.name for body in completed.bodies] == ["findings", "output"]
-    assert cell.run_probe_program.asked == [["sh", "quick"]]
-
-
-async def test_at_the_end_it_runs_alone() -> None:
-    """At a sample's end, when the workload may still run, the program is run with nothing beside
-    it; only then."""
-    cell = FakeProbed()
-    for phase in ("start", "", "end"):
-        await probe_cell(cell, recorder=MemoryRecorder(), phase=phase, probes=PROBES)
-    assert cell.run_probe_program.was_alone == [False, False, True]
 
 
 @pytest.mark.parametrize("has_port", [True, False])

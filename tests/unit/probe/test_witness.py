@@ -76,45 +76,6 @@ def test_a_stranger_is_neither_breach_nor_silence() -> None:
         assert watched.look()[Witness.TCP].touched is None
 
 
-def test_namespaces() -> None:
-    """A process in the host's namespaces is seen, and so is its child's child; one that is gone or
-    unknown can't be judged."""
-    for pid, touched in ((os.getpid(), True), (None, None), (2**22 + 1, None)):
-        with watch([Witness.NAMESPACES], host_pid=pid) as watched:
-            assert watched.look()[Witness.NAMESPACES].touched is touched
-
-
-@pytest.mark.root
-def test_namespaces_of_descendants() -> None:
-    """A process all of whose namespaces are its own is no breach; as soon as a child of it is back
-    in one of the host's, it is."""
-    unshared = [
-        "unshare",
-        "--user",
-        "--mount",
-        "--pid",
-        "--net",
-        "--ipc",
-        "--uts",
-        "--cgroup",
-        "--fork",
-    ]
-    inside = ["/bin/sh", "-c", "echo up; read go; exit"]
-    with subprocess.Popen(
-        [*unshared, *inside], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
-        with watch([Witness.NAMESPACES], host_pid=child) as watched:
-            assert watched.look()[Witness.NAMESPACES].touched is False
-        with watch(
-            [Witness.NAMESPACES], host_pid=process.pid
-        ) as watched:  # in the host's pid namespace itself
-            assert watched.look()[Witness.NAMESPACES].touched is True
-        process.communicate(b"\n")
-
-
 @pytest.mark.promise("4.6")
 @pytest.mark.root
 def test_a_process_that_may_be_the_hosts_root() -> None:

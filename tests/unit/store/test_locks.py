@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, make_store, template
+from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, part_of
 
 from belljar.errors import HostError
 from belljar.isolation.prune import unneeded
@@ -33,14 +33,14 @@ while True:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A store with images and kernels, made from nothing."""
-    return make_store(tmp_path / "store")
+    """An empty store."""
+    return tmp_path
 
 
 def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> None:
     """To take it out needs the lock that the cell shares."""
-    directory = template(home, STALE, used_s_ago=15 * DAY_S)
-    (part,) = unneeded(home, 14 * DAY_S, everything=False)
+    directory = part_of(home, "templates", STALE, 15 * DAY_S)
+    (part,) = unneeded(home, 14 * DAY_S)
     assert part.state == "unneeded"
     with held_by_another(directory):
         assert retire_unclaimed(directory) is None
@@ -54,17 +54,17 @@ def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> 
 def test_use_is_remembered(home: Path) -> None:
     """A claimed directory was used now; one that isn't there can't be claimed, nor one that was
     replaced since it was looked up."""
-    directory = template(home, STALE, used_s_ago=15 * DAY_S)
+    directory = part_of(home, "templates", STALE, 15 * DAY_S)
     with claimed(directory):
         pass
-    assert unneeded(home, 14 * DAY_S, everything=False) == ()
+    assert unneeded(home, 14 * DAY_S) == ()
     with pytest.raises(FileNotFoundError), claimed(directory.with_name("none")):
         pass
 
 
 def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) -> None:
     """What was taken out bears the name of who takes it out, beside where it was."""
-    retired = retire_unclaimed(template(home, STALE))
+    retired = retire_unclaimed(part_of(home, "templates", STALE, 0))
     assert retired is not None
     assert is_owned(retired.name, prefix=MAKING)
     assert retired.parent == home / "templates"
@@ -75,7 +75,7 @@ def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) ->
 def test_who_only_looks_refuses_no_claim(home: Path) -> None:
     """To look needs the lock alone, for an instant: a cell that starts in that instant gets its
     claim all the same."""
-    directory = template(home, STALE)
+    directory = part_of(home, "templates", STALE, 0)
     with subprocess.Popen(
         [sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE
     ) as looker:
@@ -91,7 +91,7 @@ def test_who_only_looks_refuses_no_claim(home: Path) -> None:
 
 def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) -> None:
     """Whoever were told that it isn't there would make it again, over what cells use."""
-    directory = template(home, STALE)
+    directory = part_of(home, "templates", STALE, 0)
     with (
         held_by_another(directory, "LOCK_EX"),
         pytest.raises(HostError, match="keeps a lock"),
@@ -104,7 +104,14 @@ def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) ->
 @pytest.mark.root
 def test_a_part_on_a_read_only_file_system_is_claimed(home: Path) -> None:
     """That it was used can't be noted there; it is used all the same."""
-    argv = ["unshare", "--mount", sys.executable, "-c", READ_ONLY, str(template(home, STALE))]
+    argv = [
+        "unshare",
+        "--mount",
+        sys.executable,
+        "-c",
+        READ_ONLY,
+        str(part_of(home, "templates", STALE, 0)),
+    ]
     assert subprocess.run(argv, capture_output=True, check=True).stdout == b"claimed\n"
 
 

@@ -18,15 +18,15 @@ import anyio.to_thread
 
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
-from belljar.events import Event, Kind, Recorder
+from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
+from belljar.isolation.microvm.stream import allow_shared_memory
 from belljar.isolation.microvm.template import (
-    Rejection,
     Template,
-    allow_shared_memory,
     disk_binds,
     ensure_template,
+    forget,
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
@@ -47,8 +47,8 @@ from belljar.store.locks import claimed
 if TYPE_CHECKING:
     from belljar.isolation.microvm.saved import SavedMachine
 
-_RESTORE_DEADLINE_S: Final = 30.0
-_HELLO_DEADLINE_S: Final = 30.0
+_RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
+_HELLO_DEADLINE_S: Final = 30.0  # the same
 
 
 class RestoreError(CellError):
@@ -72,8 +72,8 @@ async def open_vm(
 ) -> AsyncIterator[Vmm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left.
 
-    A template that does not restore is rebuilt once. No task group or cancel scope is open across
-    the yield.
+    One that does not restore fails, and its template is built anew for the next. No task group or
+    cancel scope is open across the yield.
 
     Args:
         planned: recorded as `cell.planned` before anything is made.
@@ -103,9 +103,9 @@ async def open_vm(
         template = await ensure()
         try:
             return await clone(template, owner)
-        except RestoreError as exc:
-            rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
-        return await clone(await ensure(rejection=rejection), owner)
+        except RestoreError:
+            await anyio.to_thread.run_sync(forget, home, template.key)
+            raise
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
@@ -150,19 +150,16 @@ async def _clone(
             await _resume(vmm)
             await _renew(vmm, recorder, port)
             vmm.timings_ms["total"] = elapsed_ms(began)
-            data = {"template": template.key, **vmm.making_times()}
+            data: dict[str, JsonValue] = {"template": template.key}
+            data["duration_ms"] = round(vmm.timings_ms["total"], 1)
             recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
     except BaseException as exc:
         vmm.raise_if_killed(exc)  # the template is not to blame
-        # A port is attached once: no second try
-        if vmm.wire is not None and isinstance(exc, RestoreError):
-            raise CellError(exc.what, where=exc.where, hint=exc.hint) from exc
         raise
     return vmm
 
 
 async def _restore(vmm: Vmm, template: Template) -> None:
-    began = time.monotonic()
     try:
         await allow_shared_memory(vmm)
         if vmm.spec.shape.nic:
@@ -173,11 +170,9 @@ async def _restore(vmm: Vmm, template: Template) -> None:
         await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
     except CellError as exc:
         raise _not_restored(vmm, exc) from exc
-    vmm.timings_ms["restore"] = elapsed_ms(began)
 
 
 async def _resume(vmm: Vmm) -> None:
-    began = time.monotonic()
     try:
         await vmm.qmp.execute("cont")
     except CellError as exc:
@@ -185,7 +180,6 @@ async def _resume(vmm: Vmm) -> None:
     if not vmm.spec.keeps_monitor:
         # Nothing needs the monitor from here on: a compromised VMM can't use it
         vmm.qmp.close()
-    vmm.timings_ms["restore"] += elapsed_ms(began)
 
 
 def _not_restored(vmm: Vmm, error: CellError) -> RestoreError:
@@ -211,7 +205,7 @@ async def _feed(vmm: Vmm, state: bytes) -> None:
 
 
 async def _renew(vmm: Vmm, recorder: Recorder, port: GivenPort | None) -> None:
-    began, where, new = time.monotonic(), f"cell {vmm.cell_id}", fresh_renewal()
+    where, new = f"cell {vmm.cell_id}", fresh_renewal()
     try:
         await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)
         renewed = await renew(vmm.client, new, port)
@@ -224,4 +218,3 @@ async def _renew(vmm: Vmm, recorder: Recorder, port: GivenPort | None) -> None:
     if port is not None:
         place = {"address": str(port.settings.address), "mac": port.settings.mac}
     recorder.record(renewed_event(vmm.cell_id, renewed, new, **place))
-    vmm.timings_ms["renew"] = elapsed_ms(began)

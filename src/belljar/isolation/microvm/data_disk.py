@@ -18,7 +18,7 @@ DATA_DISK: Final = "disk.sqfs"
 _MADE: Final = "disk.json"
 # Nothing is compressed: weights gain nothing by it, and an emulated guest would pay for inflating.
 _OPTIONS: Final = "-noappend -noI -noD -noF -noX -no-xattrs -all-root -all-time 0 -mkfs-time 0"
-_TIMEOUT_S: Final = 4 * 3600.0
+_TIMEOUT_S: Final = 4 * 3600.0  # weights may be hundreds of GB
 
 
 def ensure_data_disk(home: Path, weights: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import ctypes
 import errno
 import hashlib
 import os
@@ -18,7 +17,6 @@ from belljar.errors import HostError
 from belljar.image.kernel import NIC_MODULES, Kernel, build_initramfs
 from belljar.isolation.program_root import PACKAGE_HINT
 from belljar.package import PROGRAMS_DIR, program_path
-from belljar.units import format_size
 
 _NUMBERED: Final = re.compile(r"\d+-")
 _EMPTY_DISK: Final = (
@@ -98,46 +96,6 @@ def write_read_only(path: Path, contents: bytes) -> None:
 
 _BLOCK_BYTES: Final = 64 << 10
 _ZEROS: Final = bytes(_BLOCK_BYTES)
-_PUNCH_AND_KEEP_SIZE: Final = 0x02 | 0x01
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-
-
-def allot(path: Path, size_bytes: int) -> None:
-    """A new file with all blocks. Raises `HostError`: disk full."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, size_bytes)
-    except OSError as exc:
-        if exc.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise
-        raise HostError(
-            f"no space for a template: its memory takes {format_size(size_bytes)} while it is made",
-            where=str(path.parent),
-            hint="free some space, put BELLJAR_HOME on a larger file system, "
-            "or ask for less memory and disk in the policy",
-        ) from exc
-    finally:
-        os.close(fd)
-
-
-def make_sparse(path: Path) -> None:
-    """Punch holes for zero blocks, where supported."""
-    with path.open("r+b") as file:
-        kept_to = 0
-        for offset, block in _blocks(file.fileno()):
-            if block == _ZEROS[: len(block)]:
-                continue
-            if not _punch(file.fileno(), kept_to, offset - kept_to):
-                return
-            kept_to = offset + len(block)
-        _punch(file.fileno(), kept_to, os.fstat(file.fileno()).st_size - kept_to)
-
-
-def _punch(fd: int, offset: int, length: int) -> bool:
-    if length <= 0:
-        return True
-    start, count = ctypes.c_int64(offset), ctypes.c_int64(length)
-    return int(_LIBC.fallocate(fd, _PUNCH_AND_KEEP_SIZE, start, count)) == 0
 
 
 def digest_memory(path: Path) -> str:

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
-import socket
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -21,8 +17,8 @@ import anyio.to_thread
 from belljar.channel.client import BusyError
 from belljar.errors import CellError, HostError
 from belljar.isolation.microvm.guest_files import digest_memory
-from belljar.isolation.microvm.stream import split_stream
-from belljar.isolation.microvm.template import Template, allow_shared_memory, find_key
+from belljar.isolation.microvm.stream import save_stopped
+from belljar.isolation.microvm.template import Template, find_key
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE
 
@@ -31,9 +27,6 @@ if TYPE_CHECKING:
     from belljar.image.store import Image
     from belljar.isolation.microvm.vmm import Vmm
     from belljar.plan.model import MicrovmPlan
-
-_STREAM_TIMEOUT_S: Final = 60.0
-_MAX_BANDWIDTH: Final = 1 << 40  # else QEMU sends 128 MiB a second
 
 
 class MachineLostError(CellError):
@@ -87,7 +80,7 @@ class SavedMachine:
                 where=str(self.directory),
                 hint="find out who writes to this store; take another snapshot",
             )
-        return Template(key=key, memory=memory, state=state, root=root, memory_stamp=stamp)
+        return Template(key=key, memory=memory, state=state, root=root)
 
 
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
@@ -119,38 +112,10 @@ async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
 async def _stopped(vmm: Vmm, memory: Path) -> bytes:
     await vmm.qmp.execute("stop")
     try:
-        return await _save(vmm, memory)
+        return await save_stopped(vmm, memory)
     finally:
         with anyio.CancelScope(shield=True):
             await vmm.qmp.execute("cont")
-
-
-async def _save(vmm: Vmm, memory: Path) -> bytes:
-    qmp, ram_bytes = vmm.qmp, vmm.spec.shape.ram_mib << 20
-    await allow_shared_memory(vmm)  # clones are restored with it; this machine's RAM isn't shared
-    await qmp.execute("migrate-set-parameters", {"max-bandwidth": _MAX_BANDWIDTH})
-    fd = os.open(memory, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    ours, theirs = socket.socketpair()
-    try:
-        os.ftruncate(fd, ram_bytes)
-        with theirs:
-            await qmp.execute("getfd", {"fdname": "snapshot"}, fd=theirs.fileno())
-        qmp.forget_events()
-        await qmp.execute("migrate", {"uri": "fd:snapshot"})
-        try:
-            split = partial(split_stream, ours, fd, ram_bytes, timeout_s=_STREAM_TIMEOUT_S)
-            state = await anyio.to_thread.run_sync(split)  # not abandoned: it writes to `fd`
-        except BaseException:
-            with suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)
-            with anyio.CancelScope(shield=True), suppress(CellError):
-                await qmp.wait_migrated(timeout_s=_STREAM_TIMEOUT_S)
-            raise
-        await qmp.wait_migrated(timeout_s=_STREAM_TIMEOUT_S)
-        return state
-    finally:
-        ours.close()
-        os.close(fd)
 
 
 def _finish(directory: Path, state: bytes, key: str) -> SavedMachine:

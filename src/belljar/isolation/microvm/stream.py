@@ -1,6 +1,7 @@
-"""Splits a VMM's migration stream while it comes: RAM into a sparse file, the rest into bytes.
+"""Puts a machine on disk: splits its VMM's migration stream while it comes, RAM into a sparse file,
+the rest into bytes.
 
-The outcome has the form of a template (memory, device state), so a fork maps the memory privately.
+Templates and snapshots are made so, and clones of either map the memory privately.
 The stream is a VMM's that may be compromised, and goes to another VMM alone: pages of RAM are
 written at ascending places below its size, everything else is kept as it is, bounded.
 """
@@ -11,9 +12,18 @@ import os
 import re
 import socket
 import time
-from typing import Final
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
 
 from belljar.errors import CellError
+
+if TYPE_CHECKING:
+    from belljar.isolation.microvm.vmm import Vmm
 
 # QEMU, docs/devel/migration: sections, and the records of `ram` (migration/ram.c). A record begins
 # with an offset into a block, whose low 12 bits are flags.
@@ -27,6 +37,46 @@ _RAM: Final = b"ram"
 _BUFFER_BYTES: Final = 4 << 20
 _MAX_PAGES_A_WRITE: Final = 1000  # Linux takes 1,024 buffers
 MAX_STATE_BYTES: Final = 64 << 20
+_STREAM_TIMEOUT_S: Final = 60.0
+_MAX_BANDWIDTH: Final = 1 << 40  # else QEMU sends 128 MiB a second
+
+
+async def allow_shared_memory(vmm: Vmm) -> None:
+    """Keep shared RAM out of the state; have migration report its end."""
+    capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
+    await vmm.qmp.execute("migrate-set-capabilities", {"capabilities": capabilities})
+
+
+async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
+    """Put the RAM of a machine that stands still into a new sparse file; its device state.
+
+    Raises `CellError`: the VMM can't be relied on; `OSError`: the file.
+    """
+    qmp, ram_bytes = vmm.qmp, vmm.spec.shape.ram_mib << 20
+    await allow_shared_memory(vmm)  # clones are restored with it; this machine's RAM isn't shared
+    await qmp.execute("migrate-set-parameters", {"max-bandwidth": _MAX_BANDWIDTH})
+    fd = os.open(memory, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    ours, theirs = socket.socketpair()
+    try:
+        os.ftruncate(fd, ram_bytes)
+        with theirs:
+            await qmp.execute("getfd", {"fdname": "state"}, fd=theirs.fileno())
+        qmp.forget_events()
+        await qmp.execute("migrate", {"uri": "fd:state"})
+        try:
+            split = partial(split_stream, ours, fd, ram_bytes, timeout_s=_STREAM_TIMEOUT_S)
+            state = await anyio.to_thread.run_sync(split)  # not abandoned: it writes to `fd`
+        except BaseException:
+            with suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
+            with anyio.CancelScope(shield=True), suppress(CellError):
+                await qmp.wait_migrated(timeout_s=_STREAM_TIMEOUT_S)
+            raise
+        await qmp.wait_migrated(timeout_s=_STREAM_TIMEOUT_S)
+        return state
+    finally:
+        ours.close()
+        os.close(fd)
 
 
 def split_stream(sock: socket.socket, memory_fd: int, ram_bytes: int, *, timeout_s: float) -> bytes:

@@ -1,8 +1,8 @@
 """Templates: a guest booted, configured, idle and stopped; RAM and device state in files.
 
 `templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`). Each use
-checks the state's digest and the memory's size, times and inode; if those changed, or with
-`verify="full"`, also its digest. A failed one is rebuilt once, and recorded.
+checks the state's digest and the memory's size, times and inode; if those changed, also its digest.
+One that fails this is rebuilt, and recorded.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import json
 import os
 import platform
 import shutil
-import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -34,12 +32,11 @@ from belljar.image.store import Image
 from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
 from belljar.isolation.microvm.guest_files import (
     GuestParts,
-    allot,
     digest_memory,
-    make_sparse,
     read_guest_parts,
     write_read_only,
 )
+from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
 from belljar.isolation.program_root import VmmRoot, ensure_vmm_root, file_stamp
 from belljar.isolation.sandbox import elapsed_ms
@@ -50,7 +47,6 @@ from belljar.plan.qemu import (
     DISK_PATH,
     INITRD_PATH,
     KERNEL_PATH,
-    MEMORY_PATH,
     Accel,
     Role,
     TemplateInputs,
@@ -62,8 +58,7 @@ from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, locked
 from belljar.store.scratch import MAKING, owned_name, sweep
 
-Verify: TypeAlias = Literal["stamp", "full"]
-BOOT_DEADLINE_S: Final = 180.0
+BOOT_DEADLINE_S: Final = 180.0  # emulated on a busy host, a boot takes a minute
 PRELOADED: Final = tuple(
     """
     /bin/sh /usr/bin/env /usr/bin/bash /usr/bin/true /usr/bin/cat /usr/bin/ls /usr/bin/echo
@@ -74,13 +69,11 @@ PRELOADED: Final = tuple(
 """Files and directories of the image that the guest's kernel has at hand in the snapshot; absent
 ones are skipped.
 """
-_BUILD_LIFETIME_S: Final = 600.0
+_BUILD_LIFETIME_S: Final = 600.0  # ends it though its owner is stopped
 _CONFIGURE_DEADLINE_S: Final = 120.0
 _IDLE_WINDOW_S: Final = 0.25
 _IDLE_DEADLINE_S: Final = 15.0
-_STATE_DEADLINE_S: Final = 60.0
-_MAX_STATE_BYTES: Final = 64 << 20
-_LOCK_POLL_S: Final = 0.05
+_LOCK_POLL_S: Final = 0.05  # a blocking wait could not be cancelled
 _MIB: Final = 1 << 20
 
 
@@ -92,15 +85,6 @@ class Template:
     memory: Path
     state: bytes
     root: VmmRoot
-    memory_stamp: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """A checked template that failed to restore, and why."""
-
-    template: Template
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +111,6 @@ async def ensure_template(
     *,
     home: Path,
     recorder: Recorder,
-    verify: Verify = "stamp",
-    rejection: Rejection | None = None,
     held: ExitStack | None = None,
     weights: Path | None = None,
 ) -> Template:
@@ -136,8 +118,6 @@ async def ensure_template(
 
     Args:
         held: keeps it from being pruned.
-        verify: `full` always digests the memory.
-        rejection: a template that failed to restore.
         weights: of the second disk, which is made if it is missing; goes with its plan.
 
     Raises:
@@ -147,7 +127,7 @@ async def ensure_template(
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
         held = briefly if held is None else held
-        load = partial(_claim_and_load, job, verify, rejection, held)
+        load = partial(_claim_and_load, job, held)
         template, why = await anyio.to_thread.run_sync(load)
         if template is not None:
             return template
@@ -173,21 +153,25 @@ def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tup
     return job.key, job.root
 
 
+def forget(home: Path, key: str) -> None:
+    """Of a template that didn't restore: the next cell makes it anew. Who has it keeps it."""
+    with locked(home, lock_name(key)), contextlib.suppress(OSError):
+        (home / "templates" / key / "template.json").unlink()
+
+
 def lock_name(key: str) -> str:
     """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
 
 
-def _claim_and_load(
-    job: _MakingJob, verify: Verify, rejection: Rejection | None, held: ExitStack
-) -> tuple[Template | None, str]:
+def _claim_and_load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
     """As `_load`, claimed if used."""
     with ExitStack() as claim:
         try:
             claim.enter_context(claimed(job.directory))
         except FileNotFoundError:  # or being removed, under the lock
             return None, ""
-        template, why = _load(job, verify, rejection)
+        template, why = _load(job)
         if template is not None:
             held.push(claim.pop_all())
     return template, why
@@ -241,45 +225,32 @@ def _host_cpu(accel: Accel) -> str:
 # ---- checking one that is there
 
 
-def _load(
-    job: _MakingJob, verify: Verify, rejection: Rejection | None = None
-) -> tuple[Template | None, str]:
+def _load(job: _MakingJob) -> tuple[Template | None, str]:
     """The template, or why not (empty: missing)."""
     try:
         description = json.loads((job.directory / "template.json").read_text())
         state = (job.directory / "state").read_bytes()
         memory = job.directory / "memory"
-        why = _fault(job, description, state, memory, verify)
+        why = _fault(job, description, state, memory)
     except FileNotFoundError as exc:
         return None, f"{Path(str(exc.filename)).name} is missing" if job.directory.exists() else ""
     except (OSError, ValueError, KeyError, TypeError) as exc:
         return None, f"it can't be read: {exc}"
     if why:
         return None, why
-    template = Template(
-        key=job.key,
-        memory=memory,
-        state=state,
-        root=job.root,
-        memory_stamp=tuple(file_stamp(memory)),
-    )
-    if rejection is not None and rejection.template.memory_stamp == template.memory_stamp:
-        return None, rejection.reason
-    return template, ""
+    return Template(key=job.key, memory=memory, state=state, root=job.root), ""
 
 
-def _fault(
-    job: _MakingJob, description: Mapping[str, Any], state: bytes, memory: Path, verify: Verify
-) -> str:
+def _fault(job: _MakingJob, description: Mapping[str, Any], state: bytes, memory: Path) -> str:
     if description["inputs"] != json.loads(json.dumps(job.inputs.document())):
         return "it was made from other inputs"
     if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
         return "the device state is not the one that was saved"
     if memory.stat().st_size != job.plan.vm.ram_mib * _MIB:
         return "the memory has another size"
-    if verify == "stamp" and file_stamp(memory) == description["memory_stamp"]:
-        return ""
     before = file_stamp(memory)
+    if before == description["memory_stamp"]:
+        return ""
     if digest_memory(memory) != description["memory_digest"]:
         return "the memory is not the one that was saved"
     if before != description["memory_stamp"]:
@@ -305,7 +276,8 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     started = time.monotonic()
     try:
         await anyio.to_thread.run_sync(_prepare, job, scratch)
-        state = await _boot_and_save(job, cell_id, scratch)
+        with claimed(job.kernel.vmlinuz.parent):
+            state = await _boot_and_save(job, cell_id, scratch)
         await anyio.to_thread.run_sync(_finish, job, scratch, state)
     except BaseException as exc:
         with anyio.CancelScope(shield=True):
@@ -319,7 +291,7 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
         raise
     data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
     recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
-    template, why = await anyio.to_thread.run_sync(_load, job, "stamp", None)
+    template, why = await anyio.to_thread.run_sync(_load, job)
     if template is None:
         raise CellError(
             f"the template that was just made is not usable: {why}", where=str(job.directory)
@@ -332,7 +304,6 @@ def _prepare(job: _MakingJob, scratch: Path) -> None:
     sweep(scratch.parent, prefix=MAKING)
     scratch.mkdir(mode=0o711)
     write_read_only(scratch / "initrd", job.guest.initramfs())
-    allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
 
 
 def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
@@ -349,7 +320,6 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
         JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
         JailBind(source=scratch / "initrd", target=INITRD_PATH),
         *disk_binds(job.image, job.weights),
-        JailBind(source=scratch / "memory", target=MEMORY_PATH, writable=True),
     )
     spec = VmmSpec(
         cell_id=cell_id,
@@ -380,7 +350,10 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
             )
             await vmm.client.configure(payload, timeout_s=_CONFIGURE_DEADLINE_S)
             await _wait_idle(vmm)
-            state = await _save(vmm)
+            await vmm.qmp.execute("stop")
+            state = await save_stopped(vmm, scratch / "memory")
+            with contextlib.suppress(CellError):
+                await vmm.qmp.execute("quit")
         except CellError as exc:
             raise _explained(vmm, exc, job) from exc
     return state
@@ -401,53 +374,8 @@ async def _wait_idle(vmm: Vmm) -> None:
         before = now
 
 
-async def _save(vmm: Vmm) -> bytes:
-    await vmm.qmp.execute("stop")
-    await allow_shared_memory(vmm)
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            await vmm.qmp.execute("getfd", {"fdname": "state"}, fd=theirs.fileno())
-        await vmm.qmp.execute("migrate", {"uri": "fd:state"})
-        state = await _read_state(ours)
-    await vmm.qmp.wait_migrated(timeout_s=_STATE_DEADLINE_S)
-    with contextlib.suppress(CellError):
-        await vmm.qmp.execute("quit")
-    if not state:
-        raise CellError("the VMM gave no device state", where=f"template, cell {vmm.spec.cell_id}")
-    return state
-
-
-async def allow_shared_memory(vmm: Vmm) -> None:
-    """Keep RAM out of the state; have migration report its end."""
-    capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
-    await vmm.qmp.execute("migrate-set-capabilities", {"capabilities": capabilities})
-
-
-async def _read_state(sock: socket.socket) -> bytes:
-    sock.setblocking(False)  # noqa: FBT003
-    state = bytearray()
-    with anyio.fail_after(_STATE_DEADLINE_S):
-        while len(state) <= _MAX_STATE_BYTES:
-            await anyio.wait_readable(sock)
-            chunk = sock.recv(1 << 20)
-            if not chunk:
-                return bytes(state)
-            state += chunk
-    raise CellError(
-        f"the VMM's device state is larger than {_MAX_STATE_BYTES} bytes", where="template"
-    )
-
-
 def _explained(vmm: Vmm, error: CellError, job: _MakingJob) -> BelljarError:
     panic = vmm.panic()
-    end = vmm.end()
-    if end is not None and end.signal == signal.SIGBUS:
-        return HostError(
-            "the disk became full while a template was made",
-            where=str(job.directory.parent),
-            hint="free some space, or put BELLJAR_HOME on a larger file system",
-        )
     what = (
         f"the guest's kernel panicked while a template was made: {panic}"
         if panic
@@ -464,10 +392,7 @@ def _explained(vmm: Vmm, error: CellError, job: _MakingJob) -> BelljarError:
 def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
     memory = scratch / "memory"
     (scratch / "initrd").unlink()
-    make_sparse(memory)
     digest = digest_memory(memory)
-    if os.geteuid() == 0:
-        os.chown(memory, 0, 0)
     memory.chmod(0o444)
     sync_file(memory)
     write_read_only(scratch / "state", state)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -26,7 +25,7 @@ from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import VmmRoot
-from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
+from belljar.isolation.sandbox import Sandbox, owned
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
@@ -40,7 +39,7 @@ _KVM_DEVICE: Final = "/dev/kvm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmmSpec:
-    """One VMM; its `directories` are removed, writable binds chowned."""
+    """One VMM; its `directories` are removed."""
 
     cell_id: str
     kind: EntryKind
@@ -131,7 +130,7 @@ class Vmm(Sandbox):
         net: the other end of its network device, one frame a datagram; None without one.
         wire: what carries its frames; None without a port.
         companions: owns the wire, which ends before the VMM.
-        timings_ms: prepare, vmm_start; a clone's also restore, wire, renew, total.
+        timings_ms: a clone's total.
     """
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
@@ -159,10 +158,8 @@ class Vmm(Sandbox):
 
     async def start(self) -> None:
         """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
-        began = time.monotonic()
-        await anyio.to_thread.run_sync(self._make_and_chown)
-        self.timings_ms["prepare"] = elapsed_ms(began)
-        began, spec = time.monotonic(), self.spec
+        await anyio.to_thread.run_sync(self.make)
+        spec = self.spec
         jail = JailSpec(
             cell_id=spec.cell_id,
             owner_pid=os.getpid(),
@@ -191,7 +188,6 @@ class Vmm(Sandbox):
         except CellError as exc:
             what = f"the VMM did not start: {self.diagnosis() or exc.what}"
             raise CellError(what, where=exc.where) from exc
-        self.timings_ms["vmm_start"] = elapsed_ms(began)
 
     def panic(self) -> str:
         """The guest kernel's panic, escaped, or empty."""
@@ -232,14 +228,6 @@ class Vmm(Sandbox):
 
     # ----
 
-    def _make_and_chown(self) -> None:
-        self.make()
-        identity = self.identity.jail
-        if identity.privileged:
-            for bind in self.spec.binds:
-                if bind.writable:
-                    os.chown(bind.source, identity.host_uid, identity.host_gid)
-
     async def unmake(self) -> Destruction:
         """Besides, the channel, the port and the wire end."""
         try:
@@ -274,7 +262,7 @@ def explain_end(end: JailEnd, *, panic: str, out_of_memory: bool, diagnosis: str
     return f"the guest shut down or the VMM ended with status {end.status}{detail}"
 
 
-_MAX_LINE_BYTES: Final = 1 << 20
+_MAX_LINE_BYTES: Final = 1 << 20  # a compromised VMM may send one without end
 _MAX_EVENTS: Final = 256
 
 
@@ -384,7 +372,7 @@ class Qmp:
         return value
 
 
-MAX_CONSOLE_BYTES: Final = 64 << 10
+MAX_CONSOLE_BYTES: Final = 64 << 10  # a panic with its trace fits
 _PIPE_BYTES: Final = 256 << 10
 _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -30,7 +29,7 @@ from belljar.isolation.program_root import (
     package_program,
 )
 from belljar.isolation.renewal import GivenPort
-from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
+from belljar.isolation.sandbox import Sandbox, owned
 from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailSpec
 from belljar.process import signal_name
@@ -186,8 +185,6 @@ async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
     """
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")
-    began = time.monotonic()
     async with owned(Wire(vmm, port, home), vmm.companions) as wire:
         vmm.wire = wire  # Before it starts: its destruction counts as the VMM's
         await wire.start()
-    vmm.timings_ms["wire"] = elapsed_ms(began)

@@ -115,9 +115,7 @@ class Container(Sandbox):
 
     async def start(self) -> None:
         """Journal, create, start, attach. Raises `HostError`, `CellError`."""
-        began = time.monotonic()
         await anyio.to_thread.run_sync(self._make_files)
-        self.timings_ms["prepare"] = elapsed_ms(began)
         spec, held = self.spec, self.identity
         network: Literal["", "plain", "covered"] = "covered" if self._is_gvisor else "plain"
         jail = JailSpec(
@@ -176,12 +174,9 @@ class Container(Sandbox):
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
-        return ended_by_itself(
-            end,
-            kind=self.spec.shape.runtime.kind,
-            memory=(self.memory_peak_bytes(), self.limits.memory_max_bytes),
-            refused_forks=super().refused_forks(),
-        )
+        what = "gVisor's sentry or the guest agent in it" if self._is_gvisor else "its guest agent"
+        how = f"status {end.status}" if end.signal is None else f"signal {signal_name(end.signal)}"
+        return f"{what} ended, or was killed (it ended with {how}; no limit is known to be reached)"
 
     def refused_forks(self) -> int:
         """At least 1 at the inner limit, whose refusals are unseen."""
@@ -247,7 +242,6 @@ class Container(Sandbox):
             ) from exc
 
     async def _attach(self, port: GivenPort) -> None:
-        began = time.monotonic()
         if (jail := self.jail) is None:
             raise RuntimeError("nothing was started")
         stage = await jail.wait_network()
@@ -264,7 +258,6 @@ class Container(Sandbox):
             ) is None and is_alive(stage):
                 raise
         jail.go_on()  # or says how the stage ended
-        self.timings_ms["network"] = elapsed_ms(began)
 
     def jail_mounts(self) -> tuple[JailMount, ...]:
         """All that the runtime's jail can see of the host's files."""
@@ -306,10 +299,8 @@ class Container(Sandbox):
     async def _greet(self, renewal: Renewal) -> Renewed:
         from belljar.channel.frames import NEEDED_OF_CONTAINER, RenewedBit, config_payload
 
-        began, shape, port, client = time.monotonic(), self.spec.shape, self.spec.port, self.client
+        shape, port, client = self.spec.shape, self.spec.port, self.client
         await client.wait_ready(timeout_s=_READY_DEADLINE_S)
-        self.timings_ms["runtime"] = elapsed_ms(began)
-        began = time.monotonic()
         await client.hello()
         await client.configure(
             config_payload(
@@ -326,28 +317,29 @@ class Container(Sandbox):
         # workload may edit without reaching anything more.
         needed = NEEDED_OF_CONTAINER if port is None else NEEDED_OF_CONTAINER | RenewedBit.NETWORK
         judge(renewed, where=f"cell {self.spec.cell_id}", needed=needed)
-        self.timings_ms["renew"] = elapsed_ms(began)
         return renewed
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
-        runtime, version = self.spec.shape.runtime.name, self.spec.root.version
-        where = f"cell {self.cell_id}"
-        with anyio.move_on_after(
-            max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
-        ) as timeout:
+        runtime = f"{self.spec.shape.runtime.name} {self.spec.root.version}"
+        left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
+        how = f"neither started the container nor ended within {_READY_DEADLINE_S:.0f} s"
+        with anyio.move_on_after(left_s):
             try:
                 await self.wait_running()
+                how = "started the container, but its guest agent did not come up: "
+                how += self.cause_of_death() or error.what
             except RuntimeFailedError as failure:
-                return explain_runtime(failure.how, name=runtime, version=version, where=where)
+                how = failure.how  # with what it printed
             except BelljarError as failure:
                 return failure
-        words = self.diagnosis()
-        quoted = f"; it printed: {words}" if words else ""
-        if timeout.cancelled_caught:
-            how = f"neither started the container nor ended within {waited_s:.0f} s{quoted}"
-            return explain_runtime(how, name=runtime, version=version, where=where)
-        what = f"{runtime} {version} started the container, but its guest agent did not come up"
-        return CellError(f"{what}: {self.cause_of_death() or error.what}{quoted}", where=where)
+        if words := "" if " and printed" in how else self.diagnosis():
+            how += f"; it printed: {words}"
+        return CellError(
+            f"the OCI runtime {runtime} {how}",
+            where=f"cell {self.cell_id}",
+            hint="name another OCI runtime in BELLJAR_OCI_RUNTIME or use another tier; "
+            "`belljar doctor` tries each",
+        )
 
     def _layer(self) -> os.statvfs_result | None:
         try:
@@ -411,30 +403,3 @@ async def start_container(
 def is_busy_sealing(diagnosis: str) -> bool:
     """Whether runc made nothing, as its copy can't be sealed yet. Pure."""
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
-
-
-def explain_runtime(how: str, *, name: str, version: str, where: str) -> CellError:
-    """A failed runtime's error; `how`: what it did. Pure."""
-    another = (
-        "install another runsc"
-        if Path(name).name.startswith("runsc")
-        else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
-    )
-    hint = f"{another}, or use another tier; `belljar doctor` tries it again"
-    return CellError(f"the OCI runtime {name} {version} {how}", where=where, hint=hint)
-
-
-def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
-    """How, and how near its limits were. Pure."""
-    what = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
-    how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
-    used = (
-        f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use"
-        if memory[0]
-        else ""
-    )
-    refused = f"the host refused it {refused_forks} processes or threads" if refused_forks else ""
-    known = "; ".join(
-        ("no limit is known to have been reached", *(word for word in (used, refused) if word))
-    )
-    return f"{what} ended, or was killed (it ended with {how}; {known})"

@@ -54,9 +54,9 @@ async def open_container(
             held.enter_context(claimed(weights))
         runtime = plan.oci.runtime
         root = ensure_runtime_root(home, runtime)
-        data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}"}
-        data["tree"] = image.digest
-        recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=data))
+        starting: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}"}
+        starting["tree"] = image.digest
+        recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=starting))
         renewal = fresh_renewal()
         spec = ContainerSpec(
             cell_id=cell_id,
@@ -78,7 +78,7 @@ async def open_container(
             spec, renewal, home=home, owner=owner, recorder=recorder
         )
         recorder.record(renewed_event(cell_id, renewed, renewal))
-        data = container.making_times()
+        data: dict[str, JsonValue] = {"duration_ms": round(container.timings_ms["total"], 1)}
         if container.attempts > 1:
             data["attempts"] = container.attempts
         recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))

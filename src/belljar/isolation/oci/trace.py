@@ -41,7 +41,7 @@ _AGENT: Final = b"init"
 _PEER: Final = struct.Struct("iII")
 _PAUSE_S: Final = 0.0005
 _MAX_NAME: Final = 64
-_MAX_PATH: Final = 4096
+_MAX_PATH: Final = 4096  # Linux's PATH_MAX
 _DELETED: Final = b" (deleted)"
 """The sandbox's suffix for removed files."""
 _LOST: Final = "the sandbox dropped trace points: this host was too slow for them"

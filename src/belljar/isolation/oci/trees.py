@@ -262,13 +262,14 @@ async def _run(
         mounts=mounts,
         keep_capabilities=True,
     )
-    jail = start_jail(spec, program, kept=())
-    try:
-        return _failure_of(jail, await jail.wait_run(), deadline_s)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await jail.end()
-            jail.release_namespaces()
+    with claimed(root.root.parent):
+        jail = start_jail(spec, program, kept=())
+        try:
+            return _failure_of(jail, await jail.wait_run(), deadline_s)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await jail.end()
+                jail.release_namespaces()
 
 
 def _failure_of(jail: Jail, end: JailEnd | None, deadline_s: float) -> str | None:
