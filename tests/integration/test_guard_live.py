@@ -22,7 +22,6 @@ WANTED = (
     "dns-hex-counted",
     "pass-names",
     "ws-3",
-    "ws-binary",
     "pass-chat",
     "smtp-zip",
 )

@@ -40,7 +40,6 @@ PRELOAD: Final = (
     "h11",
     "stringprep",
     "unicodedata",
-    "wsproto",
 )
 _MAX_UNASKED: Final = 10_000
 Child = Callable[[list[int], int], NoReturn]

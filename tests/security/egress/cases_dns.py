@@ -146,7 +146,13 @@ RESOLVER: Final = (
         "the name that tells browsers to leave DoH off",
     ),
     _dns("ptr-own", "1.2.0.192.in-addr.arpa", "NXDOMAIN", "who has an address (PTR)", "PTR"),
-    _dns("dns-tcp", "{token}.tcp.test", "NXDOMAIN", "a query over TCP", over="tcp"),
+    Case(
+        "dns-tcp",
+        "a query over TCP",
+        ("dns", "{resolver}", "53", "{token}.tcp.test", "1", "tcp"),
+        "RST",
+        Refused("port", "{resolver}", "53"),
+    ),
     _dns("dns-txt", "{token}.txt.test", "NXDOMAIN", "TXT, as tunnels use it", "TXT"),
     _dns("dns-null", "{token}.null.test", "NXDOMAIN", "NULL, as iodine uses it", "NULL"),
     _dns("dns-mx", "{token}.mx.test", "NXDOMAIN", "MX", "MX"),
@@ -155,13 +161,12 @@ RESOLVER: Final = (
     _dns(
         "dns-ns", "{token}.ns.test", "NXDOMAIN", "NS of a domain outside: who is to be asked", "NS"
     ),
-    _dns(
+    Case(
         "dns-axfr",
-        "example",
-        "REFUSED",
         "a transfer of the zone: all names at once",
-        "AXFR",
-        over="tcp",
+        ("dns", "{resolver}", "53", "example", "252", "tcp"),
+        "RST",
+        Refused("port", "{resolver}", "53"),
     ),
     Case(
         "dns-chaos",

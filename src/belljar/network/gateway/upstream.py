@@ -20,7 +20,6 @@ import h11
 
 from belljar.network.decide import split_target
 from belljar.network.gateway.context import Receive, RefusedRequestError, Scope, Send
-from belljar.network.gateway.middleware import refuse
 from belljar.network.gateway.pipe import Pipe, TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
 from belljar.network.gateway.site import Site
@@ -125,12 +124,7 @@ class UpstreamApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `RefusedRequestError`, also amid an answer."""
-        if scope["type"] != "http":
-            await refuse(403)(scope, receive, send)
-            return
         body = await _whole(receive)
-        if body is None:
-            return
         try:
             request = self._request(scope, body)
             async with (
@@ -270,16 +264,15 @@ async def _nothing() -> None:
     return
 
 
-async def _whole(receive: Receive) -> bytes | None:
-    """A request's body; None when the cell has gone."""
+async def _whole(receive: Receive) -> bytes:
+    """Return a request's body."""
     got = bytearray()
-    while True:
+    has_more = True
+    while has_more:
         message = await receive()
-        if message["type"] != "http.request":
-            return None
-        got += message.get("body", b"")
-        if not message.get("more_body", False):
-            return bytes(got)
+        got += message["body"]
+        has_more = message["more_body"]
+    return bytes(got)
 
 
 async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:

@@ -240,7 +240,7 @@ def header_text(text: str, *, max_chars: int = 4096) -> str:
 
 
 def request_of(scope: Scope, body: bytes = b"") -> Request:
-    """Return the request of an ASGI scope (`http` or `websocket`)."""
+    """Return the request of an ASGI scope (`http`)."""
     raw = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "replace")
     raw = raw.partition(b"?")[0]
     pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -281,7 +281,6 @@ def http_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     too_large: Answer | None = None,
     cut: Cut | None = None,
-    accepts_websocket: Callable[[Request], bool] = lambda _: False,
 ) -> App:
     """Return an ASGI 3 app; too long a body is 413. `cut` is called with those cut off."""
 
@@ -295,22 +294,13 @@ def http_app(
             return (too_large or plain_error(413)) if error.refused else None
         return await handle(replace(request, body=body))
 
-    return streaming_app(whole, accepts_websocket)
+    return streaming_app(whole)
 
 
-def streaming_app(
-    handle: StreamingHandler, accepts_websocket: Callable[[Request], bool] = lambda _: False
-) -> App:
-    """Return an ASGI 3 app that reads what it wants of the body.
-
-    Of a WebSocket it says whether it is accepted: the gateway sends each message back.
-    """
+def streaming_app(handle: StreamingHandler) -> App:
+    """Return an ASGI 3 app that reads what it wants of the body."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            is_accepted = accepts_websocket(request_of(scope))
-            await send_answer(send, Answer(status=101) if is_accepted else plain_error(403))
-            return
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
         request = request_of(scope)

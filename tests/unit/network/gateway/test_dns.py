@@ -86,9 +86,9 @@ def test_every_other_name_does_not_exist(name: str) -> None:
     ("kinds", "rdclass", "rcode", "answers", "authorities"),
     [
         # no IPv6, no HTTPS record, nothing that could lead elsewhere
-        ("AAAA HTTPS SVCB MX TXT CNAME DNSKEY TYPE999", "IN", dns.rcode.NOERROR, 0, 1),
-        # RFC 8482; SOA and NS name nobody but the name itself
-        ("SOA NS ANY", "IN", dns.rcode.NOERROR, 1, 0),
+        ("AAAA HTTPS SVCB MX TXT CNAME DNSKEY SOA NS TYPE999", "IN", dns.rcode.NOERROR, 0, 1),
+        # RFC 8482
+        ("ANY", "IN", dns.rcode.NOERROR, 1, 0),
         # there is no zone to give away, and CHAOS has version.bind
         ("AXFR IXFR", "IN", dns.rcode.REFUSED, 0, 0),
         ("TXT", "CH", dns.rcode.REFUSED, 0, 0),
@@ -172,16 +172,6 @@ def test_edns_is_answered_and_unknown_versions_are_not() -> None:
     assert ask("shop.example", use_edns=0, payload=4096).edns == 0
     assert ask("shop.example", use_edns=False).edns == -1
     assert ask("shop.example", use_edns=7).rcode() == dns.rcode.BADVERS
-
-
-def test_what_goes_on_record_shows_exfiltration() -> None:
-    """The longest label and the entropy of a name that carries data stand out."""
-    plain = answer(dns.message.make_query("www.shop.example", "A").to_wire(), LAYOUT)
-    label = "mzxw6ytboi4dkmrrgq3tqnzugiztinbvgq2tmnzyha4tamjs"
-    carrying = answer(dns.message.make_query(f"{label}.evil.example", "A").to_wire(), LAYOUT)
-    assert (plain.longest_label, carrying.longest_label) == (7, len(label))
-    assert carrying.entropy > plain.entropy + 0.8
-    assert carrying.name == f"{label}.evil.example"
 
 
 NAME = b"\1a" * 120 + b"\0"

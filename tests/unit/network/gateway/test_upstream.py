@@ -462,41 +462,12 @@ def test_a_request_may_take_longer_than_the_wait_for_an_answer() -> None:
         upstream.join()
 
 
-def test_a_websocket_is_refused_without_dialling() -> None:
-    """There is no upgrade."""
-    with web_server() as server:
-        asker = Asker(server)
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:  # noqa: ANN401 - ASGI's
-            sent.append(message)
-
-        async def receive() -> dict[str, Any]:
-            raise AssertionError("a handshake has no body")
-
-        run(lambda: asker.app({"type": "websocket"}, receive, send))
-    assert sent[0]["status"] == 403
-    assert asker.dialled == []
-
-
 def test_what_the_owner_does_not_dial_is_a_bad_gateway() -> None:
     """With the owner's reason."""
     with web_server() as server:
         asker = Asker(server)
         asker.no_dial = "10.0.0.1 is not a public one"
         assert refused(asker) == (502, "not dialled: 10.0.0.1 is not a public one")
-
-
-def test_a_cell_that_goes_before_its_body_is_whole_costs_nothing() -> None:
-    """Nobody is dialled for it."""
-    with web_server() as server:
-        asker = Asker(server)
-
-        async def gone() -> dict[str, Any]:
-            return {"type": "http.disconnect"}
-
-        run(lambda: asker.app({"type": "http", "server": ("", 80)}, gone, cast("Any", None)))
-    assert asker.dialled == []
 
 
 NAMES = st.sampled_from(
