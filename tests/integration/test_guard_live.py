@@ -21,8 +21,6 @@ WANTED = (
     "http-header-body",
     "dns-hex-counted",
     "pass-names",
-    "ws-3",
-    "pass-chat",
     "smtp-zip",
 )
 

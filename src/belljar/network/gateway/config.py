@@ -43,8 +43,6 @@ class Bounds:
     # Of the bodies of all open requests: 503, and the connection is closed.
     bodies_bytes: int = 128 << 20
     stream_bytes: int = 256 << 20  # Of a raw stream, both ways together: closed.
-    # Between two pieces from a real upstream, TLS included: 504, or the answer is cut off.
-    upstream_wait_s: float = 30.0
     # From asking for a connection to the end of the answer: 504, or the answer is cut off.
     upstream_exchange_s: float = 120.0
     upstream_exchanges: int = 8  # Connections to one upstream: further requests wait.
