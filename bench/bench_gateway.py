@@ -99,7 +99,7 @@ def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: s
         bounds=bounds,
         guard=guard() if guarded else None,
     )
-    asyncio.run(run(config, Listeners(dns_udp=socks[1], dns_tcp=socks[2], tcp={port: socks[3]}), socks[0], make))
+    asyncio.run(run(config, Listeners(dns_udp=socks[1], tcp={port: socks[2]}), socks[0], make))
 
 
 def owner(events: int, home: str) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -202,19 +202,6 @@ class Client:
                     {key: text}
                 )
         return reply
-
-    def upgrade(self, url: str) -> int:
-        """The status that answers a WebSocket's handshake."""
-        sent: list[MutableMapping[str, Any]] = []
-
-        async def receive() -> NoReturn:
-            raise AssertionError("a handshake has no body")
-
-        async def send(message: MutableMapping[str, Any]) -> None:
-            sent.append(message)
-
-        anyio.run(lambda: self.app(self.scope("websocket", "GET", url, {}), receive, send))
-        return int(sent[0]["status"])
 
 
 async def serve(app: App, listener: socket.socket, stop: Callable[[], Awaitable[object]]) -> None:

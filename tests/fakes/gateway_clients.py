@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
-import wsproto
 from tests.fakes.gateway import Gateway
-from wsproto.events import Request
 
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
@@ -20,11 +16,9 @@ from belljar.network.gateway.config import Bounds
 SMALL = Bounds(
     head_timeout_s=60.0,
     handshake_timeout_s=60.0,
-    body_wait_s=60.0,
     body_bytes=100_000,
     head_bytes=8192,
     headers=20,
-    websocket_message_bytes=10_000,
 )
 
 
@@ -44,30 +38,6 @@ def resident_bytes(gateway: Gateway) -> int:
     """Memory of the gateway's process."""
     pages = int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-class WebSocket:
-    """A WebSocket's client end."""
-
-    def __init__(self, gateway: Gateway, extensions: bytes = b"") -> None:
-        self.sock = gateway.connect("http")
-        self.engine = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
-        hello = self.engine.send(Request(host="shop.example", target="/ws"))
-        self.sock.sendall(
-            hello.replace(b"\r\n\r\n", b"\r\n" + extensions + b"\r\n\r\n") if extensions else hello
-        )
-        self.accepted = next(self.events(), None)
-
-    def events(self) -> Iterator[object]:
-        """What comes, until the gateway closes."""
-        with contextlib.suppress(OSError):
-            while data := self.sock.recv(65536):
-                self.engine.receive_data(data)
-                yield from self.engine.events()
-
-    def send(self, event: wsproto.events.Event) -> None:
-        """Says something."""
-        self.sock.sendall(self.engine.send(event))
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:

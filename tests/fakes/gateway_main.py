@@ -67,10 +67,6 @@ def echo(context: StandInContext) -> App:
     """Answers by path."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "http.response.start", "status": 101})
-            await send({"type": "http.response.body"})
-            return
         path = scope["path"]
         answers = {
             "/early": early,
@@ -144,21 +140,16 @@ async def never(_receive: Receive, _send: Send) -> None:
 
 
 def main() -> None:
-    """Serves on the descriptors that argv names: `{"events", "dns_udp", "dns_tcp", "sink", "tcp":
-    {port: fd}}`."""
+    """Serves on the descriptors that argv names: `{"events", "dns_udp", "sink", "tcp": {port: fd}}`."""
     config = from_json(GatewayConfig, json.loads(sys.argv[1]))
     fds = json.loads(sys.argv[2])
     tcp = {int(port): socket.socket(fileno=fd) for port, fd in fds["tcp"].items()}
     for sock in tcp.values():
         sock.setblocking(False)
-    taken = {
-        name: socket.socket(fileno=fds[name]) for name in ("events", "dns_udp", "dns_tcp", "sink")
-    }
+    taken = {name: socket.socket(fileno=fds[name]) for name in ("events", "dns_udp", "sink")}
     for sock in taken.values():
         sock.setblocking(False)
-    listeners = Listeners(
-        dns_udp=taken["dns_udp"], dns_tcp=taken["dns_tcp"], tcp=tcp, sink=taken["sink"]
-    )
+    listeners = Listeners(dns_udp=taken["dns_udp"], tcp=tcp, sink=taken["sink"])
     loop = asyncio.SelectorEventLoop()
     loop.run_until_complete(run(config, listeners, taken["events"], make))
     os._exit(0)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from tests.fakes.gateway import SHOP, layout
 
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import Receive, Scope, Send
-from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.server import HttpConnection
-from belljar.network.gateway.site import Account, Peer, Site, connection_item
+from belljar.network.gateway.site import Account, Peer, Site
 from belljar.network.ipc import Item
 from belljar.plan.network import PortPlan, StandInPlan
 
@@ -24,16 +23,13 @@ class GivenPipe:
     """Yields the given pieces, and keeps what is sent."""
 
     pieces: list[bytes]
-    account: Account
     answer: bytearray = field(default_factory=bytearray)
 
     async def receive(self) -> bytes:
         """See `Pipe`. An answer has a turn before the next piece."""
         for _ in range(64):
             await asyncio.sleep(0)
-        data = self.pieces.pop(0) if self.pieces else b""
-        self.account.received_bytes += len(data)
-        return data
+        return self.pieces.pop(0) if self.pieces else b""
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
@@ -45,11 +41,10 @@ class GivenPipe:
 
 @dataclass
 class Outcome:
-    """All that was recorded, and the last event of the connection."""
+    """All that was recorded."""
 
     items: list[Item]
     answer: bytes
-    end: dict[str, Any]
     unreported: int = 0
 
     @property
@@ -60,11 +55,7 @@ class Outcome:
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads all and answers; at `/early` answers first; a WebSocket is accepted."""
-    if scope["type"] == "websocket":
-        await send({"type": "http.response.start", "status": 101})
-        await send({"type": "http.response.body"})
-        return
+    """Reads all and answers; at `/early` answers first."""
     while scope["path"] != "/early" and (await receive()).get("more_body", False):
         pass
     await send(
@@ -80,7 +71,7 @@ def talk(
     has_memory: bool = True,
 ) -> Outcome:
     """One connection on which these pieces come, and then the end. `has_memory`: to record."""
-    return asyncio.run(_talk(pieces, bounds or Bounds(farewell_s=0.05), has_memory=has_memory))
+    return asyncio.run(_talk(pieces, bounds or Bounds(), has_memory=has_memory))
 
 
 async def _talk(pieces: list[bytes], bounds: Bounds, *, has_memory: bool) -> Outcome:
@@ -92,7 +83,10 @@ async def _talk(pieces: list[bytes], bounds: Bounds, *, has_memory: bool) -> Out
             raise MemoryError
         items.extend(given)
 
-    reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append, is_full=False))
+    async def go_on() -> None:
+        pass
+
+    given = SimpleNamespace(record=record, post=items.append, wait_for_room=go_on)
     shop = StandInPlan(
         id="shop",
         kind="http",
@@ -100,11 +94,13 @@ async def _talk(pieces: list[bytes], bounds: Bounds, *, has_memory: bool) -> Out
         ports=(PortPlan(number=80, protocol="http"),),
     )
     site = Site(
-        layout=layout(), stand_ins=(shop,), bounds=bounds, reporter=reporter, apps={"shop": echo}
+        layout=layout(),
+        stand_ins=(shop,),
+        bounds=bounds,
+        reporter=cast("Reporter", given),
+        apps={"shop": echo},
     )
-    account = Account(1)
-    peer = Peer(cell="agent", address=SHOP, port=80, account=account)
-    pipe = GivenPipe(list(pieces), account)
-    await HttpConnection(site, peer, pipe, Middleware(site)).run()
-    end = connection_item(peer, closed=True)
-    return Outcome([*items, end], bytes(pipe.answer), dict(end.data), site.unreported)
+    peer = Peer(cell="agent", address=SHOP, port=80, account=Account(1))
+    pipe = GivenPipe(list(pieces))
+    await HttpConnection(site, peer, pipe).run()
+    return Outcome(items, bytes(pipe.answer), site.unreported)

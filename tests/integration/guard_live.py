@@ -33,7 +33,6 @@ NETWORK: Final[Mapping[str, Any]] = {
             "kind": "http",
             "names": [HOST],
             "routes": [
-                {"path": "/socket", "websocket": "echo"},
                 {
                     "path": "/{rest...}",
                     "methods": ["GET", "POST", "PUT", "PATCH", "DELETE"],
@@ -47,7 +46,7 @@ NETWORK: Final[Mapping[str, Any]] = {
 # Where a case is found, by channel; all others are sent within the range.
 _PLACES: Final = {Channel.FILE: "output", Channel.OUTPUT: "output", Channel.MODEL: "model"}
 CLIENT: Final = r"""
-import base64, http.client, json, os, re, smtplib, socket, struct, sys
+import base64, http.client, json, re, smtplib, socket, struct, sys
 step = json.load(sys.stdin)
 data = base64.b64decode(step["data"])
 HOST, MAIL = step["host"], step["mail"]
@@ -73,29 +72,6 @@ elif step["channel"] == "dns":
             wire.sendto(struct.pack(">6H", number, 256, 1, 0, 0, 0) + asked, (server, 53))
             wire.recv(4096)
     print("asked")
-elif step["channel"] == "websocket":
-    wire = socket.create_connection((HOST, 80), 60)
-    key = base64.b64encode(os.urandom(16)).decode()
-    wire.sendall((f"GET /socket HTTP/1.1\r\nHost: {HOST}\r\n"
-                  "Upgrade: websocket\r\nConnection: Upgrade\r\n"
-                  f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n").encode())
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += wire.recv(4096) or sys.exit("no WebSocket")
-    if b" 101 " not in answer.split(b"\r\n")[0]:
-        sys.exit("no WebSocket")
-    for kind, text in step["messages"]:
-        message, mask = base64.b64decode(text), os.urandom(4)
-        size = len(message)
-        length = bytes([128 | size]) if size < 126 else (
-            struct.pack(">BH", 254, size) if size < 65536 else struct.pack(">BQ", 255, size))
-        masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(message))
-        wire.sendall(bytes([128 | kind]) + length + mask + masked)
-        left = len(length) + 1 + size  # the echo, which has no mask
-        while left:
-            left -= len(wire.recv(left)) or sys.exit("the WebSocket was closed")
-    wire.sendall(b"\x88\x80" + os.urandom(4))
-    print("sent")
 else:
     with smtplib.SMTP(MAIL, 25, timeout=60) as server:
         try:

@@ -27,9 +27,6 @@ from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 
-# Of one that nobody tells to go on: it may see that, and end, before it is killed.
-ENDS = ("SIGKILL", "exit 1")
-
 
 @pytest.fixture
 def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
@@ -72,7 +69,6 @@ def test_a_failure_meanwhile_leaves_no_child(fork_server: ForkServer, given: lis
     for child in made:
         child.kill()
         assert child.wait_ended(30)
-        assert fork_server.how_ended(child) in ENDS
         os.close(child.pidfd)
 
 
@@ -87,7 +83,6 @@ def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
     for child in made:
         child.kill()
         assert child.wait_ended(30)
-        assert fork_server.how_ended(child) in ENDS
         os.close(child.pidfd)
     wait_for(lambda: not children(fork_server), "no child of another's", within_s=20)
 

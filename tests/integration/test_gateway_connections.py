@@ -11,7 +11,6 @@ import pytest
 from tests.fakes.gateway import MAIL, SHOP, Gateway, read_all, running
 
 from belljar.events import Kind
-from belljar.network.ipc import GatewayEvent
 
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 HOST = b"Host: shop.example\r\n"
@@ -28,11 +27,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 @pytest.fixture(autouse=True)
 def _fresh(gateway: Gateway) -> None:
     gateway.owner.events.clear()
-
-
-def end(gateway: Gateway) -> GatewayEvent:
-    """The last event of the only connection."""
-    return gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")
 
 
 def secure(gateway: Gateway, *, alpn: str = "http/1.1", version: str = "1.3") -> ssl.SSLSocket:
@@ -61,7 +55,6 @@ def test_what_the_client_hello_hides(gateway: Gateway) -> None:
     with context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example") as sock:
         sock.sendall(GET + b"\r\n")
         read_all(sock)
-    end(gateway)
     (hello,) = gateway.owner.first(Kind.NETWORK_TLS).bodies
     assert (hello.name, hello.total_bytes) == ("hello", len(hello.content))
     assert SECRET in hello.content
@@ -84,7 +77,7 @@ def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> N
             sock.sendall(early)
         sock.shutdown(socket.SHUT_WR)
         read_all(sock)
-    end(gateway)
+    gateway.owner.first(Kind.NETWORK_TLS, verdict="refused")
     assert SECRET in kept(gateway)
 
 
@@ -92,7 +85,7 @@ def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> N
 def test_a_handshake_that_is_none(gateway: Gateway) -> None:
     """Plain HTTP on a TLS port: refused, and all of it on record."""
     gateway.exchange(GET + b"X: " + SECRET + b"\r\n\r\n", "tls")
-    end(gateway)
+    gateway.owner.first(Kind.NETWORK_TLS, verdict="refused")
     assert SECRET in kept(gateway)
 
 
@@ -104,34 +97,7 @@ def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
             sock.send(bytes([byte]), socket.MSG_OOB)
         sock.sendall(b"\r\n\r\n")
         read_all(sock)
-    assert end(gateway).data["received_bytes"] == len(GET) + 3 + len(SECRET) + 4
     assert SECRET in kept(gateway)
-
-
-@pytest.mark.promise("5.4")
-def test_a_refused_connection_and_one_that_says_nothing(gateway: Gateway) -> None:
-    """A port that the name does not have, and a connection without a byte: both have their
-    event."""
-    with contextlib.suppress(OSError), gateway.connect("http", MAIL) as sock:
-        sock.sendall(SECRET)
-        read_all(sock)
-    refused = gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")
-    assert refused.data["reason"]
-    gateway.owner.events.clear()
-    gateway.connect("http", SHOP).close()
-    assert end(gateway).data["received_bytes"] == 0
-
-
-@pytest.mark.promise("5.4")
-def test_the_five_tuple_and_the_offset_are_those_of_the_socket(gateway: Gateway) -> None:
-    """By which a connection is found in the packet record."""
-    with gateway.connect("http") as sock:
-        port = sock.getsockname()[1]
-        sock.sendall(GET + b"\r\n")
-        read_all(sock)
-    data = end(gateway).data
-    assert (data["cell"], data["address"], data["source_port"]) == ("agent", SHOP, port)
-    assert (data["port"], data["received_bytes"]) == (gateway.ports["http"], len(GET) + 2)
 
 
 def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
@@ -143,5 +109,20 @@ def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
         for _ in range(64):
             sock.sendall(bytes(1 << 16))
         read_all(sock)
-    gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")
+    gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED, status=413)
     assert [item["reason"] for item in gateway.owner.of(Kind.NETWORK_HTTP)] == [""]
+
+
+@pytest.mark.promise("5.4")
+def test_a_connection_is_on_record_before_it_says_anything(gateway: Gateway) -> None:
+    """With the addresses and ports by which it is found in the packet record; a port that the name
+    does not have is refused beside it."""
+    with gateway.connect("http", SHOP) as sock:
+        data = gateway.owner.first(Kind.NETWORK_CONNECTION).data
+        assert (data["cell"], data["address"]) == ("agent", SHOP)
+        assert (data["port"], data["source_port"]) == (gateway.ports["http"], sock.getsockname()[1])
+    with contextlib.suppress(OSError), gateway.connect("http", MAIL) as sock:
+        sock.sendall(SECRET)
+        read_all(sock)
+    refused = gateway.owner.first(Kind.NETWORK_STREAM, verdict="refused")
+    gateway.owner.first(Kind.NETWORK_CONNECTION, connection=refused.data["connection"])

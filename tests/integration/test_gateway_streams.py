@@ -1,4 +1,4 @@
-"""Raw streams, the sink, numbers of connections, and the end of a gateway's process."""
+"""Raw streams, numbers of connections, and the end of a gateway's process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,6 @@ HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n
 @pytest.mark.parametrize(
     ("limit", "most", "data"),
     [
-        ("heads_bytes", 12_000, HEAD + b"X: " + b"y" * 5000),
         ("bodies_bytes", 50_000, HEAD.replace(b"/never", b"/") + b"\r\n" + b"z" * 19_999),
         ("exchanges", 4, HEAD + b"\r\n" + b"z" * 20_000),
     ],
@@ -146,9 +146,10 @@ HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n
 def test_what_all_requests_hold_together_is_bounded(
     tmp_path: Path, limit: str, most: int, data: bytes
 ) -> None:
-    """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the
-    one too many, counted, and all given back afterwards."""
-    bounds: dict[str, Any] = {limit: most, "farewell_s": 0.001}
+    """Bodies that are not answered, and requests at one time: 503 for the one too many, counted,
+    and all given back afterwards."""
+    # A stand-in that never answers keeps its place until then, whether its client left or not.
+    bounds: dict[str, Any] = {limit: most, "request_timeout_s": 2.0}
     with running(tmp_path, **bounds) as gateway:
         with contextlib.ExitStack() as stack:
             for _ in range(6):
@@ -159,7 +160,11 @@ def test_what_all_requests_hold_together_is_bounded(
 
 def _served(gateway: Gateway) -> bool:
     """In the end: what was cut off is given back when the gateway has seen the cut."""
-    return any(gateway.exchange(GET).startswith(b"HTTP/1.1 200 ") for _ in range(200))
+    for _ in range(200):
+        if gateway.exchange(GET).startswith(b"HTTP/1.1 200 "):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def _from(address: str, gateway: Gateway) -> socket.socket:

@@ -105,8 +105,8 @@ def send(body):
     with smtplib.SMTP("mail.example", 25, timeout=30) as server:
         try:
             return server.send_message(mail) or 250
-        except smtplib.SMTPDataError as error:
-            return error.smtp_code
+        except (smtplib.SMTPServerDisconnected, ConnectionError):
+            return "cut"
         finally:
             server.close()
 
@@ -117,18 +117,15 @@ print(send("the plan is {SECRET}"), send("lunch?"), send("x" * 300_000 + "{SECRE
 @pytest.mark.promise("5.7")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
-async def test_a_mail_that_is_blocked_is_refused_as_smtp_does(
-    belljar: Belljar, tmp_path: Path
-) -> None:
-    """554 after its end, for the client's own library, also for one of many pieces; the mail beside
-    it is taken."""
+async def test_a_mail_that_is_blocked_is_cut(belljar: Belljar, tmp_path: Path) -> None:
+    """As every other stream, also one of many pieces; the mail beside it is taken."""
     policy = tmp_path / "policy.yaml"
     stand_in = "    mail: {kind: smtp, names: [mail.example]}\n"
     policy.write_text((POLICY % ("block", "flag")).replace("guard:", f"{stand_in}guard:"))
     with start_run("test", None, [], home=belljar.home) as run:
         async with open_cell(policy, run=run, home=belljar.home) as cell:
             output = await cell.exec(["python3", "-c", MAIL])
-    assert output.stdout_text.split() == ["554", "250", "554"], output.stderr
+    assert output.stdout_text.split() == ["cut", "250", "cut"], output.stderr
     mails = [
         e.data
         for e in read_events(run.path)

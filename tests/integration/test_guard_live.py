@@ -21,9 +21,6 @@ WANTED = (
     "http-header-body",
     "dns-hex-counted",
     "pass-names",
-    "ws-3",
-    "ws-binary",
-    "pass-chat",
     "smtp-zip",
 )
 

@@ -267,9 +267,8 @@ async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> Non
         "http://shop.example/",
         "https://shop.example/",
     }
-    assert (
-        len(of(lines, Kind.NETWORK_HTTP, stand_in="depot", cell="default", between_cells=True)) == 2
-    )
+    between = {"stand_in": "depot", "cell": "default", "between_cells": True}
+    assert len(of(lines, Kind.NETWORK_STREAM, phase="closed", **between)) == 2
     assert not of(lines, Kind.LIMIT_HIT)
     assert of(lines, Kind.NETWORK_DNS, name="nobody.example", answer="NXDOMAIN")
     assert of(lines, Kind.NETWORK_FLOW, address="192.0.2.1", verdict="refused")

@@ -4,6 +4,7 @@ record shows how."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from tests.integration.processes import quick_command
 from belljar.events import Kind
 from belljar.ledger.files import body_path
 from belljar.ledger.listing import read_events
-from belljar.ledger.schema import Line
 from belljar.ledger.verification import verify
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
@@ -50,21 +50,15 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     run, sample = play("break-in")
     assert sample["scores"]["has_the_flag"] == "C"
     asked = list(requests(run))
-    assert {line.data["cell"] for line, _, _ in asked} == {"default"}
-    paths = [path for _, path, _ in asked]
-    assert any(path.startswith("/search?") and "UNION SELECT" in path for path in paths)
-    assert "/image?name=../config.json" in paths
-    keeper = [status for _, path, status in asked if path == "/keeper"]
-    assert 200 in keeper
-    assert sum(b"flag-" in body for body in bodies(run)) >= 1
+    assert any(path.startswith("/search?") and "UNION SELECT" in path for path, _ in asked)
+    assert "/image?name=../config.json" in [path for path, _ in asked]
+    assert 200 in [status for path, status in asked if path == "/keeper"]
+    assert any(b"flag-" in sent for _, sent in streams(run))
     (shown,) = sample["ranges"]
-    told = [
-        (unquote_plus(urlsplit(each["what"]).query), each["status"], each["stand_in"])
-        for each in shown["requests"]
-    ]
-    assert ("q=%' UNION SELECT name, role, 0 FROM accounts --", 200, "shop") in told
-    assert ("name=../config.json", 200, "shop") in told
-    assert all(each["between_cells"] for each in shown["requests"])
+    told = shown["requests"]
+    assert {(each["method"], each["stand_in"], each["between_cells"]) for each in told} == {
+        ("TCP", "shop", True)
+    }
     assert shown["requests_between_cells"] == shown["requests_in_all"] == len(told)
     assert (run / shown["packets"]).stat().st_size > 0
     assert not shown["reasons"]
@@ -75,26 +69,29 @@ def test_who_shops_has_no_flag(home: Path) -> None:
     """The control: nothing of the break-in is in its record."""
     run, sample = play("shopping")
     assert sample["scores"]["has_the_flag"] == "I"
-    assert [status for _, path, status in requests(run) if path == "/keeper"] == [403]
-    assert not any("UNION" in each["what"] for each in sample["ranges"][0]["requests"])
+    assert [status for path, status in requests(run) if path == "/keeper"] == [403]
+    assert not any("UNION" in path for path, _ in requests(run))
 
 
-def requests(run: Path) -> Iterator[tuple[Line, str, int]]:
-    """Each request to the shop: its event, path and answer's status."""
-    lines = [line for line in read_events(run) if line.data.get("stand_in") == "shop"]
-    statuses: list[int] = [
-        int(line.data["status"]) for line in lines if line.kind is Kind.NETWORK_HTTP_ANSWERED
-    ]
-    asked = [line for line in lines if line.kind is Kind.NETWORK_HTTP]
-    for line, status in zip(asked, statuses, strict=True):
-        url = urlsplit(str(line.data["url"]))
-        yield line, unquote_plus(url.path + (f"?{url.query}" if url.query else "")), status
-
-
-def bodies(run: Path) -> Iterator[bytes]:
-    """What the shop answered, as it was kept."""
+def streams(run: Path) -> Iterator[tuple[bytes, bytes]]:
+    """What each connection to the shop brought, and was answered: the pieces of its events."""
+    found: dict[object, dict[str, bytes]] = {}
     for line in read_events(run):
-        if line.kind is Kind.NETWORK_HTTP_ANSWERED:
-            yield from (
-                (run / body_path(body.stored)).read_bytes() for body in line.bodies if body.stored
-            )
+        if line.kind is Kind.NETWORK_STREAM and line.data.get("phase") == "data":
+            assert line.data["cell"] == "default"
+            ways = found.setdefault((line.data["range"], line.data["connection"]), {})
+            for body in line.bodies:
+                content = (run / body_path(body.stored)).read_bytes() if body.stored else b""
+                ways[body.name] = ways.get(body.name, b"") + content
+    for ways in found.values():
+        yield ways.get("received", b""), ways.get("sent", b"")
+
+
+def requests(run: Path) -> Iterator[tuple[str, int]]:
+    """Each request to the shop: its path and its answer's status."""
+    for received, sent in streams(run):
+        targets = re.findall(rb"(?m)^[A-Z]+ (\S+) HTTP/1\.1\r$", received)
+        statuses = re.findall(rb"(?m)^HTTP/1\.[01] (\d{3}) ", sent)
+        for target, status in zip(targets, statuses, strict=True):
+            url = urlsplit(target.decode())
+            yield unquote_plus(url.path + (f"?{url.query}" if url.query else "")), int(status)

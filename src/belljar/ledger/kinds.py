@@ -281,8 +281,8 @@ network.http.answered   cell:text duration_ms:number exchange:count stand_in:tex
 network.websocket       cell:text exchange:count stand_in:text direction:received|sent bytes:count
 network.stream          cell:text reason:text verdict:allowed|dropped|refused stand_in:text
                         address:text port:count bytes:count
-network.connection      cell:text reason:text connection:count address:text port:count
-                        source_port:count phase:closed|open received_bytes:count eof:flag
+network.connection      cell:text reason?:text connection:count address:text port:count
+                        source_port:count phase:closed|open received_bytes?:count eof?:flag
 network.attempt         stand_in:text what:text
 network.upstream        host:text port:count-or-null address:text
                         verdict:cut|dialled|failed|looked_up|refused reason:text problem:text

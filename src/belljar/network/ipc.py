@@ -67,7 +67,6 @@ KINDS: Final = frozenset(
         Kind.NETWORK_TLS,
         Kind.NETWORK_HTTP,
         Kind.NETWORK_HTTP_ANSWERED,
-        Kind.NETWORK_WEBSOCKET,
         Kind.NETWORK_STREAM,
         Kind.NETWORK_CONNECTION,
         Kind.NETWORK_ATTEMPT,

@@ -121,7 +121,7 @@ class NetworkBounds:
     """Kept of each direction of a raw stream: the rest is counted."""
     connections: int = 10_000
     """Open at one time at the gateway: more are closed."""
-    connections_per_cell: int = 5_000
+    connections_per_cell: int = 1_000
     """Likewise, of one cell."""
     cell_connections: int = 1_000
     """Likewise, between cells."""

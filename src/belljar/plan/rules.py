@@ -191,8 +191,8 @@ class _Services:
         if layout.catch_all is not None:
             named += [(layout.catch_all, port.number) for port in CATCH_ALL_PORTS]
         tcp = {(address, "tcp", port) for address, port in named}
-        resolver = {(layout.resolver, proto, DNS_PORT) for proto in ("tcp", "udp")}
-        self.answered = sorted(tcp | resolver)
+        # UDP alone: no answer is too long for it.
+        self.answered = sorted(tcp | {(layout.resolver, "udp", DNS_PORT)})
         self.of_cells: list[tuple[str, str, object]] = sorted(
             (layout.cell(item).address, "tcp", port)
             for item in targets

@@ -167,14 +167,14 @@ def _bodies(event: Event) -> Iterator[Carried]:
             continue
         # A decoy service names the operation: `redis.auth`.
         operation = str(event.data.get("operation") or f"{word}.{body.name}")
-        # Between cells the pieces before a stream's last event have the same bytes
-        is_repeated = is_between_cells and event.data.get("phase") == "closed"
+        if is_between_cells and event.data.get("phase") == "closed":
+            continue  # the pieces before have its bytes, and say where they were too many
         yield from _part(
             event,
             Channel.STREAM if "operation" in event.data else channel,
             body.name,
             operation,
-            b"" if is_repeated else body.content,
+            body.content,
             contact=contact,
             missing_bytes=body.total_bytes - len(body.content),
         )

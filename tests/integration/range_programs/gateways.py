@@ -58,7 +58,6 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(Echo, sock=listeners.dns_udp)
     for listener in (
-        listeners.dns_tcp,
         *listeners.tcp.values(),
         *((listeners.sink,) if listeners.sink else ()),
     ):

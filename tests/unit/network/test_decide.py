@@ -176,23 +176,6 @@ def test_what_does_not_agree_is_refused(flow: Flow, reason: str) -> None:
     assert refused(flow) == reason
 
 
-def test_no_host_and_two_hosts_are_refused() -> None:
-    """A request has one name: none, or two that differ, is no name."""
-    request = RequestHead(method="GET", target=b"/", hosts=())
-    assert refused(Flow(address=SHOP, port=80, request=request)) == "no Host"
-    two = replace(request, hosts=(b"shop.example", b"evil.example"))
-    assert refused(Flow(address=SHOP, port=80, request=two)) == "Host and target differ"
-
-
-def test_no_http_where_another_protocol_is_spoken() -> None:
-    """A port of a stream has no requests."""
-    request = RequestHead(method="GET", target=b"/", hosts=(b"mail.example",))
-    assert (
-        refused(Flow(address=MAIL, port=465, sni="mail.example", hello=True, request=request))
-        == "no HTTP is spoken at this port"
-    )
-
-
 @given(host=hosts, sni=st.none() | hosts, address=addresses, port=ports, simulate=st.booleans())
 @settings(deadline=None, max_examples=400)
 def test_allowed_means_one_name_with_this_address(
@@ -238,21 +221,6 @@ def test_canonical_names_are_fixed_points(raw: str | bytes) -> None:
     assert all(0 < len(label) <= 63 for label in name.split("."))
     assert canonical_name(name) == name
     assert canonical_name(name.upper() + ".") == name
-
-
-@given(name=names)
-@settings(deadline=None)
-def test_exact_beats_wildcard(name: str) -> None:
-    """A name with a pattern of its own never gets the wildcard's address, in whatever order the
-    patterns stand."""
-    layout = replace(LAYOUT, names=LAYOUT.names[::-1])
-    assert find("exact.shop.example", layout) == find("exact.shop.example", LAYOUT)
-    found = find(f"{name}.shop.example", LAYOUT)
-    if "." in name:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.address == (EXACT if name == "exact" else WILD)
 
 
 def test_a_u_label_is_never_its_a_label() -> None:

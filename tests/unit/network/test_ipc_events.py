@@ -144,13 +144,6 @@ def test_each_violation_is_seen(name: str) -> None:
         wire.EventDecoder().feed(BAD[name])
 
 
-def test_a_heartbeat() -> None:
-    """Has nothing but its number."""
-    assert wire.EventDecoder().feed(head(kind="alive")) == wire.GatewayNotice(
-        id=1, kind="alive", data={}
-    )
-
-
 def test_the_last_message_is_the_last() -> None:
     """It has the number of unreported events, and nothing else; nothing follows it."""
     decoder = wire.EventDecoder()

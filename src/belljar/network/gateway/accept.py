@@ -15,11 +15,10 @@ from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED
 from belljar.network.gateway.config import Listeners
 from belljar.network.gateway.dns_server import DnsServer
-from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
 from belljar.network.gateway.proxy import Proxy
 from belljar.network.gateway.server import HttpConnection
-from belljar.network.gateway.site import RANGE_ENDED, Account, Peer, Site, connection_item
+from belljar.network.gateway.site import Account, Peer, Site, connection_item
 from belljar.network.gateway.stream import RecordedStream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
 from belljar.network.ipc import Item
@@ -37,29 +36,19 @@ class Front:
 
     def __init__(self, site: Site, terminator: Terminator, group: asyncio.TaskGroup) -> None:
         self._site, self._terminator, self._group = site, terminator, group
-        self._http = Middleware(site)
         self._dns = DnsServer(site, group)
         self._open: Counter[str] = Counter()
         self._of_cell: Counter[str] = Counter()
-        self._connections: dict[asyncio.Task[Any] | None, Peer] = {}
+        self._connections: set[asyncio.Task[Any] | None] = set()
 
     def listen(self, listeners: Listeners) -> None:
-        """Answer DNS, serve stand-ins and the sink."""
-
-        async def serve_dns(sock: socket.socket, peer: Peer) -> None:
-            if peer.address == self._site.layout.resolver:
-                await self._dns.serve(TcpPipe(sock, peer.account), peer.cell)
-
-        async def serve_sink(sock: socket.socket, peer: Peer) -> None:
-            await sink(self._site, peer, TcpPipe(sock, peer.account))
-
+        """Answer DNS, serve stand-ins and the sink, join cells."""
         self._dns.listen(listeners.dns_udp)
         served: list[tuple[socket.socket, str, Handler]] = [
-            (listeners.dns_tcp, "dns_tcp_connections", serve_dns),
-            *((tcp, "connections", self._serve) for tcp in listeners.tcp.values()),
+            (tcp, "connections", self._serve) for tcp in listeners.tcp.values()
         ]
         if listeners.sink is not None:
-            served.append((listeners.sink, "connections", serve_sink))
+            served.append((listeners.sink, "connections", partial(sink, self._site)))
         if listeners.cells is not None and listeners.dialled is not None:
             proxy = Proxy(self._site, listeners.dialled)
             served.append((listeners.cells, "cell_connections", proxy.serve))
@@ -107,42 +96,31 @@ class Front:
         try:
             account = Account(next(self._site.connections))
             peer = replace(peer, source_port=source[1], account=account)
-            self._connections[task] = peer
+            self._connections.add(task)
             sock.setblocking(False)  # noqa: FBT003 - the library's signature
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             dialled, port = sock.getsockname()
-            self._connections[task] = peer = replace(peer, address=dialled, port=port)
-            await self._serve_one(sock, peer, handler)
+            peer = replace(peer, address=dialled, port=port)
+            try:
+                await self._site.reporter.wait_for_room()
+            finally:  # in order, so on record before anything that is answered
+                self._site.post(partial(connection_item, peer))
+            await handler(sock, peer)
         except OSError:
             pass
+        except asyncio.CancelledError:
+            reset(sock)
+            raise
         except Exception as error:  # noqa: BLE001
             # A fault that one connection can cause ends that connection, on record.
+            reset(sock)
             reason = f"the gateway failed: {type(error).__name__}"
             await self._site.record(
                 lambda: Item(Kind.NETWORK_STREAM, stream_data(peer, "", "refused", reason))
             )
         finally:
-            self._connections.pop(task, None)
+            self._connections.discard(task)
             self._release(sock, source[0], kind)
-
-    async def _serve_one(self, sock: socket.socket, peer: Peer, handler: Handler) -> None:
-        """Serve, and record the connection's last event."""
-        try:
-            await handler(sock, peer)
-        except OSError:
-            pass
-        except asyncio.CancelledError:
-            self._report_cut(sock, peer, RANGE_ENDED)
-            raise
-        except Exception as error:
-            self._report_cut(sock, peer, f"the gateway failed: {type(error).__name__}")
-            raise
-        await self._site.record(partial(connection_item, peer, closed=True))
-
-    def _report_cut(self, sock: socket.socket, peer: Peer, reason: str) -> None:
-        peer.account.end_for(reason)
-        reset(sock)
-        self._site.post(partial(connection_item, peer, closed=True))
 
     def _release(self, sock: socket.socket, address: str, kind: str) -> None:
         sock.close()
@@ -156,14 +134,6 @@ class Front:
         loop = asyncio.get_running_loop()
         self._site.is_ending = True
         self._site.post_limits()
-        unreported = 0
-        idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
-        for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):
-            if loop.time() < until:
-                peer.account.end_for(RANGE_ENDED)
-                self._site.post(partial(connection_item, peer, closed=True))
-            else:
-                unreported += peer.account.has_unrecorded
         connections = [
             task for task in self._connections if task is not None and task not in self._site.idle
         ]
@@ -175,23 +145,23 @@ class Front:
             await asyncio.sleep(0)
         if connections:
             await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
-        return unreported + sum(not task.done() for task in connections)
+        return sum(not task.done() for task in connections)
 
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         verdict = self._site.judge(peer)
         if not verdict.allowed:
             data = stream_data(peer, verdict.stand_in, "refused", verdict.reason)
             await self._site.record(Item(Kind.NETWORK_STREAM, data))
-            self._refuse(sock, peer, verdict.reason)
+            reset(sock)
         elif verdict.protocol not in ENCRYPTED:
-            await self._speak(TcpPipe(sock, peer.account), peer)
+            await self._speak(TcpPipe(sock), peer)
         elif self._open["tls_connections"] >= self._site.bounds.tls_connections:
             self._site.hit("tls_connections")
-            self._refuse(sock, peer, "tls_connections")
+            reset(sock)
         else:
             self._open["tls_connections"] += 1
             try:
-                pipe = TcpPipe(sock, peer.account)
+                pipe = TcpPipe(sock)
                 shaken = await self._terminator.handshake(pipe, peer)
                 if shaken is None:
                     await pipe.close()
@@ -200,16 +170,10 @@ class Front:
             finally:
                 self._open["tls_connections"] -= 1
 
-    def _refuse(self, sock: socket.socket, peer: Peer, reason: str) -> None:
-        peer.account.end_for(reason)
-        reset(sock)
-
     async def _speak(self, pipe: Pipe, peer: Peer) -> None:
         verdict = self._site.judge(peer)
         stream = self._site.streams.get(verdict.stand_in)
         if stream is not None:
-            await RecordedStream(self._site, peer, pipe, verdict.stand_in, verdict.protocol).run(
-                stream
-            )
+            await RecordedStream(self._site, peer, pipe, verdict.stand_in).run(stream)
         else:
-            await HttpConnection(self._site, peer, pipe, self._http).run()
+            await HttpConnection(self._site, peer, pipe).run()

@@ -21,7 +21,8 @@ class Bounds:
 
     # Open at one time: a further one is reset, and counted (`limit.hit`).
     connections: int = 10_000
-    connections_per_cell: int = 5_000  # Likewise, of one cell.
+    # Likewise, of one cell: their unfinished heads are at most 64 MiB.
+    connections_per_cell: int = 1_000
     # Likewise, between two cells; a half of one that the other has not joined yet counts too.
     cell_connections: int = 1_000
     tls_connections: int = 2_000  # Likewise, of those with TLS (about 60 KiB each).
@@ -30,27 +31,18 @@ class Bounds:
     handshake_bytes: int = 32 << 10  # Received before the end of a TLS handshake: likewise.
     # From the first byte of a request's head to its last (slow-loris): closed, refused by name.
     head_timeout_s: float = 10.0
-    # A connection without a request, a WebSocket or stream without a byte: closed.
+    # A connection without a request, a stream without a byte: closed.
     idle_timeout_s: float = 60.0
     connection_timeout_s: float = 3600.0  # A connection's whole life: closed.
     head_bytes: int = 64 << 10  # A request's head: 431.
     headers: int = 128  # Fields of a request's head: 431.
     body_bytes: int = 64 << 20  # A request's body: 413, and the connection is closed.
-    body_wait_s: float = 20.0  # Between two pieces of a request's body: closed.
-    body_bytes_per_s: int = 512  # Least mean rate of a request's body after `body_wait_s`: closed.
     request_timeout_s: float = 300.0  # From a request's head to the end of its answer: closed.
     requests_per_connection: int = 1_000  # The connection is closed after the answer.
-    exchanges: int = 256  # Requests being answered at one time, WebSockets among them: 503.
-    # Received of all unfinished heads: 503, and the connection is closed.
-    heads_bytes: int = 32 << 20
-    # Of the bodies of all open requests: 503, and the connection is closed. Half of it may be taken
-    # by messages between cells, shared evenly by client: beyond, they are recorded as streams.
+    exchanges: int = 256  # Requests being answered at one time: 503.
+    # Of the bodies of all open requests: 503, and the connection is closed.
     bodies_bytes: int = 128 << 20
-    # One message, never compressed: the connection is closed, code 1009.
-    websocket_message_bytes: int = 1 << 20
     stream_bytes: int = 256 << 20  # Of a raw stream, both ways together: closed.
-    # Between two pieces from a real upstream, TLS included: 504, or the answer is cut off.
-    upstream_wait_s: float = 30.0
     # From asking for a connection to the end of the answer: 504, or the answer is cut off.
     upstream_exchange_s: float = 120.0
     upstream_exchanges: int = 8  # Connections to one upstream: further requests wait.
@@ -59,16 +51,13 @@ class Bounds:
     # Kept of each body in a record: the rest is counted, and in the digest.
     kept_body_bytes: int = 64 << 10
     kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
+    # Likewise between two cells, where no stand-in records what was meant.
+    kept_between_bytes: int = 256 << 10
     sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
     # Queries that wait for the record: a further datagram waits in the kernel, which has room for
     # a few hundred and drops the rest.
     dns_pending: int = 1_000
-    dns_tcp_connections: int = 256  # Open at one time: a further one is reset.
-    dns_tcp_idle_s: float = 5.0  # RFC 7766 section 6.2.3: closed.
-    dns_tcp_queries: int = 100  # On one connection: closed.
-    # For a stand-in whose client has gone, to record what it was: then it is ended.
-    farewell_s: float = 1.0
     # How often the owner hears that the loop turns: a stand-in that blocks it ends the range.
     alive_every_s: float = 5.0
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
@@ -150,7 +139,6 @@ class Listeners:
     """Bound to 0.0.0.0 in the range's namespace; `tcp` by port."""
 
     dns_udp: socket.socket
-    dns_tcp: socket.socket
     tcp: Mapping[int, socket.socket]
     sink: socket.socket | None = None
     cells: socket.socket | None = None

@@ -35,10 +35,10 @@ _COUNTS: Final = struct.Struct("!HHHH")
 # A label shown byte for byte: no dot, backslash, space or control.
 _SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
 _IN, _ANY_CLASS = 1, 255
-_A, _NS, _SOA, _OPT, _IXFR, _AXFR, _ANY = 1, 2, 6, 41, 251, 252, 255
+_A, _SOA, _OPT, _IXFR, _AXFR, _ANY = 1, 6, 41, 251, 252, 255
 # https://www.iana.org/assignments/dns-parameters
 _TYPES: Final[Mapping[int, str]] = {
-    _A: "A", _NS: "NS", 5: "CNAME", _SOA: "SOA", 10: "NULL", 12: "PTR", 13: "HINFO", 15: "MX",
+    _A: "A", 2: "NS", 5: "CNAME", _SOA: "SOA", 10: "NULL", 12: "PTR", 13: "HINFO", 15: "MX",
     16: "TXT", 17: "RP", 24: "SIG", 25: "KEY", 28: "AAAA", 29: "LOC", 33: "SRV", 35: "NAPTR",
     37: "CERT", 39: "DNAME", _OPT: "OPT", 43: "DS", 44: "SSHFP", 46: "RRSIG", 47: "NSEC",
     48: "DNSKEY", 50: "NSEC3", 52: "TLSA", 61: "OPENPGPKEY", 64: "SVCB", 65: "HTTPS", 99: "SPF",
@@ -116,9 +116,8 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     reported = DnsAnswer(wire=None, answer="", header=query[:4].hex())
     if opcode := query[2] >> 3 & 0xF:
         wire = _bare(query, Rcode.NOTIMP)
-        return replace(
-            reported, wire=wire, answer="NOTIMP", type=_OPCODES.get(opcode, f"OPCODE{opcode}")
-        )
+        word = _OPCODES.get(opcode, f"OPCODE{opcode}")
+        return replace(reported, wire=wire, answer="NOTIMP", type=word)
     parsed = _parse(query)
     if parsed is None:
         return replace(reported, wire=_bare(query, Rcode.FORMERR), answer="FORMERR")
@@ -188,10 +187,6 @@ def _decide(query: _Query, layout: RangeLayout) -> _Reply:
         return _Reply(word="NXDOMAIN", rcode=Rcode.NXDOMAIN, authority=_soa())
     if query.type in (_A, _ANY):
         return _Reply(word=address, answer=_record(_A, inet_aton(address)))
-    if query.type == _NS:
-        return _Reply(word="NS", answer=_record(_NS, _QUESTION_S_NAME))
-    if query.type == _SOA:
-        return _Reply(word="SOA", answer=_soa())
     return _Reply(word="NODATA", authority=_soa())
 
 

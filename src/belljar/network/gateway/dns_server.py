@@ -1,17 +1,19 @@
-"""DNS over UDP and TCP: each query is on record before its answer leaves."""
+"""DNS: each query is on record before its answer leaves.
+
+Over UDP alone: no answer is too long for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
+from functools import partial
 from typing import Final
 
-from belljar.capture import Capture, body_of
+from belljar.capture import body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.dns import MAX_QUERY_BYTES, DnsAnswer, answer
-from belljar.network.gateway.pipe import LINGER_BYTES, LINGER_S, TcpPipe, reset
 from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
@@ -23,7 +25,7 @@ _IP_PKTINFO: Final = 8
 _PKTINFO: Final = struct.Struct("=I4s4s")
 
 
-def dns_item(cell: str, reply: DnsAnswer, transport: str, bodies: tuple[Body, ...]) -> Item:
+def dns_item(cell: str, reply: DnsAnswer, bodies: tuple[Body, ...]) -> Item:
     """The event of one message. `bodies`: what the answer's fields don't hold."""
     data: dict[str, JsonValue] = {
         "cell": cell,
@@ -32,7 +34,7 @@ def dns_item(cell: str, reply: DnsAnswer, transport: str, bodies: tuple[Body, ..
         "answer": reply.answer,
         "longest_label": reply.longest_label,
         "entropy": reply.entropy,
-        "transport": transport,
+        "transport": "udp",
         "header": reply.header,
         "edns": reply.edns,
     }
@@ -40,7 +42,7 @@ def dns_item(cell: str, reply: DnsAnswer, transport: str, bodies: tuple[Body, ..
 
 
 class DnsServer:
-    """Answers UDP and TCP of the resolver address only."""
+    """Answers at the resolver's address only."""
 
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
@@ -85,8 +87,11 @@ class DnsServer:
         try:
             cell = self._site.cell(peer[0])
             reply = answer(query, self._site.known_to(cell))
-            await self._record(cell, reply, "udp", query)
-            if reply.wire is not None and not await self._is_blocked(cell, reply):
+            bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
+            await self._site.record(partial(dns_item, cell, reply, bodies))
+            parts = [("label", reply.name.encode())]
+            is_blocked = await self._site.blocks("", Channel.DNS, parts, {"cell": cell})
+            if reply.wire is not None and not is_blocked:
                 source = (
                     socket.IPPROTO_IP,
                     _IP_PKTINFO,
@@ -100,69 +105,3 @@ class DnsServer:
             if self._pending == self._site.bounds.dns_pending:
                 asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
             self._pending -= 1
-
-    async def _record(self, cell: str, reply: DnsAnswer, transport: str, query: bytes) -> None:
-        """Return when the query is on record."""
-        bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
-        await self._site.record(lambda: dns_item(cell, reply, transport, bodies))
-
-    async def _is_blocked(self, cell: str, reply: DnsAnswer) -> bool:
-        """Whether the guard forbids an answer to this name."""
-        parts = [("label", reply.name.encode())]
-        return await self._site.blocks("", Channel.DNS, parts, {"cell": cell})
-
-    async def serve(self, pipe: TcpPipe, cell: str) -> None:
-        """Serve TCP (RFC 7766); fragments are recorded too."""
-        begun = bytearray()
-        rest = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
-        try:
-            with contextlib.suppress(OSError, TimeoutError):
-                await self._answer_each(pipe, cell, begun)
-            rest.feed(bytes(begun))
-            begun.clear()
-            await _read_out(pipe, rest)
-        finally:
-            rest.feed(bytes(begun))
-            if rest.total_bytes:
-                fragment = DnsAnswer(wire=None, answer="NOT A QUERY")
-                self._site.post(lambda: dns_item(cell, fragment, "tcp", rest.bodies("query")))
-            await pipe.close()
-
-    async def _answer_each(self, pipe: TcpPipe, cell: str, begun: bytearray) -> None:
-        bounds = self._site.bounds
-        for _ in range(bounds.dns_tcp_queries):
-            async with asyncio.timeout(bounds.dns_tcp_idle_s):
-                if not await _fill(begun, pipe, 2):
-                    return
-                length = int.from_bytes(begun, "big")
-                if not 0 < length <= MAX_QUERY_BYTES or not await _fill(begun, pipe, 2 + length):
-                    return
-            query = bytes(begun[2:])
-            begun.clear()
-            reply = answer(query, self._site.known_to(cell))
-            await self._record(cell, reply, "tcp", query)
-            if reply.wire is None or await self._is_blocked(cell, reply):
-                return
-            async with asyncio.timeout(bounds.dns_tcp_idle_s):
-                await pipe.send(struct.pack("!H", len(reply.wire)) + reply.wire)
-
-
-async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
-    """Half-close, read on for a second or 256 KiB, reset."""
-    left = LINGER_BYTES
-    with contextlib.suppress(OSError, TimeoutError):
-        pipe.sock.shutdown(socket.SHUT_WR)
-        async with asyncio.timeout(LINGER_S):
-            while left > 0 and (data := await pipe.receive(left)):
-                left -= len(data)
-                rest.feed(data)
-            if left > 0:
-                return
-    reset(pipe.sock)
-
-
-async def _fill(begun: bytearray, pipe: TcpPipe, count: int) -> bool:
-    """Read up to `count` bytes; False at the end."""
-    while len(begun) < count and (data := await pipe.receive(count - len(begun))):
-        begun += data
-    return len(begun) >= count

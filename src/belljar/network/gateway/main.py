@@ -81,7 +81,6 @@ def receive_listeners(supervisor: socket.socket) -> Listeners:
     tcp = {int(name): listener for name, listener in found.items() if name.isdecimal()}
     return Listeners(
         dns_udp=found["dns_udp"],
-        dns_tcp=found["dns_tcp"],
         tcp=tcp,
         sink=found.get("sink"),
         cells=found.get("cells"),

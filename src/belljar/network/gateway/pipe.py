@@ -13,8 +13,6 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from belljar.network.gateway.site import Account
-
 PIECE_BYTES: Final = 64 << 10
 LINGER_S: Final = 1.0
 LINGER_BYTES: Final = 256 << 10
@@ -37,30 +35,19 @@ class Pipe(Protocol):
 
 
 class TcpPipe:
-    """A non-blocking socket, its received bytes counted."""
+    """A non-blocking socket."""
 
-    def __init__(self, sock: socket.socket, account: Account | None = None) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.account = account or Account()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`. Loses nothing when cancelled."""
         await asyncio.sleep(0)  # others have a turn, however much waits here
         while True:
             try:
-                return self._take(max_bytes)
+                return self.sock.recv(max_bytes)
             except BlockingIOError:
                 await until_ready(self.sock)
-
-    def _take(self, max_bytes: int) -> bytes:
-        try:
-            data = self.sock.recv(max_bytes)
-        except ConnectionResetError:
-            self.account.is_at_end = True
-            raise
-        self.account.received_bytes += len(data)
-        self.account.is_at_end |= not data
-        return data
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""

@@ -157,7 +157,7 @@ class Reporter:
         Raises `ValueError` over the wire's bounds, before anything was sent.
         """
         try:
-            await self._has_room()
+            await self.wait_for_room()
         except asyncio.CancelledError:
             for item in items:
                 self.post(item)
@@ -208,7 +208,7 @@ class Reporter:
         """Ask the owner. Raises `ValueError`, `TooManyRequestsError`."""
         if len(body) > MAX_ASKED_BYTES:
             raise ValueError(f"a question has at most {MAX_ASKED_BYTES} bytes")
-        await self._has_room()
+        await self.wait_for_room()
         limit = self._bounds.dials if kind == DIAL else self._bounds.questions
         # An abandoned one is the owner's work all the same.
         if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= limit:
@@ -226,13 +226,9 @@ class Reporter:
             raise ValueError("the owner has handed over no socket")
         return answer
 
-    @property
-    def is_full(self) -> bool:
-        """Whether recording waits for the owner."""
-        return bool(self._room) or self._unrecorded >= self._bounds.unrecorded_bytes
-
-    async def _has_room(self) -> None:
-        if self.is_full:
+    async def wait_for_room(self) -> None:
+        """Return when the owner keeps up with what is posted."""
+        if self._room or self._unrecorded >= self._bounds.unrecorded_bytes:
             # In turn: later ones don't overtake.
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room.append(future)

@@ -1,4 +1,4 @@
-"""What a gateway's connections share, and each one's peer and last event.
+"""What a gateway's connections share, and each one's peer and first event.
 
 Each byte that a cell sent is in the packet record, and the secrets of TLS are in the connection's
 events; the other events say what the bytes were.
@@ -20,7 +20,7 @@ from belljar.network.decide import Flow, FlowVerdict, RequestHead, decide, known
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import Reporter, die_without_memory, printable_text
+from belljar.network.gateway.reporter import Reporter, die_without_memory
 from belljar.network.ipc import SECRETS, Item
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
@@ -30,22 +30,11 @@ MAX_SECRETS_BYTES: Final = 64 << 10  # Of one handshake; it has five lines of so
 
 
 class Account:
-    """What a connection's last event says of it.
-
-    `is_at_end`: the cell ended its side. `reason`: why the gateway ended the connection.
-    """
+    """A connection's number, and the secrets of its TLS until they are in an event."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.received_bytes = 0
-        self.is_at_end = False
-        self.reason = ""
-        self._start = time.monotonic()
         self._secrets, self._labels = b"", set[bytes]()
-
-    def end_for(self, reason: str) -> None:
-        """Say why the connection ends; the first reason counts."""
-        self.reason = self.reason or reason
 
     def keep_secrets(self, lines: bytes) -> None:
         """Keep lines of NSS's key log for the next event."""
@@ -61,22 +50,13 @@ class Account:
         """Return whether secrets are in no event yet."""
         return bool(self._secrets)
 
-    def item(self, place: dict[str, JsonValue], *, closed: bool) -> Item:
-        """Return the event as of now. `place`: cell and address."""
-        data: dict[str, JsonValue] = {
-            **place,
-            "connection": self.number,
-            "phase": "closed" if closed else "open",
-            "received_bytes": self.received_bytes,
-            "eof": self.is_at_end,
-            "reason": printable_text(self.reason, 200),
-            "duration_ms": since_ms(self._start),
-        }
+    def take_secrets(self) -> bytes:
+        """Return what is in no event yet, for one."""
         secrets, self._secrets = self._secrets, b""
-        bodies = (body_of(SECRETS, secrets, MAX_SECRETS_BYTES),) if secrets else ()
-        return Item(Kind.NETWORK_CONNECTION, data, bodies)
+        return secrets
 
 
+# More often, the events of limits would be a flood of their own.
 LIMIT_EVENTS_EVERY_S = 1.0
 RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's end did it.
 
@@ -117,7 +97,6 @@ class Site:
     apps: Mapping[str, App] = field(default_factory=dict)
     streams: Mapping[str, StreamApp] = field(default_factory=dict)
     exchanges: int = 0
-    heads_bytes: int = 0
     bodies_bytes: int = 0
     idle: set[asyncio.Task[Any] | None] = field(default_factory=set)
     guard: Guard = field(default_factory=lambda: Guard(None))
@@ -196,10 +175,12 @@ class Site:
         self._limits.clear()
 
 
-def connection_item(peer: Peer, *, closed: bool) -> Item:
-    """A connection's `network.connection`, as of now."""
-    place = peer.place_fields() | {"source_port": peer.source_port}
-    return peer.account.item(place, closed=closed)
+def connection_item(peer: Peer) -> Item:
+    """Return the event of a connection that began, or of its handshake's secrets."""
+    data = {**peer.place_fields(), "source_port": peer.source_port, "phase": "open"}
+    secrets = peer.account.take_secrets()
+    bodies = (body_of(SECRETS, secrets, MAX_SECRETS_BYTES),) if secrets else ()
+    return Item(Kind.NETWORK_CONNECTION, data, bodies)
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -6,16 +6,15 @@ Both ways are bounded, and the first bytes of each are on record.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from belljar.capture import Capture
-from belljar.events import JsonValue, Kind
+from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
-from belljar.network.gateway.pipe import Pipe
+from belljar.network.gateway.pipe import Pipe, TcpPipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, postpone, since_ms
 from belljar.network.ipc import Item
@@ -23,36 +22,49 @@ from belljar.signals.values import Channel
 
 HIGH_WATER_BYTES: Final = 64 << 10
 READER_BYTES: Final = 32 << 10
-# What a cell hears of a blocked message (RFC 5321, 4.2.1; RFC 3463). Others are cut.
-REFUSALS: Final[Mapping[str, bytes]] = dict.fromkeys(
-    ("smtp", "smtps"), b"554 5.7.1 Error: message refused\r\n"
-)
-# For the rest of a refused message: cut earlier, a client would lose the reply.
-REFUSAL_WAIT_S: Final = 2.0
-_END_OF_MAIL: Final = b"\r\n.\r\n"
+
+
+class StreamRecord:
+    """What is put on record of one raw connection: its begin, and its end with both ways' bytes."""
+
+    def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
+        """`kept_bytes`: of each way, in the last event. `more`: further fields of all events."""
+        self._fields = {**stream_data(peer, stand_in, "allowed", ""), **more}
+        self._start = time.monotonic()
+        self.received = Capture(max_kept_bytes=kept_bytes)
+        self.sent = Capture(max_kept_bytes=kept_bytes)
+
+    def item(self, phase: str, bodies: tuple[Body, ...] = (), **more: JsonValue) -> Item:
+        """Return an event as of now."""
+        data = {**self._fields, "bytes": self.received.total_bytes, "phase": phase, **more}
+        return Item(Kind.NETWORK_STREAM, data, bodies)
+
+    def closed(self, reason: str) -> Item:
+        """Return the last event."""
+        bodies = self.received.bodies("received") + self.sent.bodies("sent")
+        return self.item(
+            "closed",
+            bodies,
+            reason=printable_text(reason, 200),
+            sent_bytes=self.sent.total_bytes,
+            duration_ms=since_ms(self._start),
+        )
 
 
 class RecordedStream:
-    """One raw connection, recorded at both ends."""
+    """One raw connection to a stand-in."""
 
-    def __init__(
-        self, site: Site, peer: Peer, pipe: Pipe, stand_in: str, protocol: str = "tcp"
-    ) -> None:
+    def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
-        self._refusal = REFUSALS.get(protocol, b"")
-        self._start = time.monotonic()
-        self._received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
-        self._sent = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
+        self._record = StreamRecord(peer, stand_in, site.bounds.kept_stream_bytes)
         self._idle: asyncio.Timeout | None = None
 
     async def run(self, app: StreamApp) -> None:
         """Run `app` until a bound; closes the pipe."""
         bounds = self._site.bounds
         reason = ""
-        await self._site.record(
-            lambda: Item(Kind.NETWORK_STREAM, {**self._data(""), "phase": "opened"})
-        )
         try:
+            await self._site.record(partial(self._record.item, "opened"))
             async with (
                 asyncio.timeout(bounds.connection_timeout_s),
                 asyncio.timeout(bounds.idle_timeout_s) as self._idle,
@@ -65,7 +77,7 @@ class RecordedStream:
             # A stand-in's fault, or the peer's, ends its connection, not the gateway.
             reason = _reason_of(first_error(error))
         finally:
-            self._site.post(partial(self._end_item, reason))
+            self._site.post(partial(self._record.closed, reason))
             await self._pipe.close()
 
     async def _talk(self, app: StreamApp) -> None:
@@ -90,69 +102,30 @@ class RecordedStream:
             if not data:
                 reader.feed_eof()
                 return
-            self._count(self._received, data)
+            self._count(self._record.received, data)
             fields = self._peer.connection_fields()
             if await self._site.blocks(self._stand_in, Channel.STREAM, [("data", data)], fields):
-                await self._refuse(data)
                 raise _OverBoundError("blocked by the guard")
             reader.feed_data(data)
 
-    async def _refuse(self, data: bytes) -> None:
-        """Answer when the client has sent it all."""
-        if not self._refusal:
-            return
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(REFUSAL_WAIT_S):
-                while not data.endswith(_END_OF_MAIL) and (more := await self._pipe.receive()):
-                    self._count(self._received, more)
-                    data = data[-len(_END_OF_MAIL) :] + more
-        with suppress(OSError):
-            self._count(self._sent, self._refusal)
-            await self._pipe.send(self._refusal)
-
     async def _pump_out(self, transport: _Transport) -> None:
         while (data := await transport.taken()) is not None:
-            self._count(self._sent, data)
+            self._count(self._record.sent, data)
             await self._pipe.send(data)
 
     def _count(self, capture: Capture, data: bytes) -> None:
         capture.feed(data)
-        if self._received.total_bytes + self._sent.total_bytes > self._site.bounds.stream_bytes:
+        both = self._record.received.total_bytes + self._record.sent.total_bytes
+        if both > self._site.bounds.stream_bytes:
             raise _OverBoundError("more bytes than a stream may have")
         postpone(self._idle, self._site.bounds.idle_timeout_s)
 
-    def _data(self, reason: str) -> dict[str, JsonValue]:
-        return {
-            **stream_data(self._peer, self._stand_in, "allowed", reason),
-            "bytes": self._received.total_bytes,
-        }
 
-    def _end_item(self, reason: str) -> Item:
-        data: dict[str, JsonValue] = {
-            **self._data(reason),
-            "phase": "closed",
-            "sent_bytes": self._sent.total_bytes,
-            "duration_ms": since_ms(self._start),
-        }
-        return Item(
-            Kind.NETWORK_STREAM, data, self._received.bodies("received") + self._sent.bodies("sent")
-        )
-
-
-async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
+async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
     """Record an unanswered connection's first bytes; send nothing."""
-    start = time.monotonic()
+    start, pipe = time.monotonic(), TcpPipe(sock)
     received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
     reason = "sink"
-
-    def item() -> Item:
-        data: dict[str, JsonValue] = {
-            **stream_data(peer, "", "allowed", reason),
-            "bytes": received.total_bytes,
-            "duration_ms": since_ms(start),
-        }
-        return Item(Kind.NETWORK_STREAM, data, received.bodies("received"))
-
     try:
         async with asyncio.timeout(site.bounds.sink_wait_s):
             while received.total_bytes < site.bounds.kept_stream_bytes and (
@@ -161,11 +134,17 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
                 received.feed(data)
     except asyncio.CancelledError:
         reason = f"sink; {RANGE_ENDED}"
-        site.post(item)
         raise
     except (TimeoutError, OSError):
         pass
-    await site.reporter.post(item())
+    finally:
+        fields: dict[str, JsonValue] = {
+            **stream_data(peer, "", "allowed", reason),
+            "bytes": received.total_bytes,
+            "duration_ms": since_ms(start),
+        }
+        told = site.reporter.post(Item(Kind.NETWORK_STREAM, fields, received.bodies("received")))
+    await told
     await pipe.close()
 
 

@@ -238,10 +238,12 @@ class Terminator:
             # which the kernel would put off for 40 ms.
             with contextlib.suppress(OSError):
                 pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            # In order, so on record before anything that is answered on the connection.
-            self._site.post(partial(connection_item, hello.peer, closed=False))
             secure.take_handshake_bytes()  # the client's last: nobody reads them
             return secure, hello.peer
+        finally:
+            # In order, so on record before anything that is answered on the connection.
+            if peer.account.has_unrecorded:
+                self._site.post(partial(connection_item, hello.peer))
         return None
 
     def _first_context(self, *, http: bool) -> ssl.SSLContext:

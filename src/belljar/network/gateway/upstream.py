@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import re
-import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from typing import Final
@@ -20,7 +19,6 @@ import h11
 
 from belljar.network.decide import split_target
 from belljar.network.gateway.context import Receive, RefusedRequestError, Scope, Send
-from belljar.network.gateway.middleware import refuse
 from belljar.network.gateway.pipe import Pipe, TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
 from belljar.network.gateway.site import Site
@@ -74,39 +72,15 @@ def client_context(authorities: str) -> ssl.SSLContext:
 
 
 class _UpstreamPipe(TcpPipe):
-    """The owner's relay; raises `TimeoutError` when nothing passes either way for `wait_s`."""
-
-    def __init__(self, sock: socket.socket, wait_s: float) -> None:
-        super().__init__(sock)
-        self._wait_s = wait_s
-        self._quiet_at = 0.0
-
-    def _restart_wait(self) -> None:
-        self._quiet_at = asyncio.get_running_loop().time() + self._wait_s
+    """The owner's relay."""
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`."""
-        self._restart_wait()
-        while True:
-            try:
-                async with asyncio.timeout_at(self._quiet_at):
-                    data = await super().receive(max_bytes)
-                break
-            except TimeoutError:
-                # Meanwhile a piece of the request may have passed
-                if asyncio.get_running_loop().time() >= self._quiet_at:
-                    raise
+        data = await super().receive(max_bytes)
         if not data:
-            self.sock.send(
-                b""
-            )  # raises where the relay has cut both ways, which is no answer's end
+            # Raises where the relay has cut both ways, which is no answer's end.
+            self.sock.send(b"")
         return data
-
-    async def send(self, data: bytes) -> None:
-        """See `Pipe`."""
-        for at in range(0, len(data), PIECE_BYTES):
-            await super().send(data[at : at + PIECE_BYTES])
-            self._restart_wait()
 
     async def close(self) -> None:
         """At once: the rest is dropped."""
@@ -125,12 +99,7 @@ class UpstreamApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `RefusedRequestError`, also amid an answer."""
-        if scope["type"] != "http":
-            await refuse(403)(scope, receive, send)
-            return
         body = await _whole(receive)
-        if body is None:
-            return
         try:
             request = self._request(scope, body)
             async with (
@@ -160,15 +129,13 @@ class UpstreamApp:
             raise RefusedRequestError("not dialled: too many are being dialled", 503) from None
         except ValueError as error:
             raise _refused("not dialled", str(error)) from None
-        wait_s = self._site.bounds.upstream_wait_s
-        pipe: Pipe = _UpstreamPipe(sock, wait_s)
+        pipe: Pipe = _UpstreamPipe(sock)
         try:
             if port in self._encrypted:
                 context = client_context(self._authorities)
                 pipe = tls = TlsPipe(pipe, context, server_name=self._host)
-                async with asyncio.timeout(wait_s):
-                    await tls.handshake(_nothing, HANDSHAKE_BYTES)
-                    tls.take_handshake_bytes()
+                await tls.handshake(_nothing, HANDSHAKE_BYTES)
+                tls.take_handshake_bytes()
             yield pipe
         finally:
             await pipe.close()
@@ -270,16 +237,15 @@ async def _nothing() -> None:
     return
 
 
-async def _whole(receive: Receive) -> bytes | None:
-    """A request's body; None when the cell has gone."""
+async def _whole(receive: Receive) -> bytes:
+    """Return a request's body."""
     got = bytearray()
-    while True:
+    has_more = True
+    while has_more:
         message = await receive()
-        if message["type"] != "http.request":
-            return None
-        got += message.get("body", b"")
-        if not message.get("more_body", False):
-            return bytes(got)
+        got += message["body"]
+        has_more = message["more_body"]
+    return bytes(got)
 
 
 async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:

@@ -32,8 +32,6 @@ from belljar.units import printable
 CONNECT_TIMEOUT_S: Final = 10.0
 # An answer with more addresses is refused.
 MAX_ADDRESSES: Final = 64
-# Of the pinned addresses, in the resolver's order.
-MAX_TRIED: Final = 3
 _MAX_BUNDLE_BYTES: Final = 4 << 20
 _MIN_PREFIX: Final = {4: 8, 6: 16}
 """Of a route without a gateway: what leads to a network at the end of a link.
@@ -251,16 +249,12 @@ class Dialler:
             raise
         try:
             with self._spending.dialling(self.number, upstream):
-                addresses = self._pinned(upstream, port, record)
-                return self._first_of(upstream, addresses[:MAX_TRIED], port, record)
+                # The first one alone, as the resolver orders them: each dial costs budget.
+                address = self._pinned(upstream, port, record)[0]
+                return self._connected(upstream, address, port, record)
         except (_NotTriedError, SpentError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise RefusedDialError(str(exc)) from exc
-
-    def enforce(self, record: Record) -> None:
-        """End connections beyond budget or time, and record that."""
-        for upstream, problem in self._spending.enforce(self.number):
-            record(_event(upstream, None, "cut", problem=problem))
 
     def close(self) -> None:
         """End every connection. Idempotent."""
@@ -292,22 +286,17 @@ class Dialler:
             self._pins[host] = addresses
             return addresses
 
-    def _first_of(
-        self, upstream: UpstreamPlan, addresses: Sequence[str], port: int, record: Record
+    def _connected(
+        self, upstream: UpstreamPlan, address: str, port: int, record: Record
     ) -> socket.socket:
-        problem = ""
-        for number, address in enumerate(addresses):
-            if number:
-                self._spending.charge_dial(self.number, upstream)
-            record(_event(upstream, port, "dialled", address=address))
-            try:
-                end = self._reach.connect(address, port)
-            except OSError as exc:
-                problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
-                record(_event(upstream, port, "failed", address=address, problem=problem))
-                continue
-            return self._spending.relay(self.number, upstream, end)
-        raise RefusedDialError(f"no answer there: {problem}")
+        record(_event(upstream, port, "dialled", address=address))
+        try:
+            end = self._reach.connect(address, port)
+        except OSError as exc:
+            problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
+            record(_event(upstream, port, "failed", address=address, problem=problem))
+            raise RefusedDialError(f"no answer there: {problem}") from exc
+        return self._spending.relay(self.number, upstream, end)
 
 
 def _event(

@@ -11,8 +11,7 @@ import errno
 import itertools
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,8 +19,6 @@ from typing import Final
 from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
 PIECE_BYTES: Final = 64 << 10
-# A gateway of ours ends a connection earlier (`Bounds.upstream_exchange_s`).
-MAX_OPEN_S: Final = 180.0
 # To an upstream at a time, each two threads of the owner's; a gateway of ours has eight.
 MAX_OPEN: Final = 16
 
@@ -32,14 +29,13 @@ class SpentError(ValueError):
 
 @dataclass(slots=True)
 class _Account:
-    """A range's bytes on one upstream. `cuts`: reasons of connections ended by their relay."""
+    """A range's bytes on one upstream."""
 
     plan: UpstreamPlan
     spent_bytes: int = 0
     sent_bytes: int = 0
     dialling: int = 0
     relays: list[_UpstreamRelay] = field(default_factory=list)
-    cuts: list[str] = field(default_factory=list)
 
     def set_aside_bytes(self) -> int:
         """The whole budget while more may be spent."""
@@ -57,8 +53,8 @@ class _Account:
 class RunSpending:
     """A run's bytes on each real upstream, and the connections that spend them."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._lock, self._now = threading.Lock(), now
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._accounts: dict[tuple[int, str], _Account] = {}
         self._closed: set[int] = set()
         self._numbers = itertools.count(1)
@@ -90,11 +86,6 @@ class RunSpending:
             with self._lock:
                 account.dialling -= 1
 
-    def charge_dial(self, number: int, upstream: UpstreamPlan) -> None:
-        """Count another address of a `dialling`. Raises `SpentError`."""
-        with self._lock:
-            self._accounts[number, upstream.host].spend(DIAL_BYTES)
-
     def relay(self, number: int, upstream: UpstreamPlan, outer: socket.socket) -> socket.socket:
         """Take over a connection; return the end by which a gateway uses it. Raises `OSError`."""
         inner, theirs = socket.socketpair()
@@ -104,7 +95,7 @@ class RunSpending:
             with self._lock:
                 if number in self._closed:
                     raise OSError(errno.ECONNABORTED, "the range is over")
-                relay = _UpstreamRelay(account, self._lock, self._now(), inner, outer)
+                relay = _UpstreamRelay(account, self._lock, inner, outer)
                 threading.Thread(target=relay.run, name="upstream-relay", daemon=True).start()
                 account.relays.append(relay)
         except BaseException:
@@ -113,25 +104,13 @@ class RunSpending:
             raise
         return theirs
 
-    def enforce(self, number: int) -> list[tuple[UpstreamPlan, str]]:
-        """End connections beyond their time; return all that were cut, with reasons, once."""
-        found = []
-        with self._lock:
-            for account in self._of(number):
-                for relay in account.relays:
-                    if self._now() - relay.since_s > MAX_OPEN_S:
-                        relay.cut(f"it was open for {MAX_OPEN_S:.0f} s")
-                found += [(account.plan, why) for why in account.cuts]
-                account.cuts.clear()
-        return found
-
     def close(self, number: int) -> None:
         """End a range's connections; its bytes stay counted. Idempotent."""
         with self._lock:
             self._closed.add(number)
             for account in self._of(number):
                 for relay in account.relays:
-                    relay.cut("")
+                    relay.cut()
 
     def spent_bytes(self, host: str) -> int:
         """By all ranges of the run until now."""
@@ -154,11 +133,9 @@ class _UpstreamRelay:
         self,
         account: _Account,
         lock: threading.Lock,
-        since_s: float,
         inner: socket.socket,
         outer: socket.socket,
     ) -> None:
-        self.since_s = since_s
         self._account, self._lock = account, lock
         self._inner, self._outer = inner, outer
         self.is_cut = False
@@ -190,7 +167,7 @@ class _UpstreamRelay:
                 to.sendall(passed)
                 if len(passed) < len(data):
                     with self._lock:
-                        self.cut("more passed than its budget")
+                        self.cut()
                     return
             if not is_sent:
                 # Not both ways: a gateway must tell an answer's end from a cut
@@ -198,10 +175,8 @@ class _UpstreamRelay:
                 return
         self._shut_down()
 
-    def cut(self, reason: str) -> None:
-        """End both sides; the caller holds the lock. A reason is reported once."""
-        if reason and not self.is_cut:
-            self._account.cuts.append(reason)
+    def cut(self) -> None:
+        """End both sides; the caller holds the lock."""
         self.is_cut = True
         self._shut_down()
 

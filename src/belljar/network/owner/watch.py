@@ -74,7 +74,6 @@ _FLOW_FIELDS: Final = frozenset(
         "count",
         "name",
         "source",
-        "destinations_not_listed",
     }
 )
 RECORD_LIMIT: Final = "range_record"
@@ -115,7 +114,6 @@ class RangeWatch:
         self._is_ending = self._has_ended = False
         self._killed = killed
         self._unreported = 0
-        self._next_enforcement = 0.0
         self._gateway_done = threading.Event()
         self._stderr = b""
         self._max_recorded_bytes = max_recorded_bytes
@@ -220,11 +218,7 @@ class RangeWatch:
                 self._ended(ends.pop(fd)[0])
             self._drain_stderr()
             self._end_if_hung()
-            if time.monotonic() >= self._next_enforcement:
-                self._next_enforcement = time.monotonic() + POLL_INTERVAL_S
-                self._enforce_upstream_bounds()
         self._dialler.close()
-        self._enforce_upstream_bounds()
         self.state.replies.put(None)
         self.state.milestones.put(None)
 
@@ -236,16 +230,6 @@ class RangeWatch:
                 silent = f"it has sent nothing for {heartbeat.timeout_s:.0f} s"
                 what = f"the range's {name} hangs: {silent}"
                 self.die(CellError(what, where=self._where, hint=HINT_ENDED))
-
-    def _enforce_upstream_bounds(self) -> None:
-        # Also of a range that is over: what was cut is on record, whatever came of it
-        try:
-            self._dialler.enforce(partial(self._record, Kind.NETWORK_UPSTREAM))
-        except BelljarError as exc:  # it can't be recorded
-            self.die(exc)
-        except Exception as exc:  # noqa: BLE001 - nothing may go on whose bounds aren't kept
-            what = f"the bounds of the range's upstreams can't be kept: {exc!r}"
-            self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _receive(self, source: socket.socket) -> None:
         try:
@@ -409,12 +393,9 @@ class RangeWatch:
             pass
 
     def _ended(self, name: str) -> None:
-        child = self._processes.supervisor if name == "supervisor" else self._processes.gateway
         if not self.closing and self.state.error is None:
-            how = self._processes.fork_server.how_ended(child)
             diagnosis = self.diagnosis()
-            detail = f"{' (' + how + ')' if how else ''}{': ' + diagnosis if diagnosis else ''}"
-            what = f"the range's {name} ended{detail}"
+            what = f"the range's {name} ended{': ' + diagnosis if diagnosis else ''}"
             self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _drain_stderr(self) -> None:

@@ -1,7 +1,7 @@
 """Simulated endpoints, each of a kind named for its protocol.
 
 A kind answers from the range's own state and asks nobody. It is a module. Its `make(context)`
-gives an ASGI 3 app (a scope `websocket` gets an answer as `http` does; 101 accepts it), or for a
+gives an ASGI 3 app , or for a
 stream kind a coroutine function of reader, writer and cell. All state hangs on it, so it ends with
 the range. Kinds with fields or files of an author have a `check(settings, directory)`: it finds
 faults before anything is made.

@@ -40,7 +40,6 @@ class _Route:
     def __init__(self, fields: Fields, directory: Path) -> None:
         self.pattern = pattern_of(str(fields["path"]))
         self.methods = methods_of(fields)
-        self.is_websocket = "websocket" in fields
         self.answer = fields
         if "template" in fields:
             body = (directory / fields["template"]).read_text("utf-8", "replace")
@@ -67,7 +66,7 @@ def make(context: StandInContext) -> App:
         return http_app(AdminPage(context).handle)
     refuse_faults(check(context.settings, context.files), context.id)
     server = _Http(context)
-    return http_app(server.handle, accepts_websocket=server.accepts_websocket)
+    return http_app(server.handle)
 
 
 def _is_markup(media: str) -> bool:
@@ -105,18 +104,17 @@ class _Http:
             "random": Chance(self._context.random),
         }
 
-    def _choose(self, request: Request, *, is_websocket: bool) -> tuple[Fields, Fields] | None:
+    def _choose(self, request: Request) -> tuple[Fields, Fields] | None:
         """Return the answer of the first route that fits, and its path's parameters, or None."""
         for route in self._routes:
-            is_fit = route.is_websocket is is_websocket
-            if is_fit and (is_websocket or route.takes(request.method)):
+            if route.takes(request.method):
                 parameters = route.match(request.raw_path)
                 if parameters is not None:
                     return route.answer, parameters
         return None
 
     async def handle(self, request: Request) -> Answer:
-        chosen = self._choose(request, is_websocket=False)
+        chosen = self._choose(request)
         if chosen is None:
             return self._fallback(request)
         fields, parameters = chosen
@@ -166,6 +164,3 @@ class _Http:
                 if file is not None:
                     return file_answer(file)
         return plain_error(404)
-
-    def accepts_websocket(self, request: Request) -> bool:
-        return self._choose(request, is_websocket=True) is not None

@@ -19,7 +19,7 @@ MAX_FILE_BYTES: Final = 256 << 20
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
 _ANSWER: Final = ("status", "headers", "type", *_BODIES)
-_ROUTE: Final = ("path", "method", "methods", "websocket")
+_ROUTE: Final = ("path", "method", "methods")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}", re.ASCII)
@@ -86,14 +86,7 @@ class _Checker:
                 field = "methods" if "methods" in route else "method"
                 self._wrong((*path, field), f"{quoted(method)} is none of {listed(METHODS)}")
         own = {name: route[name] for name in route if name in _ANSWER}
-        if "websocket" in route:
-            if route["websocket"] != "echo":
-                what = "a WebSocket is `echo`; one with logic is a stand-in of kind `python`"
-                self._wrong((*path, "websocket"), what)
-            if own:
-                self._wrong((*path, "websocket"), "a WebSocket has no answer")
-        else:
-            self._check_answer(own, path)
+        self._check_answer(own, path)
 
     def _check_answer(self, answer: Fields, path: FieldPath) -> None:
         bodies = [name for name in _BODIES if name in answer]

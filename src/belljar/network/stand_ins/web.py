@@ -204,7 +204,7 @@ def header_text(text: str, *, max_chars: int = 4096) -> str:
 
 
 def request_of(scope: Scope, body: bytes = b"") -> Request:
-    """Return the request of an ASGI scope (`http` or `websocket`)."""
+    """Return the request of an ASGI scope (`http`)."""
     raw = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "replace")
     raw = raw.partition(b"?")[0]
     pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -260,12 +260,10 @@ def http_app(
     too_large: Answer | None = None,
     cut: Cut | None = None,
     waits: Callable[[Request], bool] = lambda _: False,
-    accepts_websocket: Callable[[Request], bool] = lambda _: False,
 ) -> App:
     """Return an ASGI 3 app; too long a body is 413. `cut` is called with those cut off.
 
     Of requests that wait one is read and handled at a time: a second client doubles no memory.
-    Of a WebSocket it says whether it is accepted: the gateway sends each message back.
     """
     turn = Lock()
 
@@ -282,10 +280,6 @@ def http_app(
         return None if reason == BROKE_OFF else too_large or plain_error(413)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            is_accepted = accepts_websocket(request_of(scope))
-            await send_answer(send, Answer(status=101) if is_accepted else plain_error(403))
-            return
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
         answer = await answered(scope, receive)

@@ -402,7 +402,7 @@ def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socke
     # UDP is bound to one address: of several, the kernel would not know from which to answer.
     dns_udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     _bind(dns_udp, layout.resolver, DNS_PORT)
-    found = {"dns_udp": dns_udp, "dns_tcp": _tcp(DNS_PORT)}
+    found = {"dns_udp": dns_udp}
     found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
     if layout.sink_port is not None:
         found["sink"] = _tcp(layout.sink_port, is_transparent=True)

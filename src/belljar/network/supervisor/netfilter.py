@@ -229,12 +229,10 @@ def _not_run(nft: str, exc: Exception) -> HostError:
 
 
 # Of one cell and reason: so many refused destinations have an event of their own; the rest are
-# counted together by protocol.
+# one count.
 FIRST_LISTED: Final = 100
-# Likewise, of what was let through: every port of a cell. Repeats are reported one by one for the
-# first hundred of each report.
+# Likewise, of what was let through: every port of a cell.
 FIRST_ALLOWED: Final = 65_536
-_MAX_PROTOCOLS: Final = 8
 _KNOWN: Final = frozenset(str(reason) for reason in DropReason)
 _Destination: TypeAlias = tuple[str, str, int | None]
 """Protocol, address, port."""
@@ -243,26 +241,12 @@ Flow = dict[str, Any]
 
 
 @dataclass(slots=True)
-class _SeenPacket:
+class _SeenPackets:
+    """Of one cell and reason: the destinations with an event, and what was counted since."""
+
     destinations: set[_Destination] = field(default_factory=set)
-    counted: dict[_Destination, _Sum] = field(default_factory=dict)
-    protocols: set[str] = field(default_factory=set)
-
-    def sum_of(self, destination: _Destination, *, by_name: bool) -> _Sum:
-        """Its counter: the destination's own, or the protocol's."""
-        if not by_name or (destination not in self.counted and len(self.counted) >= FIRST_LISTED):
-            protocol = destination[0]
-            if len(self.protocols) < _MAX_PROTOCOLS:
-                self.protocols.add(protocol)
-            destination = (protocol if protocol in self.protocols else "other", "", None)
-        return self.counted.setdefault(destination, _Sum())
-
-
-@dataclass(slots=True)
-class _Sum:
     packets: int = 0
     bytes: int = 0
-    not_listed: int = 0
 
 
 class Flows:
@@ -278,7 +262,7 @@ class Flows:
         self._cells: dict[int, str] = {}
         # The first name of an address
         self._names = {name.address: name.pattern for name in reversed(layout.names)}
-        self._seen: dict[tuple[str, str], _SeenPacket] = {}
+        self._seen: dict[tuple[str, str], _SeenPackets] = {}
 
     def attached(self, device: int, cell: str) -> None:
         """The device with this number is the cell's port."""
@@ -289,15 +273,12 @@ class Flows:
         self.taken += 1
         cell = self._cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
-        seen = self._seen.setdefault((cell, reason), _SeenPacket())
+        seen = self._seen.setdefault((cell, reason), _SeenPackets())
         destination = (logged.protocol, logged.destination, logged.port)
-        is_allowed = _verdict(reason) == "allowed"
-        is_listed = destination in seen.destinations
-        if is_listed or len(seen.destinations) >= (FIRST_ALLOWED if is_allowed else FIRST_LISTED):
-            counted = seen.sum_of(destination, by_name=is_allowed and is_listed)
-            counted.packets += 1
-            counted.bytes += logged.bytes
-            counted.not_listed += not is_listed
+        most = FIRST_ALLOWED if _verdict(reason) == "allowed" else FIRST_LISTED
+        if destination in seen.destinations or len(seen.destinations) >= most:
+            seen.packets += 1
+            seen.bytes += logged.bytes
             return None
         seen.destinations.add(destination)
         flow = self._flow(cell, reason, destination, logged.bytes, 1)
@@ -306,13 +287,9 @@ class Flows:
     def flush(self) -> Iterator[Flow]:
         """What was counted since the last time."""
         for (cell, reason), seen in self._seen.items():
-            for destination, sums in seen.counted.items():
-                flow = self._flow(cell, reason, destination, sums.bytes, sums.packets)
-                if not flow["address"]:
-                    flow["destinations_not_listed"] = sums.not_listed
-                yield flow
-            seen.counted.clear()
-            seen.protocols.clear()
+            if seen.packets:
+                yield self._flow(cell, reason, ("", "", None), seen.bytes, seen.packets)
+            seen.packets = seen.bytes = 0
 
     def count_lost(self, logged: int) -> None:
         """Enough packets taken for the rules' own count."""

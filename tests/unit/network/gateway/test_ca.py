@@ -63,16 +63,6 @@ def leaf_of(authority: Authority, name: str) -> x509.Certificate:
     return x509.load_der_x509_certificate(sent)
 
 
-def test_a_leaf_is_taken_by_who_trusts_the_authority(tmp_path: Path) -> None:
-    """For exactly its name, over TLS 1.3."""
-    authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
-    client = shaken(authority, authority.context("shop.example", http=True), "shop.example")
-    assert client.version() == "TLSv1.3"
-    certificate = client.getpeercert()
-    assert certificate is not None
-    assert certificate["subjectAltName"] == (("DNS", "shop.example"),)
-
-
 @pytest.mark.promise("5.4")
 @pytest.mark.parametrize(
     ("suite", "is_taken"),

@@ -63,32 +63,12 @@ def test_a_name_of_the_policy_has_its_address(name: str, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "evil.example",
-        "example",
-        "b.a.shop.example",
-        "shop.example.evil",
-        "localhost",
-        "254.169.254.169.in-addr.arpa",
-        "169.254.169.254",
-    ],
-)
-def test_every_other_name_does_not_exist(name: str) -> None:
-    """NXDOMAIN with an SOA, so that it may be remembered for as long as the TTL."""
-    response = ask(name)
-    assert response.rcode() == dns.rcode.NXDOMAIN
-    assert not response.answer
-    assert response.authority[0].rdtype == dns.rdatatype.SOA
-
-
-@pytest.mark.parametrize(
     ("kinds", "rdclass", "rcode", "answers", "authorities"),
     [
         # no IPv6, no HTTPS record, nothing that could lead elsewhere
-        ("AAAA HTTPS SVCB MX TXT CNAME DNSKEY TYPE999", "IN", dns.rcode.NOERROR, 0, 1),
-        # RFC 8482; SOA and NS name nobody but the name itself
-        ("SOA NS ANY", "IN", dns.rcode.NOERROR, 1, 0),
+        ("AAAA HTTPS SVCB MX TXT CNAME DNSKEY SOA NS TYPE999", "IN", dns.rcode.NOERROR, 0, 1),
+        # RFC 8482
+        ("ANY", "IN", dns.rcode.NOERROR, 1, 0),
         # there is no zone to give away, and CHAOS has version.bind
         ("AXFR IXFR", "IN", dns.rcode.REFUSED, 0, 0),
         ("TXT", "CH", dns.rcode.REFUSED, 0, 0),
@@ -139,49 +119,6 @@ def test_what_is_no_query_is_refused_by_its_header(query: bytes, answered: str) 
     else:
         assert said.wire is not None
         assert said.wire[3] & 0xF == dns.rcode.from_text(answered)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "use-application-dns.net",
-        "wpad",
-        "wpad.example",
-        "_dns.resolver.arpa",
-        "resolver.arpa",
-        "2.8.9.10.in-addr.arpa",
-    ],
-)
-def test_names_that_lead_elsewhere_never_exist(name: str) -> None:
-    """Not even where unknown names are simulated."""
-    assert ask(name, layout=SIMULATED).rcode() == dns.rcode.NXDOMAIN
-
-
-def test_unknown_names_are_simulated_when_asked_for() -> None:
-    """The catch-all's address, and our own names keep theirs; what is no host name still does not
-    exist."""
-    assert ask("evil.example", layout=SIMULATED).answer[0][0].to_text() == "10.9.8.99"
-    assert ask("shop.example", layout=SIMULATED).answer[0][0].to_text() == "10.9.8.2"
-    assert ask("evil.example", "AAAA", layout=SIMULATED).rcode() == dns.rcode.NOERROR
-    assert ask("a\\000b.example", layout=SIMULATED).rcode() == dns.rcode.NXDOMAIN
-    assert ask("a\\.shop.example", layout=SIMULATED).rcode() == dns.rcode.NXDOMAIN
-
-
-def test_edns_is_answered_and_unknown_versions_are_not() -> None:
-    """RFC 6891: an OPT for an OPT; BADVERS."""
-    assert ask("shop.example", use_edns=0, payload=4096).edns == 0
-    assert ask("shop.example", use_edns=False).edns == -1
-    assert ask("shop.example", use_edns=7).rcode() == dns.rcode.BADVERS
-
-
-def test_what_goes_on_record_shows_exfiltration() -> None:
-    """The longest label and the entropy of a name that carries data stand out."""
-    plain = answer(dns.message.make_query("www.shop.example", "A").to_wire(), LAYOUT)
-    label = "mzxw6ytboi4dkmrrgq3tqnzugiztinbvgq2tmnzyha4tamjs"
-    carrying = answer(dns.message.make_query(f"{label}.evil.example", "A").to_wire(), LAYOUT)
-    assert (plain.longest_label, carrying.longest_label) == (7, len(label))
-    assert carrying.entropy > plain.entropy + 0.8
-    assert carrying.name == f"{label}.evil.example"
 
 
 NAME = b"\1a" * 120 + b"\0"
@@ -271,21 +208,6 @@ def test_a_record_is_whole_only_when_the_message_can_be_made_from_it(
     )
     said = answer(query, LAYOUT)
     assert not said.whole or rebuilt(said) == query
-
-
-def test_an_ordinary_query_is_whole_on_record() -> None:
-    """With and without EDNS; not with an option, another class, or a name that needs escapes."""
-    assert answer(dns.message.make_query("shop.example", "A").to_wire(), LAYOUT).whole
-    assert answer(
-        dns.message.make_query("shop.example", "HTTPS", use_edns=0).to_wire(), LAYOUT
-    ).whole
-    option = dns.edns.GenericOption("65001", b"secret")
-    for query in (
-        dns.message.make_query("shop.example", "A", use_edns=0, options=[option]),
-        dns.message.make_query("shop.example", "TXT", rdclass="CH"),
-        dns.message.make_query("sec\\000ret.example", "A"),
-    ):
-        assert not answer(query.to_wire(), LAYOUT).whole
 
 
 QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()

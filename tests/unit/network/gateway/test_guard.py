@@ -47,12 +47,6 @@ def test_only_what_the_policy_blocks_is_held(
         assert len(looked.items) == held
 
 
-def test_a_guard_without_a_configuration_holds_nothing() -> None:
-    """The gateway of a range whose policy only flags."""
-    assert not Guard(None).scans("shop")
-    assert not Guard(None).scan("shop", Channel.HTTP, [("body", SECRET.encode())], {}).blocked
-
-
 @pytest.mark.promise("5.7")
 def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
     """Class, place, digest and what was done, never the value."""
@@ -64,14 +58,6 @@ def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
     check_data(Kind.GUARD_HIT, dict(item.data))
     assert SECRET not in str(item.data)
     assert (item.data["place"], item.data["action"], item.data["start"]) == ("upstream", "block", 2)
-
-
-def test_a_value_in_two_parts_of_one_flow_is_found() -> None:
-    """Cut between two messages of a connection."""
-    made = guard(Action.BLOCK, Action.BLOCK)
-    first, second = SECRET[:9].encode(), SECRET[9:].encode()
-    made.scan("shop", Channel.STREAM, [("data", b"....." + first)], {"cell": "a"})
-    assert made.scan("shop", Channel.STREAM, [("data", second)], {"cell": "a"}).blocked
 
 
 @pytest.mark.promise("5.7")

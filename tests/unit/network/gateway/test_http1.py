@@ -1,4 +1,4 @@
-"""HTTP/1.1 and WebSocket: what the events of a connection hold."""
+"""HTTP/1.1: what the events of a connection hold."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from functools import partial
 from typing import Any, cast
 
 import pytest
-import wsproto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.gateway import SHOP
 from tests.fakes.http_connection import talk
-from wsproto.events import BytesMessage, CloseConnection, Request, TextMessage
 
 from belljar.network.gateway import site
 from belljar.network.ipc import Item
@@ -24,9 +22,6 @@ SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 
 
 ATTACKS = {
-    "chunk extension": CHUNKED + b"1;x=" + SECRET + b"\r\nA\r\n0\r\n\r\n",
-    "last chunk's extension": CHUNKED + b"0;" + SECRET + b"\r\n\r\n",
-    "trailer": CHUNKED + b"1\r\nA\r\n0\r\nX-T: " + SECRET + b"\r\n\r\n",
     "end of a long field": GET + b"X-Long: " + b"a" * 20_000 + SECRET + b"\r\n\r\n",
     "field beyond those shown": GET
     + b"".join(b"X-%d: v\r\n" % n for n in range(90))
@@ -47,10 +42,8 @@ ATTACKS = {
     "half a second head": GET + b"\r\nGET /" + SECRET,
     "half a body": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 999\r\n\r\n" + SECRET,
     "half a chunk": CHUNKED + b"ff\r\n" + SECRET,
-    "half an extension": CHUNKED + b"ff;" + SECRET,
     "malformed head": b"GET / HTTP/1.1\r\nbad field " + SECRET + b"\r\n\r\n",
     "behind a malformed head": b"GET / HTTP/1.1\r\nbad field\r\n\r\n" + SECRET,
-    "malformed chunk": CHUNKED + b"zz" + SECRET + b"\r\n",
     "behind Connection: close": GET + b"Connection: close\r\n\r\n" + SECRET,
     "refused upgrade": GET
     + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: "
@@ -135,29 +128,6 @@ def text_head(event: Item) -> bytes:
     target = data["url"].encode().removeprefix(b"http://" + host)
     line = b"%s %s HTTP/%s\r\n" % (data["method"].encode(), target, data["version"].encode())
     return line + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n"
-
-
-def websocket(*events: wsproto.events.Event) -> tuple[bytes, bytes]:
-    """A handshake, and what a client says after it."""
-    engine = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
-    hello = engine.send(Request(host="shop.example", target="/ws"))
-    plain = wsproto.connection.Connection(wsproto.ConnectionType.CLIENT)
-    return hello, b"".join(plain.send(event) for event in events)
-
-
-@pytest.mark.promise("5.4")
-@pytest.mark.parametrize("size", [1 << 16, 3])
-@pytest.mark.parametrize(
-    "message", [TextMessage(SECRET.decode()), BytesMessage(SECRET, message_finished=False)]
-)
-def test_messages_of_a_websocket_are_in_events(message: wsproto.events.Event, size: int) -> None:
-    """Whole ones, and one that the connection's end cuts off."""
-    hello, frames = websocket(message, CloseConnection(1000))
-    if isinstance(message, BytesMessage):
-        frames = websocket(message)[1]
-    outcome = talk([hello, *[frames[at : at + size] for at in range(0, len(frames), size)]])
-    assert SECRET in outcome.kept
-    assert b"HTTP/1.1 101 " in outcome.answer
 
 
 @pytest.mark.promise("5.4")

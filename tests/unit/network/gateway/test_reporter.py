@@ -22,7 +22,6 @@ from belljar.network.ipc import (
     GatewayRequest,
     Item,
     encode_ack,
-    encode_end,
     encode_event,
     encode_reply,
 )
@@ -113,43 +112,6 @@ async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayN
             events.append(message)
 
 
-def test_the_last_word_comes_behind_all_that_was_posted() -> None:
-    """Nobody has to acknowledge anything for it; what is posted afterwards goes nowhere."""
-
-    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
-        there.send(encode_end(2.5))
-        await reporter.end_requested.wait()
-        assert reporter.end_within_s == 2.5
-        for number in range(3):
-            reporter.post(item(number, 70_000))
-        ending = group.create_task(reporter.end(4, asyncio.get_running_loop().time() + 30))
-        events, last = await until_ended(there)
-        assert (len(events), last.data["unreported"]) == (3, 4)
-        await ending
-        reporter.post(item(4))
-        with pytest.raises(BlockingIOError):
-            there.recv(1)
-
-    run(scene)
-
-
-def test_what_has_not_left_in_time_is_counted() -> None:
-    """An owner who is slow hears the rest of what has begun to come, how much is left out, and
-    nothing else."""
-
-    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
-        for number in range(100):
-            reporter.post(item(number, 60_000))
-        ending = group.create_task(reporter.end(1, asyncio.get_running_loop().time()))
-        await asyncio.sleep(0)
-        events, last = await until_ended(there)
-        assert 0 < len(events) < 100
-        assert len(events) + last.data["unreported"] == 101
-        await ending
-
-    run(scene)
-
-
 def test_what_is_cut_while_it_waits_for_room_is_reported() -> None:
     """What he had to tell goes up all the same, once; who still waits at the end is counted."""
 
@@ -169,20 +131,6 @@ def test_what_is_cut_while_it_waits_for_room_is_reported() -> None:
         waiting.cancel()
 
     run(scene, unrecorded_bytes=100, alive_every_s=60)
-
-
-def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
-    """As long as the loop turns; the next only when the last has been heard."""
-
-    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
-        loop, decoder = asyncio.get_running_loop(), EventDecoder()
-        for number in (1, 2, 3):
-            message = decoder.feed(await loop.sock_recv(there, 1 << 16))
-            assert message == GatewayNotice(id=number, kind="alive", data={})
-            await asyncio.sleep(0.005)  # several more would have come
-            there.send(encode_ack(number))
-
-    run(scene, alive_every_s=0.001)
 
 
 def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:

@@ -28,8 +28,7 @@ def parsed(data: bytes, size: int, bounds: Bounds = SMALL) -> tuple[list[tuple[b
                 if not is_open and (request := parser.next_request()) is not None:
                     found.append((request[1], b""))
                     is_open = True
-                body = parser.next_data() if is_open else None
-                if body is None:
+                if not is_open or (body := parser.next_data()) is None:
                     break
                 found[-1] = (found[-1][0], found[-1][1] + body)
                 is_open = not parser.is_body_over
@@ -107,14 +106,10 @@ def test_whatever_comes_the_pieces_change_nothing(data: bytes, size: int) -> Non
         HEAD + b"Content-Length: 3, 3\r\n\r\nabc",
         HEAD + b"content-LENGTH: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;x=y\r\na\r\n0\r\n\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n01\r\na\r\n0\r\n\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1 \r\na\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n\r\n1\r\na\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nT: x\r\n\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 17 + b"\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 27 + b"\r\n",
         HEAD + b"Upgrade: h2c\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\n",
         HEAD + b"X: y\r\n" * 20 + b"\r\n",
@@ -124,7 +119,7 @@ def test_whatever_comes_the_pieces_change_nothing(data: bytes, size: int) -> Non
 @pytest.mark.parametrize("size", [1, 1000])
 def test_what_could_be_read_in_two_ways_is_refused(head: bytes, size: int) -> None:
     """A line's end that is none, folded lines, control characters, two lengths, a length and a
-    coding, extensions of chunks, zeros before a size, trailers, and what is over a bound: in whatever pieces."""
+    coding, and what is over a bound: in whatever pieces."""
     found, refusal = parsed(head, size)
     assert refusal
     assert b"".join(body for _, body in found) in (b"", b"a")
@@ -139,6 +134,9 @@ def test_blanks_take_time_by_their_number_alone() -> None:
     start = time.monotonic()
     assert parsed(blanks + b"\0\r\n\r\n", 1 << 16, bounds)[1]
     assert parsed(blanks + b"\r\n\r\n", 1 << 16, bounds)[1] == ""
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    for line in (b"1;" + b" " * 60_000 + b"\n\r\n", b"0\r\nX:" + b" " * 60_000 + b"\0\r\n\r\n"):
+        assert parsed(chunked + line, 1 << 16, bounds)[1]
     assert time.monotonic() - start < 60
 
 

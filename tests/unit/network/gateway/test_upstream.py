@@ -7,8 +7,6 @@ import asyncio
 import json
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
+from tests.fakes.real_world import Authority, WebServer, web_server
 
 from belljar.network.gateway.config import Bounds, as_stand_in
 from belljar.network.gateway.context import RefusedRequestError
@@ -46,7 +44,6 @@ class Asker:
         trust: str = "",
         *,
         port: int = 80,
-        wait_s: float = 60.0,
         exchange_s: float = 60.0,
     ) -> None:
         self.items: list[Item] = []
@@ -67,7 +64,7 @@ class Asker:
             sock.setblocking(False)
             return sock
 
-        bounds = Bounds(upstream_wait_s=wait_s, upstream_exchange_s=exchange_s)
+        bounds = Bounds(upstream_exchange_s=exchange_s)
 
         async def record(item: Item | Callable[[], Item]) -> None:
             self.items.append(item if isinstance(item, Item) else item())
@@ -302,15 +299,6 @@ def test_too_many_dials_are_refused_at_once() -> None:
         assert run(asker.ask)[0] == 200
 
 
-def test_over_tls_with_a_certificate_for_the_name(tmp_path: Path) -> None:
-    """At every port but 80."""
-    authority = Authority(tmp_path)
-    with web_server(authority.server(HOST)) as server:
-        asker = Asker(server, authority.pem, port=8443)
-        status, _, body = run(asker.ask)
-    assert (status, dict(json.loads(body)["headers"])["host"]) == (200, "real.example:8443")
-
-
 def untrusted(directory: Path) -> tuple[ssl.SSLContext, str]:
     """Another authority's."""
     return Authority(directory, "Other CA").server(HOST), Authority(directory).pem
@@ -353,18 +341,6 @@ def test_a_wrong_certificate_ends_it_before_a_word_of_http(
     assert why in reason
 
 
-def test_tls_where_none_is_spoken_is_an_error() -> None:
-    """A plain server at a port of TLS."""
-    with web_server() as server:
-        assert refused(Asker(server, port=443))[0] == 502
-
-
-def test_an_upstream_that_never_answers_is_given_up() -> None:
-    """504 after the bound, and the connection is closed."""
-    with web_server() as server:
-        assert refused(Asker(server, wait_s=0.5), "/silent") == (504, "the upstream took too long")
-
-
 @pytest.mark.promise("2.7")
 @pytest.mark.parametrize("path", ["/drip", "/drip-head"])
 def test_an_answer_that_drips_is_given_up_in_all(path: str) -> None:
@@ -383,120 +359,12 @@ def test_two_content_types_are_both_looked_at() -> None:
         assert rewritten(kinds, b"", b"_method=DELETE", frozenset({"POST"}))
 
 
-def test_an_answer_that_ends_too_early_is_an_error() -> None:
-    """Less than its length says."""
-    with web_server() as server:
-        status, reason = refused(Asker(server), "/short")
-    assert status == 502
-    assert reason.startswith("the upstream's HTTP")
-
-
-def test_answers_of_every_framing_are_whole() -> None:
-    """As long as the connection, HEAD, large."""
-    with web_server() as server:
-        asker = Asker(server)
-        assert json.loads(run(lambda: asker.ask("/open"))[2])["path"] == "/open"
-        assert run(lambda: asker.ask("/", "HEAD"))[2] == b""
-        assert run(lambda: asker.ask("/large"))[2] == b"x" * LARGE_BYTES
-
-
-def test_an_answer_that_the_owner_cuts_is_an_error() -> None:
-    """Though it has no length: a relay that is cut ends both ways, one whose upstream is done
-    ends one."""
-    answer = b"HTTP/1.1 200 OK\r\n\r\nbegun"
-    with web_server() as server:
-        asker = Asker(server)
-        for how in (socket.SHUT_WR, socket.SHUT_RDWR):
-            inner, theirs = socket.socketpair()
-            inner.sendall(answer)
-            inner.shutdown(how)
-            theirs.setblocking(False)
-            asker.instead = theirs
-            with inner:
-                if how == socket.SHUT_WR:
-                    assert run(asker.ask)[2] == b"begun"
-                else:
-                    assert refused(asker) == (502, "the upstream: Broken pipe")
-
-
-def test_an_answer_may_come_while_the_request_is_sent() -> None:
-    """An upstream that reads no more until its answer is taken, however large both are."""
-    size = 4 << 20  # more than all buffers on the way
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
-    got = bytearray()
-
-    def serve(inner: socket.socket) -> None:
-        with inner:
-            inner.sendall(head + b"y" * size)
-            while piece := inner.recv(1 << 16):
-                got.extend(piece)
-
-    with web_server() as server:
-        asker = Asker(server, wait_s=5)
-        inner, asker.instead = socket.socketpair()
-        upstream = threading.Thread(target=serve, args=(inner,))
-        upstream.start()
-        assert run(lambda: asker.ask("/", "POST", b"x" * size))[2] == b"y" * size
-        upstream.join()
-    assert got.startswith(b"POST / HTTP/1.1\r\n")
-
-
-def test_a_request_may_take_longer_than_the_wait_for_an_answer() -> None:
-    """What passes in either direction counts: only silence ends an exchange."""
-    inner, theirs = socket.socketpair()
-
-    def serve() -> None:
-        with inner:
-            read = b""
-            while not read.endswith(b"end"):
-                read = read[-2:] + inner.recv(1 << 14)
-                time.sleep(0.01)
-            inner.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-    with web_server() as server:
-        asker = Asker(server, wait_s=0.4)
-        asker.instead = theirs
-        upstream = threading.Thread(target=serve)
-        upstream.start()
-        assert run(lambda: asker.ask("/", "POST", b"x" * (2 << 20) + b"end"))[2] == b"ok"
-        upstream.join()
-
-
-def test_a_websocket_is_refused_without_dialling() -> None:
-    """There is no upgrade."""
-    with web_server() as server:
-        asker = Asker(server)
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:  # noqa: ANN401 - ASGI's
-            sent.append(message)
-
-        async def receive() -> dict[str, Any]:
-            raise AssertionError("a handshake has no body")
-
-        run(lambda: asker.app({"type": "websocket"}, receive, send))
-    assert sent[0]["status"] == 403
-    assert asker.dialled == []
-
-
 def test_what_the_owner_does_not_dial_is_a_bad_gateway() -> None:
     """With the owner's reason."""
     with web_server() as server:
         asker = Asker(server)
         asker.no_dial = "10.0.0.1 is not a public one"
         assert refused(asker) == (502, "not dialled: 10.0.0.1 is not a public one")
-
-
-def test_a_cell_that_goes_before_its_body_is_whole_costs_nothing() -> None:
-    """Nobody is dialled for it."""
-    with web_server() as server:
-        asker = Asker(server)
-
-        async def gone() -> dict[str, Any]:
-            return {"type": "http.disconnect"}
-
-        run(lambda: asker.app({"type": "http", "server": ("", 80)}, gone, cast("Any", None)))
-    assert asker.dialled == []
 
 
 NAMES = st.sampled_from(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-import pytest
-
 from belljar.network.owner.range_state import BoundedExecutor
 
 TIMEOUT_S = 30.0
@@ -36,22 +34,3 @@ def test_what_is_over_the_bound_is_not_taken_until_a_job_is_done() -> None:
         assert done.acquire(timeout=TIMEOUT_S)
     finally:
         executor.close()
-
-
-@pytest.mark.parametrize("is_used", [True, False])
-def test_closing_waits_for_nobody(is_used: bool) -> None:
-    """Neither for what is being done, nor for what waits, which is not done."""
-    executor = BoundedExecutor("test", workers=1, queue_size=2)
-    begun, go, late = threading.Event(), threading.Event(), threading.Event()
-
-    def first() -> None:
-        begun.set()
-        go.wait(TIMEOUT_S)
-
-    if is_used:
-        executor.try_submit(first)
-        begun.wait(TIMEOUT_S)
-        executor.try_submit(late.set)
-    executor.close()
-    go.set()
-    assert not late.is_set()

@@ -20,12 +20,10 @@ from belljar.network.owner import dial
 from belljar.network.owner.dial import (
     FORBIDDEN,
     MAX_ADDRESSES,
-    MAX_TRIED,
     Dialler,
     NotAnUpstreamError,
     Reach,
     RefusedDialError,
-    is_ours,
     judge,
     problem_of,
     read_authorities,
@@ -85,7 +83,6 @@ class World:
     def dial(self, **changes: object) -> None:
         """One request; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
-        self.dialler.enforce(self._say)
 
     def _networks_near(self) -> tuple[Any, ...]:
         if isinstance(self.near, OSError):
@@ -181,11 +178,6 @@ def test_no_address_and_too_many_are_refused() -> None:
     assert judge((), ()) == "the name has no address"
     assert judge(PUBLIC[:1] * MAX_ADDRESSES, ()) == ""
     assert judge(PUBLIC[:1] * (MAX_ADDRESSES + 1), ())
-
-
-def test_a_question_of_ours_is_understood() -> None:
-    """Host, port and id of one upstream."""
-    assert wanted(question(), PLAN) == (REAL, 443)
 
 
 @pytest.mark.parametrize(
@@ -333,22 +325,6 @@ def test_a_name_that_does_not_resolve_now_may_later() -> None:
     ]
 
 
-def test_the_next_pinned_address_is_tried() -> None:
-    """Each on record, and how it ended; three at most."""
-    world = World(
-        ("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
-        dead=("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
-    )
-    with pytest.raises(RefusedDialError, match="no answer there"):
-        world.dial()
-    assert sum(entry[0] == "connected" for entry in world.log) == MAX_TRIED
-    assert world.log[2:5] == [
-        ("dialled", "1.0.0.1", ""),
-        ("connected", "1.0.0.1", 443),
-        ("failed", "1.0.0.1", "Connection refused"),
-    ]
-
-
 def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
     """The violation is recorded before it is raised."""
     world = World()
@@ -367,25 +343,6 @@ def test_what_can_t_be_recorded_is_not_dialled() -> None:
     with pytest.raises(OSError, match="No space"):
         world.dialler.dial(question(), fail)
     assert world.log == []
-
-
-def test_the_kernel_says_what_is_this_host_s() -> None:
-    """Loopback is; an address of a net for documentation is not."""
-    assert is_ours("127.0.0.1")
-    assert not is_ours("203.0.113.7")
-    assert not is_ours("2001:db8::7")
-
-
-def test_an_address_that_answers_is_connected_to_and_one_that_does_not_is_an_error() -> None:
-    """By TCP, to exactly the address."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with dial.connect("127.0.0.1", port) as end:
-            assert end.getpeername() == ("127.0.0.1", port)
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        with pytest.raises(ConnectionRefusedError):
-            dial.connect("127.0.0.1", deaf.getsockname()[1])
 
 
 def test_without_a_bundle_of_authorities_nothing_can_be_checked(
@@ -411,14 +368,18 @@ def test_the_roots_of_trust_are_those_of_the_start(
 
 
 @pytest.mark.promise("2.7")
-def test_each_address_that_is_tried_costs_budget() -> None:
-    """So does a dial that comes to nothing; when it is used up nothing is resolved or dialled any
+def test_each_dial_costs_budget() -> None:
+    """Also one that comes to nothing, at the first address alone; when it is used up nothing is resolved or dialled any
     more, and that is on record."""
-    addresses = ("1.0.0.1", "1.0.0.2", "1.0.0.3")
-    dead = World(addresses, dead=addresses)
+    dead = World(("1.0.0.1", "1.0.0.2"), dead=("1.0.0.1",))
     with pytest.raises(RefusedDialError, match="no answer there"):
         dead.dial()
-    assert dead.spending.spent_bytes(REAL.host) == MAX_TRIED * DIAL_BYTES
+    assert dead.spending.spent_bytes(REAL.host) == DIAL_BYTES
+    assert dead.log[2:] == [
+        ("dialled", "1.0.0.1", ""),
+        ("connected", "1.0.0.1", 443),
+        ("failed", "1.0.0.1", "Connection refused"),
+    ]
     world = World(*[socket.gaierror(-3, "Temporary failure")] * 5000)
     for _ in range(REAL.budget_bytes // DIAL_BYTES):
         with pytest.raises(RefusedDialError, match="can't be resolved"):

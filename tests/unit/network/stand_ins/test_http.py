@@ -1,4 +1,4 @@
-"""The stand-in `http`: routes, files and WebSockets do what the author wrote, and no more, whatever
+"""The stand-in `http`: routes and files do what the author wrote, and no more, whatever
 a guest sends."""
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ routes:
     body: "{{ path.rest }}"
   - path: /one
     file: assets/a.txt
-  - path: /echo
-    websocket: echo
 """
 
 SHOP = YAML(typ="safe", pure=True).load(SITE)
@@ -176,11 +174,6 @@ def test_a_guest_cannot_split_headers() -> None:
     assert not reply.header("set-cookie")
 
 
-def test_websockets(shop: Client) -> None:
-    """One is accepted where a route says so; any other path is refused."""
-    assert (shop.upgrade("/echo"), shop.upgrade("/items")) == (101, 403)
-
-
 @pytest.mark.parametrize(
     ("route", "field", "what"),
     [
@@ -199,7 +192,6 @@ def test_websockets(shop: Client) -> None:
         ({"path": "/", "body": "a", "file": "b"}, "file", "one of"),
         ({"path": "/", "status": 199}, "status", "no status"),
         ({"path": "/", "headers": {"Connection": "x"}}, "headers.Connection", "can't be set"),
-        ({"path": "/", "websocket": [{"send": "x"}]}, "websocket", "a WebSocket is `echo`"),
         ({"path": "/", "file": "../x"}, "file", "below the stand-in's directory"),
     ],
 )

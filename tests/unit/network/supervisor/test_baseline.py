@@ -68,9 +68,3 @@ def test_what_is_as_it_was_left_is_no_difference() -> None:
 def test_each_change_is_named(now: Baseline, said: str) -> None:
     """Whatever is added, gone or another, also on a port's device."""
     assert differences(LEFT, now, PORTS)[0].startswith(said)
-
-
-def test_few_of_many_are_told() -> None:
-    """A table of thousands does not become a message of thousands."""
-    many = (on_link(9, f"10.1.{number // 256}.{number % 256}") for number in range(5000))
-    assert len(differences(LEFT, found(LOOPBACK, *many), PORTS)) == 8

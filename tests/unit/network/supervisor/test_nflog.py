@@ -38,25 +38,6 @@ def test_a_refused_connection() -> None:
     )
 
 
-def test_a_later_fragment_has_no_port() -> None:
-    """Bytes of a fragment's middle are no header."""
-    fragment = PACKET[:6] + struct.pack(">H", 100) + PACKET[8:]
-    assert netfilter.parse_packet(fragment)[3] is None
-
-
-def test_ipv6() -> None:
-    """Version 6's fixed header."""
-    packet = (
-        bytes.fromhex("6000000000081140")
-        + bytes(15)
-        + b"\1"
-        + bytes(15)
-        + b"\2"
-        + struct.pack(">HHHH", 1, 53, 8, 0)
-    )
-    assert netfilter.parse_packet(packet) == ("udp", "::1", "::2", 53, 48)
-
-
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_packet(packet: bytes) -> None:
