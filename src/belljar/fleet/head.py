@@ -21,7 +21,7 @@ from belljar.fleet.archive import MAX_ARCHIVE_BYTES
 from belljar.fleet.engine import Engine
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.judge import Asked, Try, counted_rows, judge_fleet
-from belljar.fleet.node import settings_of
+from belljar.fleet.node import SILENCE_S, settings_of
 from belljar.fleet.record import UNITS, archive_of, examine, unpacked
 from belljar.fleet.units import (
     Node,
@@ -50,8 +50,6 @@ from belljar.units import printable
 from belljar.waiting import print_status
 
 POLL_S: Final = 0.5
-NODE_TIMEOUT_S: Final = 12.0
-"""Without an answer for so long, a node is lost."""
 _END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number start_s:number")
 # An interrupted unit destroys its cells, seals and sends its record.
 STOP_S: Final = 120.0
@@ -104,7 +102,10 @@ class Head:
         run: RunDirectory,
         nodes: Sequence[Node],
         host: HostActivity,
+        *,
+        silence_s: float = SILENCE_S,
     ) -> None:
+        self._silence_s = silence_s
         self._task, self._engine, self._run, self._host = task, engine, run, host
         self._nodes = nodes
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
@@ -169,7 +170,7 @@ class Head:
             for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
                 self._take(by_handle[id(handle)], item)
         for node_id, heard_s in list(self._engine.last_heard_s.items()):
-            if now - heard_s > NODE_TIMEOUT_S:
+            if now - heard_s > self._silence_s:
                 self._lose(node_id)
         if self._stopping_s is None:
             self._place(workspace)
