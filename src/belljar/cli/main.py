@@ -51,7 +51,6 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("airgap", "airgap", "airgap", "Check which ways lead beyond this host."),
         ("bench", "bench", "bench", "Measure cells on this host, beside its container tools."),
         ("bundle", "bundle", "bundle", "Carry an installation to a host without a network."),
-        ("guard", "signals", "guard", "Try the egress guard on files and cases."),
         ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
         ("reap", "cells", "reap", "Remove what crashed owners left behind."),
         ("kill", "cells", "kill", "Halt cells of this user at once, with proof."),

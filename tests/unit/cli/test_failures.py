@@ -23,7 +23,6 @@ from belljar.errors import (
 )
 
 FAILING = {
-    "setup": "setup --json --with no-such-part",
     "doctor": "doctor --json extra",
     "policy check": "policy check --json",
     "plan": "plan no-such-preset --json",
@@ -31,7 +30,6 @@ FAILING = {
     "airgap check": "airgap check --try nowhere --json",
     "bench": "bench --rounds 0 --json",
     "bundle create": "bundle create out --image no-such-image --json",
-    "guard scan": "guard scan no-such-file --json",
     "decoy find": "decoy find --run no-such-run --json VALUE",
     "image build": "image build --apt jq --json",
     "image import": "image import docker-archive:/nonexistent.tar --json",
@@ -188,17 +186,6 @@ def test_a_command_without_dashes_is_told_of_them(capsys: pytest.CaptureFixture[
     assert "put `--` before the command" in capsys.readouterr().err
     assert run(["exec", "--nope"]) == 2
     assert "`--`" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("--polcy", "--policy"), ("--modle", "--model"), ("--wram", "--warm")]
-)
-def test_options_of_run_are_suggested_from_both_parsers(
-    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Belljar's own and Inspect's."""
-    assert run(["run", "package/task", typed, "x"]) == 2
-    assert f"`{meant}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 from tests.fakes.probing import FakeProbed, FakeProgram, read_canary
 
-import belljar.cell
 from belljar.cell.range import Range
 from belljar.cli.main import run
 from belljar.ledger.verification import verify
@@ -57,7 +56,7 @@ def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opened:
         routers = {} if opened.router is None else {opened.id: opened.router}
         yield Range(cell=cast("Any", opened), routers=routers)
 
-    monkeypatch.setattr(belljar.cell, "open_range", open_range)
+    monkeypatch.setattr("belljar.cell.open.open_range", open_range)
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
     return opened
 
