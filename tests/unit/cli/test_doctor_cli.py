@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,18 +48,6 @@ def test_before_setup_cells_can_not_run_and_the_mend_says_so(
     text = capsys.readouterr().out
     assert "guest kernel" in text
     assert "hint: run `belljar setup`" in text
-
-
-def test_without_a_kernel_nothing_can_be_proven_and_that_is_no_crash(
-    facts: HostFacts, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A proof that can't be tried leaves KVM unproven (or absent), with the reason."""
-    assert run(["doctor", "--json", "--prove-again"]) == 3
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["ready"] is False
-    assert shown["facts"]["kvm"]["state"] in {"unproven", "absent"}
-    assert shown["facts"]["kernel_release"] == facts.kernel_release
-    assert {check["state"] for check in shown["checks"]} <= {"ok", "note", "no"}
 
 
 def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -> None:

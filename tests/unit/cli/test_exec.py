@@ -23,7 +23,6 @@ from belljar.cell.cell import Cell
 from belljar.channel import Stream
 from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on, read_descriptor
 from belljar.cli.main import run
-from belljar.ledger.verification import Status, verify
 
 JSON_FIELDS = {
     "returncode",
@@ -104,17 +103,6 @@ def test_what_can_not_be_meant(
     assert list(store.iterdir()) == []
 
 
-def test_streams_and_status_pass_through(
-    capfdbinary: pytest.CaptureFixture[bytes], store: Path
-) -> None:
-    """Byte by byte, apart; the exit code is the command's, and the run is sealed with it."""
-    assert run(["exec", "--", "speak", "out\x1b[m", "err", "7"]) == 7
-    said = capfdbinary.readouterr()
-    assert (said.out, said.err) == (b"out\x1b[m", b"err")
-    (made,) = (store / "runs").iterdir()
-    assert verify(made).status is Status.VERIFIED
-
-
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """One object with every field; bytes that are no text come as base64 beside the text."""
     assert run(["exec", "--json", "--", "speak", "plain", "\udcff", "3"]) == 3
@@ -182,19 +170,6 @@ def test_a_descriptor_is_read_to_its_end(waits: bool, tmp_path: Path) -> None:
         ours.close()
 
 
-def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each example line of the help parses."""
-    assert run(["exec", "--help"]) == 0
-    examples = [
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if line.strip().startswith("belljar exec")
-    ]
-    assert examples
-    for line in examples:
-        assert parsed(*line.split()[2:])[1]
-
-
 @pytest.mark.promise("1.2")
 def test_which_tiers_were_passed_over_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -253,11 +228,3 @@ def test_on_a_terminal_output_can_not_act(size: int, monkeypatch: pytest.MonkeyP
     assert shown.startswith("é\n\\x1b]0;mine\\x07\tred\\x1b[31m\\r")
     assert shown.endswith("\\xff\n")
     assert [c for c in shown if not c.isprintable() and c not in "\n\t"] == []
-
-
-def test_elsewhere_output_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file or a pipe gets every byte as it was."""
-    out = Out(terminal=False)
-    monkeypatch.setattr("sys.stderr", out)
-    passing_on()(Stream.STDERR, HOSTILE)
-    assert out.written() == HOSTILE

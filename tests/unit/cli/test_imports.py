@@ -50,12 +50,6 @@ def test_wrong_usage_of_run_is_reported_without_inspect(tmp_path: Path, words: l
     assert "inspect_ai" not in modules
 
 
-def test_a_preset_is_planned_without_a_reader_of_policies(tmp_path: Path) -> None:
-    """What Belljar's own policies say needs neither pydantic nor YAML, nor do the host's facts."""
-    code = "from belljar.cli.main import run; run(['plan', 'low', '--no-prove'])"
-    assert imported(tmp_path, code) & set(HEAVY) == set()
-
-
 def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> None:
     """All that makes, records and ends a container's cell, from the policy's name on."""
     code = (
@@ -72,20 +66,3 @@ def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> Non
         "email",
     }
     assert imported(tmp_path, code) & late == set()
-
-
-def test_a_cell_imports_no_tier_it_does_not_use(tmp_path: Path) -> None:
-    """A cell's tier, pools, ranges, probes and the harness are imported by those who need them."""
-    modules = imported(
-        tmp_path,
-        "from belljar.cell.open import open_cell; from belljar.cell.parts import start_run",
-    )
-    unused: tuple[str, ...] = (
-        "belljar.isolation.microvm",
-        "belljar.isolation.oci",
-        "belljar.network",
-        "belljar.probe",
-        "inspect_ai",
-    )
-    unused += ("belljar.cell.pool", "belljar.cell.ranges", "belljar.cell.task_data", "rich")
-    assert [name for name in modules if name.startswith(unused)] == []

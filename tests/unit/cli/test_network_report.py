@@ -19,11 +19,9 @@ from tests.unit.report.stories import (
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
-from belljar.plan.rules import DropReason
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.ranges import MAX_NAMED
-from belljar.report.remarks import WHY
 from belljar.units import printable
 
 STOPPED = (
@@ -48,11 +46,6 @@ def test_requests_between_cells_are_told_apart() -> None:
     (shown,) = collect(findings)["samples"][0]["ranges"]
     assert [each["between_cells"] for each in shown["requests"]] == [False, True]
     assert [shown[name] for name in ("requests_in_all", "requests_between_cells")] == [2, 1]
-
-
-def test_the_rules_words_are_explained() -> None:
-    """None of them is unknown to the rules."""
-    assert set(WHY) - {"others"} <= {str(reason) for reason in DropReason}
 
 
 @pytest.mark.promise("5.4")
