@@ -11,7 +11,6 @@ from belljar.cli.console import (
     Failure,
     MisuseError,
     as_text,
-    complete_cells,
     json_option,
     parsed_by,
     print_json,
@@ -92,7 +91,7 @@ def _row(cell: CellListing) -> tuple[str, ...]:
 
 
 @click.command("reap")
-@click.argument("cell", required=False, metavar="[CELL]", shell_complete=complete_cells)
+@click.argument("cell", required=False, metavar="[CELL]")
 @json_option("Print a JSON list.")
 def reap(cell: str | None, *, as_json: bool) -> int:
     """Remove what crashed owners left behind: processes, control groups, mounts, files.

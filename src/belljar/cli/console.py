@@ -24,7 +24,6 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     import anyio
-    from click.shell_completion import CompletionItem
 
     from belljar.errors import BelljarError
 
@@ -37,7 +36,6 @@ INTERRUPTED_CODE = "interrupted"
 DEFECT_CODE = "internal_error"
 TIERS: Final = ("container", "gvisor", "microvm")
 COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
-MAX_COMPLETIONS: Final = 50
 FORCED_AFTER_S: Final = 15.0
 """A signal this long after the first ends the process at once.
 
@@ -65,19 +63,17 @@ def tier_option(
 
 def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Command]:
     """The optional argument POLICY."""
-    return click.argument(
-        "policy", required=False, metavar=metavar, shell_complete=complete_policies
-    )
+    return click.argument("policy", required=False, metavar=metavar)
 
 
 def cell_argument(name: str = "cell_id") -> Callable[[Command], Command]:
     """The argument CELL."""
-    return click.argument(name, metavar="CELL", shell_complete=complete_cells)
+    return click.argument(name, metavar="CELL")
 
 
 def run_argument(command: Command) -> Command:
     """The argument RUN."""
-    return click.argument("run", shell_complete=complete_runs)(command)
+    return click.argument("run")(command)
 
 
 def key_option(command: Command) -> Command:
@@ -124,54 +120,6 @@ def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Param
             raise click.BadParameter(str(error), ctx=ctx, param=param) from error
 
     return callback
-
-
-def complete_policies(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Completes presets and, by the shell, files."""
-    from click.shell_completion import CompletionItem
-
-    from belljar.policy.loaded import PRESETS
-
-    names = [CompletionItem(name) for name in PRESETS if name.startswith(incomplete)]
-    return names or [CompletionItem(incomplete, type="file")]
-
-
-def complete_runs(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """`last`, and the newest runs."""
-    from click.shell_completion import CompletionItem
-
-    from belljar.ledger.rundir import RUNS
-    from belljar.store.home import belljar_home
-
-    try:
-        names = sorted((path.name for path in (belljar_home() / RUNS).iterdir()), reverse=True)
-    except OSError:
-        names = []
-    found = [name for name in ("last", *names) if name.startswith(incomplete)]
-    return [CompletionItem(name) for name in found[:MAX_COMPLETIONS]]
-
-
-def complete_cells(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Running cells, each with its purpose."""
-    from click.shell_completion import CompletionItem
-
-    from belljar.isolation.reap import list_cells
-
-    try:
-        found = [cell for cell in list_cells() if cell.cell_id.startswith(incomplete)]
-    except OSError:
-        found = []
-    return [
-        CompletionItem(cell.cell_id, help=" ".join((cell.about.tier, cell.about.sample)).strip())
-        for cell in found[:MAX_COMPLETIONS]
-        if cell.state == "alive" and cell.cell_id.isprintable()
-    ]
 
 
 # --- output

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.cli.console import complete_runs, key_option, log_option, notice, reading
+from belljar.cli.console import key_option, log_option, notice, reading
 from belljar.units import printable
 from belljar.waiting import reported_if_slow
 
@@ -26,7 +26,7 @@ MAX_PLANS: Final = 50
 
 
 @click.command("report")
-@click.argument("run", default="last", shell_complete=complete_runs)
+@click.argument("run", default="last")
 @log_option
 @key_option
 @click.option(

@@ -51,7 +51,7 @@ from belljar.waiting import print_status
 
 POLL_S: Final = 0.5
 _END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number start_s:number")
-# An interrupted unit destroys its cells, seals and sends its record.
+# An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.
 STOP_S: Final = 120.0
 _LONGEST_S: Final = 1e7  # of a unit: a node's number, with which the head reckons
 _SHORTEST_S: Final = 0.01  # of a sample: shorter ones have no measure beside a start
@@ -114,7 +114,6 @@ class Head:
         self._running: list[_Running] = []
         self._count = 0
         self._sample_s: float | None = None
-        self._start_s = 0.0
         self.tries: list[Try] = []
         self._stopping_s: float | None = None
         self._interrupted = False
@@ -200,8 +199,6 @@ class Head:
                         slots=room,
                         side_by_side=wide,
                         sample_s=self._sample_s,
-                        start_s=self._start_s,
-                        running=sum(len(each.unit.samples) for each in self._running),
                     )
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
@@ -286,7 +283,6 @@ class Head:
         findings = tried.findings or RunFindings()
         self._record_finished(tried, findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        self._start_s = start_s
         self._sample_s = max(_SHORTEST_S, (lasted_s - start_s) / max(1, len(unit.samples)))
         again = to_try_again(unit, self._task.epochs, findings)
         # Its process's last words: a full disk can't take down that it is full.
