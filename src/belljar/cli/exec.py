@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
 
 COMMAND_KEY = "belljar.command"
+# As `timeout` of coreutils says it.
 TIMED_OUT_CODE = 124
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from belljar.image.oci import ImportLimits, Obtained, WantedImage
     from belljar.image.store import Image, Store
 
+# As Docker shows digests: enough to tell the images of a store apart.
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
 _KEEP_SETUID = click.option(

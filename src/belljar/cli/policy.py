@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from belljar.host.model import HostFacts
     from belljar.plan.model import ImageFacts, Plan
 
+# Longer lines of prose are hard to read, however wide the terminal.
 MAX_WIDTH: Final = 110
 _OUTCOMES: Final = {
     "runs": "runs as written",

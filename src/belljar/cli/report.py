@@ -22,6 +22,7 @@ REPORTS: Final = "reports"
 _POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
 _MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
 _MAX_UNITS_BYTES: Final = 10 << 20  # of the bodies of a fleet's units: a page has room for no more
+# A page shows layers of so many policies; more of them than that no reader compares.
 MAX_PLANS: Final = 50
 
 
