@@ -3,7 +3,6 @@ The cell is a fake guest's."""
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
@@ -17,31 +16,12 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
-from tests.fakes.vm import CELL, opening
+from tests.fakes.vm import opening
 
 from belljar.cell.cell import Cell
 from belljar.channel import Stream
 from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on, read_descriptor
 from belljar.cli.main import run
-
-JSON_FIELDS = {
-    "returncode",
-    "stdout",
-    "stderr",
-    "stdout_dropped_bytes",
-    "stderr_dropped_bytes",
-    "timed_out",
-    "out_of_memory",
-    "not_started",
-    "tier",
-    "skipped_tiers",
-    "layers",
-    "emulated",
-    "timings_ms",
-    "cell",
-    "destroyed",
-    "run_dir",
-}
 
 
 async def speak(guest: FakeGuest, op: GuestOp) -> None:
@@ -101,25 +81,6 @@ def test_what_can_not_be_meant(
     assert run(["exec", *words]) == 2
     assert why in capsys.readouterr().err
     assert list(store.iterdir()) == []
-
-
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """One object with every field; bytes that are no text come as base64 beside the text."""
-    assert run(["exec", "--json", "--", "speak", "plain", "\udcff", "3"]) == 3
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert set(found) == JSON_FIELDS | {"stderr_base64"}
-    assert (found["returncode"], found["stdout"], found["stderr"]) == (3, "plain", "�")
-    assert base64.b64decode(found["stderr_base64"]) == b"\xff"
-    assert (found["cell"], found["tier"], found["destroyed"], found["not_started"]) == (
-        CELL,
-        "microvm",
-        True,
-        None,
-    )
-    assert set(found["timings_ms"]) == {"total", "command", "destroy"}
-    assert Path(found["run_dir"]).is_dir()
-    assert said.err == ""
 
 
 @pytest.mark.parametrize(

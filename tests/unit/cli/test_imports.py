@@ -48,21 +48,3 @@ def test_wrong_usage_of_run_is_reported_without_inspect(tmp_path: Path, words: l
     code = f"import os; os.chdir({str(tmp_path)!r})\nfrom belljar.cli.main import run"
     modules = imported(tmp_path, f"{code}; assert run({['run', *words]}) in (2, 4)")
     assert "inspect_ai" not in modules
-
-
-def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> None:
-    """All that makes, records and ends a container's cell, from the policy's name on."""
-    code = (
-        "from belljar.cell.open import open_cell; from belljar.cell.parts import start_run;"
-        "from belljar.cli.exec import typed_policy; from belljar.ledger.rundir import create_run;"
-        "from belljar.isolation.oci.open import open_container;"
-        "typed_policy('low', 'container')"
-    )
-    late = {
-        "pydantic",
-        "ruamel",
-        "rich",
-        "cryptography.hazmat.primitives.serialization.ssh",
-        "email",
-    }
-    assert imported(tmp_path, code) & late == set()

@@ -83,20 +83,6 @@ def sample(kind: Kind, name: str, cell: str = CELL, **more: JsonValue) -> Event:
     return Event(kind=kind, cell_id=cell, data=data)
 
 
-def test_the_samples_that_ended_last_are_listed(run: RunDirectory, feed: Feed) -> None:
-    """One that began first and ended last is the first of them, whatever many ended before."""
-    names = [str(number) for number in range(30)]
-    for name in names:
-        run.recorder.record(sample(Kind.SAMPLE_STARTED, name))
-    for name in reversed(names):
-        end = sample(Kind.SAMPLE_FINISHED, name, outcome="completed", containment={})
-        run.recorder.record(end)
-    feed.look()
-    (found,) = feed.state()["runs"]
-    assert [each["sample"] for each in found["samples"]] == names[:20]
-    assert (found["begun"], found["finished"]) == (30, 30)
-
-
 def test_watch_shows_what_runs_now(
     run: RunDirectory,
     tmp_path: Path,

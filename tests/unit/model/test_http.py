@@ -124,14 +124,6 @@ async def test_a_usage_that_is_no_count_is_a_violation(name: str, count: str) ->
         await ask(stream(f"data: {body}\n\ndata: [DONE]\n\n".encode()))
 
 
-async def test_a_stream_passes_event_by_event_however_it_is_cut() -> None:
-    """The same bytes, in whole lines, with the last event's usage."""
-    text = b'data: {"a":1}\n\ndata: {"usage":{"completion_tokens":2}}\n\n: ping\ndata: [DONE]\n\n'
-    got, body = await ask(stream(*(text[i : i + 5] for i in range(0, len(text), 5))))
-    assert body == text
-    assert got.tokens["completion_tokens"] == 2
-
-
 VIOLATIONS = {
     "html": [answer(b"<html>", "text/html")],
     "no type": [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"],
