@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
+from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import read_events
 
 TASKS = """
-import os
+from pathlib import Path
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, mean, scorer, stderr
@@ -25,10 +26,14 @@ from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
 @solver
-def work(seconds, slow_node):
+def work(seconds, hold):
     async def solve(state, generate):
-        is_slow = os.environ.get("BELLJAR_FLEET_NODE") == slow_node if slow_node else state.sample_id == "s3"
-        wait = seconds if is_slow else 0
+        is_held = bool(seconds) and state.sample_id == "s1"
+        if is_held and hold:  # by the first attempt alone, which takes the file away
+            file = Path(hold + ".once")  # a word that names a file would be refused
+            is_held = file.exists()
+            file.unlink(missing_ok=True)
+        wait = seconds if is_held else 0
         said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
         state.store.set("said", said.stdout.split())
         return state
@@ -42,9 +47,9 @@ def points():
     return score
 
 @task
-def numbers(count: int = 4, seconds: float = 0, slow_node: str = ""):
+def numbers(count: int = 4, seconds: float = 0, hold: str = ""):
     samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
-    return Task(dataset=samples, solver=work(seconds, slow_node), scorer=points())
+    return Task(dataset=samples, solver=work(seconds, hold), scorer=points())
 """
 
 
@@ -66,6 +71,7 @@ class Fleet:
         self.environment = {
             **environment,
             "BELLJAR_POLICY": "low",
+            "BELLJAR_FLEET_SILENCE_S": "60",  # no busy node is taken for a dead one
             "BELLJAR_HOME": str(head),
             "NO_COLOR": "1",
             "COLUMNS": "300",
@@ -127,9 +133,56 @@ def nothing_runs(nodes: Fleet, *homes: Path) -> bool:
     """Whether no node, or none of these stores, has a cell, and none of its runs goes on."""
     return all(
         nodes.belljar("ps", home=home) == "no cells\n"
-        and not [run for run in (home / "runs").iterdir() if is_being_written(run)]
+        and not any(is_being_written(run) for run in (home / "runs").glob("*"))
         for home in homes or nodes.homes
     )
+
+
+def assert_same(said: Mapping[str, Any], single: Mapping[str, Any]) -> None:
+    """A fleet's run has the samples, scores, verdicts and metrics of one machine's."""
+    rows = [
+        [(s["sample"], s["epoch"], s["scores"], s["verdict"]) for s in each["samples"]]
+        for each in (said, single)
+    ]
+    assert rows[0] == rows[1]
+    ours, theirs = log_of(said["run_dir"]), log_of(single["run_dir"])
+    assert metrics(ours) == metrics(theirs)
+    assert (ours.status, ours.eval.config.epochs) == (theirs.status, theirs.eval.config.epochs)
+    assert ours.eval.dataset.sample_ids == theirs.eval.dataset.sample_ids
+    for mine, other in zip(ours.samples or [], theirs.samples or [], strict=True):
+        assert (mine.id, mine.epoch, mine.error) == (other.id, other.epoch, other.error)
+        assert {n: s.value for n, s in (mine.scores or {}).items()} == {
+            n: s.value for n, s in (other.scores or {}).items()
+        }
+
+
+def keys_of(run: Path) -> dict[str, str]:
+    """The keys of the nodes whose units came back, by name."""
+    return {
+        line.data["node"]: line.data["key"]
+        for line in read_events(run)
+        if line.kind is Kind.FLEET_UNIT_FINISHED
+    }
+
+
+def kill_a_held_unit(fleet: Fleet, tmp_path: Path) -> None:
+    """Kill all cells of the fleet while one of two samples runs: its cells are halted with proof,
+    it is not tried again, and the run says so."""
+    hold = tmp_path / "hold.once"
+    hold.touch()
+    words = ("seconds=600", f"hold={hold.with_suffix('')}", "count=2")
+    process = fleet.start_run(*(part for word in words for part in ("-T", word)))
+    with process:
+        lines_until(process, "came back", 1)
+        wait_for(lambda: not hold.exists(), "the held sample", within_s=300)
+        killed = fleet.belljar("kill", "--all", "--fleet", fleet.address)
+        names = [f"n{number}: killed" for number in range(1, len(fleet.homes) + 1)]
+        assert all(name in killed for name in names), killed
+        out, errors = process.communicate(timeout=600)
+    assert process.returncode == 2, errors
+    rows = {each["sample"]: each["verdict"] for each in json.loads(out)["samples"]}
+    assert rows.get("s1") != "contained"
+    assert nothing_runs(fleet)
 
 
 def log_of(run_dir: str) -> EvalLog:

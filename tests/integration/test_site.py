@@ -60,13 +60,13 @@ def test_the_index_for_language_models_names_every_page(site: Path) -> None:
 def test_an_option_can_be_linked(site: Path) -> None:
     """The address of an option, as another page links it, is an element that says the option."""
     target = re.findall(
-        r"href=\"?reference-cli\.html#(ledger-show--since)", (site / "cli.html").read_text()
+        r"href=\"?reference-cli\.html#(ledger-show--kind)", (site / "cli.html").read_text()
     )
     assert target
     reference = (site / "reference-cli.html").read_text()
     items = dict(re.findall(r"<a href=\"#[^\"]+\" id=\"([^\"]+)\"><code>([^<]+)", reference))
-    assert items[target[0]] == "--since TIME"
-    assert {"run--fleet", "serve--operator", "ledger-show--probes"} <= items.keys()
+    assert items[target[0]] == "--kind KIND"
+    assert {"run--fleet", "serve--operator", "ledger-show--output"} <= items.keys()
 
 
 def test_every_picture_is_there(site: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_remembered_failure_does_not_last(host: Host) -> None:
     refute(0)
     assert "it was broken" in host.refusal("container")
     doctor = json.loads(host.run("doctor", "--json").stdout)
-    assert doctor["tiers"]["container"] == {"works": True, "proof": "proven", "obstacles": []}
+    assert doctor["tiers"]["container"] is True
     refute(3600)
     assert host.run("exec", "low", "--tier", "container", "--", "true").returncode == 0
 

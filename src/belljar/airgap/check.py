@@ -47,6 +47,7 @@ _ADDRESSES: Final = {
 }
 _KINDS: Final = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}
 _TCP_REPAIR: Final = 19  # linux/tcp.h
+# An address on a local network answers in far less; nothing is tried without being named.
 _ANSWER_TIMEOUT_S: Final = 3.0
 # systemd-resolved's second file has the servers behind its local one.
 _RESOLVERS: Final = ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf")

@@ -156,7 +156,7 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
     with named_if_missing():
         kernel = current_kernel(home)
         if kernel.wanted != REQUIRED_MODULES:
-            missing.append("the guest kernel lacks modules (run `belljar setup --refresh`)")
+            missing.append("the guest kernel lacks modules (run `belljar setup`)")
         about["kernel"] = kernel.digest
         files |= _tree(kernel.vmlinuz.parent, f"kernels/{kernel.digest}")
     for kind in ("docs", "examples"):

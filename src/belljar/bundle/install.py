@@ -44,6 +44,7 @@ PATH: Final = re.compile(f"{_PART}(?:/{_PART})*")
 _LINE: Final = re.compile(f"([0-9a-f]{{64}})  ({PATH.pattern})")
 _SIGNATURE: Final = re.compile("([0-9a-f]{64}) ([0-9a-f]{128})\n")  # public key, Ed25519
 _SIGNED: Final = b"belljar bundle 1\n"  # so that no other signature of the key fits
+# Manifest and names are read whole, before their signature is known to be good.
 _MAX_READ_BYTES: Final = 64 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _ABOUT: Final = shape_of(

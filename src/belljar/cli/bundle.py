@@ -60,12 +60,6 @@ def bundle() -> None:
     metavar="FILE",
     help="Also image and weights of this model cell, by its policy. Repeatable.",
 )
-@click.option(
-    "--lock",
-    type=click.Path(path_type=Path),
-    help="Python packages by this file of exact versions and hashes. Default: the checkout's "
-    "requirements.lock.",
-)
 @json_option("Print one JSON object: path, digest, key, size, items.")
 def create(
     *,
@@ -74,7 +68,6 @@ def create(
     task: str | None,
     task_args: list[str],
     models: tuple[str, ...],
-    lock: Path | None,
     as_json: bool,
 ) -> None:
     """Make a bundle, a directory, of everything that a host without a network needs.
@@ -92,7 +85,7 @@ def create(
     wanted = wanted_by_tasks([task, *task_args]) if task else []
     if refused := [each for each in wanted if each.why]:
         raise PolicyError(refused[0].why, where=refused[0].image)
-    tools = [need for need in needs(debian_arch()) if not need.only_with]
+    tools = [need for need in needs(debian_arch()) if need.command != "buildah"]
     contents = Contents(
         images=(
             *("default", *images, *(image for cell in cells for image in cell.images)),
@@ -102,7 +95,7 @@ def create(
         packages=(*_BASE, *(need.package for need in tools if not need.backports)),
         newer=tuple(need.package for need in tools if need.backports),
         weights=tuple(cell.model.weights.sha256 for cell in cells if cell.model),
-        lock=lock or root / "requirements.lock",
+        lock=root / "requirements.lock",
         checkout=root,
     )
 
@@ -144,9 +137,9 @@ def verify(*, bundle: Path, key: str | None) -> None:
       4  it is not
     """
     key = key or installed(belljar_home()).get("signer")
-    with progress("verifying", quiet=False) as report:
-        found = open_bundle(bundle, expected_key=key)
-        found.verify(report)
+    report = progress("verifying", quiet=False)
+    found = open_bundle(bundle, expected_key=key)
+    found.verify(report)
     about = found.about
     known = "the key that was expected" if key else "compared with no known key: give --key"
     click.echo(
@@ -173,14 +166,14 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     if expected is None:
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
         raise MisuseError("no key is known that may sign a bundle", hint=hint)
-    with progress("installing the bundle", quiet=False, is_step=True) as report:
-        found = install_bundle(
-            home,
-            bundle,
-            expected_key=expected,
-            packages=not no_packages,
-            allow_older=allow_older,
-            report=report,
-        )
+    report = progress("installing the bundle", quiet=False, is_step=True)
+    found = install_bundle(
+        home,
+        bundle,
+        expected_key=expected,
+        packages=not no_packages,
+        allow_older=allow_older,
+        report=report,
+    )
     click.echo(f"installed {len(found.digests)} items, created {found.about['created']}")
     click.echo(f"documentation and examples: {printable(str(home / 'share'))}")

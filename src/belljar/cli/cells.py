@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -13,14 +11,11 @@ from belljar.cli.console import (
     Failure,
     MisuseError,
     as_text,
-    column_widths,
-    complete_cells,
     json_option,
     parsed_by,
     print_json,
     run_async,
     table_lines,
-    terminal_width,
 )
 from belljar.errors import HostError
 from belljar.units import format_duration, format_size, parse_duration, printable
@@ -49,8 +44,7 @@ def ps(*, as_json: bool) -> int:
     """List the cells that exist or whose owner crashed.
 
     `orphaned`: the process that made the cell is gone; `belljar reap` removes what is left.
-    MEMORY: used, of the policy's limit. Columns that don't fit the terminal (or COLUMNS) are left
-    out from the right; a pipe gets all of them.
+    MEMORY: used, of the policy's limit.
     """
     from belljar.isolation.reap import list_cells
 
@@ -61,7 +55,7 @@ def ps(*, as_json: bool) -> int:
     elif not cells:
         click.echo("no cells")
     else:
-        click.echo("\n".join(table(cells, terminal_width(sys.stdout))))
+        click.echo("\n".join(table_lines([_COLUMNS, *(_row(cell) for cell in cells)])))
     return 0
 
 
@@ -73,15 +67,6 @@ def warn_if_held() -> bool:
     if (held := read_hold(belljar_home())) is not None:
         click.echo(as_text(Failure("", str(held), hint=RELEASE_HINT)), err=True)
     return held is not None
-
-
-def table(cells: Sequence[CellListing], width: int | None) -> list[str]:
-    """Columns that don't fit go, except the first two."""
-    rows = [_COLUMNS, *(_row(cell) for cell in cells)]
-    widths, shown = column_widths(rows), len(_COLUMNS)
-    while width is not None and shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) > width:
-        shown -= 1
-    return table_lines([row[:shown] for row in rows])
 
 
 def _row(cell: CellListing) -> tuple[str, ...]:
@@ -106,7 +91,7 @@ def _row(cell: CellListing) -> tuple[str, ...]:
 
 
 @click.command("reap")
-@click.argument("cell", required=False, metavar="[CELL]", shell_complete=complete_cells)
+@click.argument("cell", required=False, metavar="[CELL]")
 @json_option("Print a JSON list.")
 def reap(cell: str | None, *, as_json: bool) -> int:
     """Remove what crashed owners left behind: processes, control groups, mounts, files.

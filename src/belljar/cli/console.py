@@ -24,7 +24,6 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     import anyio
-    from click.shell_completion import CompletionItem
 
     from belljar.errors import BelljarError
 
@@ -37,7 +36,6 @@ INTERRUPTED_CODE = "interrupted"
 DEFECT_CODE = "internal_error"
 TIERS: Final = ("container", "gvisor", "microvm")
 COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
-MAX_COMPLETIONS: Final = 50
 FORCED_AFTER_S: Final = 15.0
 """A signal this long after the first ends the process at once.
 
@@ -65,19 +63,17 @@ def tier_option(
 
 def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Command]:
     """The optional argument POLICY."""
-    return click.argument(
-        "policy", required=False, metavar=metavar, shell_complete=complete_policies
-    )
+    return click.argument("policy", required=False, metavar=metavar)
 
 
 def cell_argument(name: str = "cell_id") -> Callable[[Command], Command]:
     """The argument CELL."""
-    return click.argument(name, metavar="CELL", shell_complete=complete_cells)
+    return click.argument(name, metavar="CELL")
 
 
 def run_argument(command: Command) -> Command:
     """The argument RUN."""
-    return click.argument("run", shell_complete=complete_runs)(command)
+    return click.argument("run")(command)
 
 
 def key_option(command: Command) -> Command:
@@ -126,54 +122,6 @@ def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Param
     return callback
 
 
-def complete_policies(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Completes presets and, by the shell, files."""
-    from click.shell_completion import CompletionItem
-
-    from belljar.policy.loaded import PRESETS
-
-    names = [CompletionItem(name) for name in PRESETS if name.startswith(incomplete)]
-    return names or [CompletionItem(incomplete, type="file")]
-
-
-def complete_runs(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """`last`, and the newest runs."""
-    from click.shell_completion import CompletionItem
-
-    from belljar.ledger.rundir import RUNS
-    from belljar.store.home import belljar_home
-
-    try:
-        names = sorted((path.name for path in (belljar_home() / RUNS).iterdir()), reverse=True)
-    except OSError:
-        names = []
-    found = [name for name in ("last", *names) if name.startswith(incomplete)]
-    return [CompletionItem(name) for name in found[:MAX_COMPLETIONS]]
-
-
-def complete_cells(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Running cells, each with its purpose."""
-    from click.shell_completion import CompletionItem
-
-    from belljar.isolation.reap import list_cells
-
-    try:
-        found = [cell for cell in list_cells() if cell.cell_id.startswith(incomplete)]
-    except OSError:
-        found = []
-    return [
-        CompletionItem(cell.cell_id, help=" ".join((cell.about.tier, cell.about.sample)).strip())
-        for cell in found[:MAX_COMPLETIONS]
-        if cell.state == "alive" and cell.cell_id.isprintable()
-    ]
-
-
 # --- output
 
 
@@ -195,47 +143,36 @@ def terminal_width(stream: TextIO) -> int | None:
     return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
 
 
-def column_widths(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[int]:
-    """Each column's widest cell, at most `max_chars`."""
-    return [min(max_chars, max(map(len, column))) for column in zip(*rows, strict=True)]
+def coloured(text: str, colour: str) -> str:
+    """Style an escaped text as a terminal shows it; in a pipe click takes the style away."""
+    return click.style(text, fg=colour.split()[-1], bold=colour.startswith("bold") or None)
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[str]:
-    """Rows of escaped cells; longer than `max_chars` moves the rest."""
-    widths = column_widths(rows, max_chars=max_chars)
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    """Rows of escaped cells, which may be coloured; longer than `max_chars` moves the rest."""
+    lengths = [[len(click.unstyle(cell)) for cell in row] for row in rows]
+    widths = [min(max_chars, max(column)) for column in zip(*lengths, strict=True)]
+    lines = list[str]()
+    for row, sizes in zip(rows, lengths, strict=True):
+        cells = zip(row, sizes, widths, strict=True)
+        lines.append("  ".join(cell + " " * (width - size) for cell, size, width in cells).rstrip())
+    return lines
 
 
-def rich_console() -> Any:  # noqa: ANN401 - rich is imported late
-    """Rich's console; a table's lines are not wrapped when it is no terminal."""
-    from rich.console import Console
+def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
+    """Say on a terminal what begins; return a reporter that shows there what its tools print.
 
-    is_terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 500)
-
-
-@contextmanager
-def progress(title: str, *, quiet: bool, is_step: bool = False) -> Iterator[Report]:
-    """While the block works, a line on the terminal with what its tool printed last.
-
-    `is_step`: the title stays as a line, also where nobody watches.
+    `is_step`: the title is shown also where nobody watches.
     """
-    from rich.console import Console
-    from rich.markup import escape
+    is_watched = not quiet and sys.stderr.isatty()
+    if is_watched or (is_step and not quiet):
+        click.echo(printable(title, max_chars=300), err=True)
 
-    console = Console(stderr=True, quiet=quiet, highlight=False)
-    shown = escape(printable(title, max_chars=300))
-    if not console.is_terminal:
-        if is_step:
-            console.print(shown)
-        yield lambda _line: None
-        return
-    with console.status(shown) as status:
-        yield lambda line: status.update(
-            f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]"
-        )
-    if is_step:
-        console.print(f"[green]✓[/green] {shown}")
+    def report(line: str) -> None:
+        if is_watched:
+            click.echo(f"  {printable(line, max_chars=300)}", err=True)
+
+    return report
 
 
 # --- failures

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from belljar.cli.console import json_option, print_json
+from belljar.cli.console import coloured, json_option, print_json, table_lines
 from belljar.errors import BelljarError, HostError
-from belljar.store.home import HINT_SPACE
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from belljar.host.model import HostFacts, RuntimeFact
 
 State = Literal["ok", "note", "no"]
-_LOW_DISK_MIB = 4096
-_LOW_MEMORY_MIB = 2048
-_LOW_OPEN_FILES = 4096
+_COLOURS: Final = {"ok": "green", "note": "yellow", "no": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +74,13 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
         facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
         of_store = store_checks(home)
         found = [*host_checks(facts), *of_store, *switch_checks(home, facts, prove=not no_prove)]
-    if any((check.what, check.state) == ("guest kernel", "no") for check in of_store):
-        later = Check(f"tier {Tier.MICROVM}", "note", "can run after `belljar setup`")
-        found = [later if (each.what, each.state) == (later.what, "ok") else each for each in found]
     ready = all(check.state != "no" for check in found)
     if as_json:
         checks = [asdict(check) for check in found]
-        tiers = tiers_as_json(facts)
+        tiers = {tier.value: f"tier {tier}" in _usable(found) for tier in Tier}
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
-        _show(found, verdict(found, emulated=facts.kvm.state.value != "proven"))
+        _show(found)
     return 0 if ready else HostError.exit_code
 
 
@@ -128,28 +122,9 @@ def _switch_not_tested(why: str) -> Check:
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
-    """The facts as checks, the tiers first."""
-    from belljar.plan.explain import obstacle_text
-    from belljar.plan.obstacles import cores_warning
-    from belljar.policy.limits import Tier
-
+    """The facts that decide what can run, as checks, the tiers first."""
     yield from _tiers(facts)
-    user = "root" if facts.is_root else f"user {facts.uid}"
-    system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
-    yield Check("host", "ok", f"{system}, kernel {facts.kernel_release}, as {user}")
-    yield Check("processors", "ok", f"{facts.cpus} × {facts.cpu_model}")
-    memory, disk = facts.memory_available_mib, facts.disk_free_mib
-    of_total = f"{_mib(memory)} of {_mib(facts.memory_total_mib)} free"
-    for what, detail, is_low, hint in (
-        ("memory", of_total, memory < _LOW_MEMORY_MIB, "run fewer cells at a time"),
-        ("disk", f"{_mib(disk)} free in {facts.home}", disk < _LOW_DISK_MIB, HINT_SPACE),
-    ):
-        yield Check(what, "note" if is_low else "ok", detail, hint if is_low else "")
     yield from _virtualisation(facts)
-    # Asked for the lowest tier: cores of the others go to no worse places.
-    warning = cores_warning(Tier.CONTAINER, facts.cores)
-    text = ("a crash in a cell writes no core dump",) if warning is None else obstacle_text(warning)
-    yield Check("core dumps", "ok" if warning is None else "note", *text)
     yield from _tools(facts)
 
 
@@ -191,22 +166,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
         yield Check("ranges", "ok", detail)
 
 
-def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
-    """Each tier's state, proof and obstacles."""
-    from belljar.plan.explain import obstacle_text
-    from belljar.plan.obstacles import tier_obstacles
-    from belljar.policy.limits import Tier
-
-    shown: dict[str, dict[str, object]] = {}
-    for tier in Tier:
-        found, runtime = tier_obstacles(tier, facts), facts.runtime(tier.value)
-        proof = facts.kvm.state.value if runtime is None else runtime.state.value
-        texts = [(obstacle.code.value, *obstacle_text(obstacle)) for obstacle in found]
-        obstacles = [{"code": code, "what": what, "hint": hint} for code, what, hint in texts]
-        shown[tier.value] = {"works": not found, "proof": proof, "obstacles": obstacles}
-    return shown
-
-
 def _mib(amount_mib: int) -> str:
     return format_size(amount_mib << 20)
 
@@ -231,7 +190,6 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     if not facts.is_root:
         own = "subordinate user and group ids, shared by all cells of this user"
     yield Check("ids", "ok" if ids.available else "note", ids.reason or own, ids.hint)
-    yield _open_files()
     group = facts.cgroup
     usable = ", ".join(group.controllers) or "none"
     detail = f"version {group.version.value}; usable controllers: {usable}"
@@ -241,18 +199,6 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         yield Check("control groups", "note", f"{detail} ({group.reason}); {without}", hint)
     else:
         yield Check("control groups", "ok", detail)
-
-
-def _open_files() -> Check:
-    """The soft limit doesn't count: commands raise it."""
-    from belljar.descriptors import limit_at_start
-
-    limit = limit_at_start()
-    detail = f"hard limit {limit.hard:,}, to which Belljar raises the soft limit {limit.soft:,}"
-    if limit.hard >= _LOW_OPEN_FILES:
-        return Check("open files", "ok", detail)
-    hint = "raise the hard limit (`ulimit -Hn`, LimitNOFILE=), or run few cells at a time"
-    return Check("open files", "note", detail, hint)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
@@ -296,46 +242,32 @@ def store_checks(home: Path) -> list[Check]:
     return found
 
 
-def verdict(found: Sequence[Check], *, emulated: bool) -> str:
-    """The tiers in which cells can run, and the others."""
-    from belljar.policy.limits import Tier
-
-    states: dict[str, set[str]] = {}
-    for check in found:
-        states.setdefault(check.what, set()).add(check.state)
-    ready = [tier for tier in Tier if states.get(f"tier {tier}") == {"ok"}]
-    if "no" in states.get("guest kernel", ()):
-        ready = [tier for tier in ready if tier is not Tier.MICROVM]
-    if not ready or "no" in states.get("store", ()):
-        return "No tier can be used here yet. Follow the hints above."
-    text = f"Tiers that can be used here: {', '.join(map(str, ready))}."
-    if Tier.MICROVM not in ready:
-        return f"{text}\nThe default risk needs the tier microvm: follow the hints above."
-    if emulated:
-        text += "\nMicroVMs are emulated: the security boundary is the jail around the VM."
-    return text
+def _usable(found: list[Check]) -> set[str]:
+    """The rows of tiers whose cells can run: all that is said of them is `ok`."""
+    return {each.what for each in found} - {each.what for each in found if each.state != "ok"}
 
 
-def _show(found: list[Check], conclusion: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    colours = {"ok": "green", "note": "yellow", "no": "bold red"}
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for column in ("what", "state", "detail"):
-        table.add_column(column, overflow="fold", no_wrap=column != "detail")
+def _show(found: list[Check]) -> None:
+    rows = [
+        (
+            printable(check.what),
+            coloured(check.state, _COLOURS[check.state]),
+            printable(check.detail),
+        )
+        for check in found
+    ]
+    click.echo("\n".join(table_lines(rows)))
     hints: dict[str, list[str]] = {}
     for check in found:
-        state = Text(check.state, style=colours[check.state])
-        table.add_row(Text(printable(check.what)), state, Text(printable(check.detail)))
         if check.hint:
             hints.setdefault(check.hint, []).append(check.what)
-    console = Console(highlight=False)
-    console.print(table)
-    # Each once and in lines of its own, unwrapped: many are commands to copy
+    # Each once and in lines of its own: many are commands to copy.
     for hint, named in hints.items():
-        console.print(Text(f"\n{printable(', '.join(dict.fromkeys(named)))}:", style="bold"))
+        click.echo(f"\n{printable(', '.join(dict.fromkeys(named)))}:")
         for line in hint.splitlines():
-            console.print(Text(f"hint: {printable(line)}"), soft_wrap=True)
-    console.print(Text(f"\n{conclusion}", style="bold"))
+            click.echo(f"hint: {printable(line)}")
+    tiers = sorted(name.removeprefix("tier ") for name in _usable(found) if name.startswith("tier"))
+    blocked = any(check.state == "no" for check in found)
+    click.echo(f"\nTiers that can be used here: {', '.join(tiers) or 'none'}.")
+    if blocked:
+        click.echo("What is marked `no` keeps the default risk from running: follow its hint.")

@@ -10,7 +10,6 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
 
 COMMAND_KEY = "belljar.command"
+# As `timeout` of coreutils says it.
 TIMED_OUT_CODE = 124
 
 
@@ -158,8 +158,6 @@ def exec_command(
                 timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
             if not as_json:
                 _explain(output)
-                if loaded.policy.decoys:
-                    _report_decoys(run.path)
             code = TIMED_OUT_CODE if output.timed_out else output.returncode
             run.finish("completed", exit_code=code)
         if as_json:  # when the record is sealed: what fails until then is the one object
@@ -266,20 +264,6 @@ def _explain(output: ExecOutput) -> None:
             notice(
                 f"{dropped} bytes of standard {name} were dropped: more than the policy's `output`"
             )
-
-
-def _report_decoys(path: Path) -> None:
-    """Say what became of the decoys, which the command's output need not show."""
-    from collections import Counter
-
-    from belljar.events import Kind
-    from belljar.ledger.listing import read_events
-
-    bad = (Kind.DECOY_TOUCHED, Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT)
-    counts = Counter(line.kind for line in read_events(path) if line.kind in bad)
-    if counts:
-        found = ", ".join(f"{kind.value} ×{count}" for kind, count in counts.items())
-        notice(f"{found}; see `belljar ledger show {path.name} --kind decoy`")
 
 
 def standard_input() -> AsyncIterator[bytes] | None:

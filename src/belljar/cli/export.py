@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from belljar.ledger.schema import BodyRef
 
 FORMATS: Final = ("jsonl", "timesketch", "ocsf", "otlp", "intoto", "cast", "pcap")
+# A player holds a whole recording in memory.
 _MAX_BODY_BYTES: Final = 16 << 20
 # Colours are kept in a replay; every other sequence could act on the terminal, or hide a line.
 _COLOUR: Final = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[2-4]|3[1-79]|9[1-7])(?:;(?=\d))?)*m)")

@@ -9,28 +9,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from belljar.cli.console import COLOURS, rich_console, table_lines
+from belljar.cli.console import COLOURS, coloured, table_lines
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.table import Table
-
     from belljar.harness.evaluate import RunOutcome
     from belljar.report.samples import RunFindings
 
 Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
+# Of all samples, for a person; `findings.json` and the report have the rest.
 MAX_NETWORK_LINES: Final = 400
-MAX_SIGNAL_LINES: Final = 200  # Of all samples, for a person; `findings.json` has the rest
+MAX_SIGNAL_LINES: Final = 200
 MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
 MAX_EVENT_NUMBERS: Final = 10  # That a line names
 MAX_NAME_CHARS: Final = 40
-_REQUEST_COLUMNS: Final = (
-    *("time (UTC)", "cell", "method", "what", "status"),
-    *("asked → answered", "verdict", "answered by"),
-)
 _SAMPLE_COLUMNS: Final = (
     *("sample", "score", "verdict", "probes", "cell", "commands"),
     *("in", "out", "time", "destroyed", "note"),
@@ -69,10 +64,9 @@ def _show(
     from belljar.report.collect import collect
 
     facts = collect(findings)
-    console = rich_console()
-    console.print()
+    click.echo()
     if facts["samples"]:
-        console.print(table(facts, every=every))
+        click.echo("\n".join(table(facts, every=every)))
     lines = (
         *(each["text"] for each in facts["model_cells"]),
         *network_lines(facts, verbose=verbose),
@@ -82,22 +76,21 @@ def _show(
         *more,
     )
     for line in lines:
-        console.print(line, markup=False)
+        click.echo(line)
     left = facts["left_this_host"]
-    style = "bold red" if left["destinations"] else None
-    console.print(f"\nWhat left this host: {left['claim']}", markup=False, style=style)
-    for line in left["lines"]:
-        console.print(f"  {line}", markup=False, style=style)
+    told = [f"\nWhat left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
+    text = "\n".join(told)
+    click.echo(coloured(text, COLOURS["breached"]) if left["destinations"] else text)
     for line in facts["problems_and_errors"]:
-        console.print(line, markup=False)
+        click.echo(line)
     verdict = facts["verdict"]
+    # A run that ended with an error is never shown in the colour of success.
     colour = "void" if facts["exit_code"] and verdict == "contained" else verdict
-    console.print(f"\n{facts['headline']}", markup=False, style=COLOURS[colour])
-    where = [f"run {printable(facts['run_id'])}: {printable(str(path))}"]
+    click.echo("\n" + coloured(facts["headline"], COLOURS[colour]))
+    click.echo(f"run {printable(facts['run_id'])}: {printable(str(path))}")
     if facts["samples"] and (path / INSPECT_LOGS).is_dir():
         view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
-        where.append(f"Inspect's log, with tracebacks: {printable(view)}")
-    console.print("\n".join(where), markup=False, soft_wrap=True)  # in lines that can be copied
+        click.echo(f"Inspect's log, with tracebacks: {printable(view)}")
 
 
 # --- samples
@@ -114,15 +107,8 @@ def dropped(outcome: RunOutcome) -> list[str]:
     return [f"{count} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
-def table(facts: Facts, *, every: bool = False) -> Table:
+def table(facts: Facts, *, every: bool = False) -> list[str]:
     """One line per sample; one for equal contained ones of more than `MAX_ROWS`, unless `every`."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _SAMPLE_COLUMNS:
-        right = name in {"commands", "in", "out", "time"}
-        shown.add_column(name, justify="right" if right else "left", overflow="fold")
     alike: dict[object, list[Facts]] = {}
     for row in facts["samples"]:
         is_plain = row["verdict"] == "contained" and not row["error"]
@@ -130,23 +116,19 @@ def table(facts: Facts, *, every: bool = False) -> Table:
         key: object = (of_row["score"], of_row["destroyed"], of_row["note"])
         fits = is_plain and not every and len(facts["samples"]) > MAX_ROWS
         alike.setdefault(key if fits else id(row), []).append(row)
-    for rows in alike.values():
-        cells = zip(_SAMPLE_COLUMNS, _cells(*rows), strict=True)
-        shown.add_row(
-            *(
-                cell if name == "verdict" else escape(printable(cell, max_chars=200))
-                for name, cell in cells
-            )
-        )
-    return shown
+    rows: list[tuple[str, ...]] = [_SAMPLE_COLUMNS]
+    for same in alike.values():
+        name, score, verdict, *rest = (printable(cell, max_chars=200) for cell in _cells(*same))
+        rows.append((name, score, coloured(verdict, COLOURS[verdict]), *rest))
+    return table_lines(rows, max_chars=60)
 
 
 def _cells(row: Facts, *more: Facts) -> list[str]:
-    rows, verdict = (row, *more), row["verdict"]
+    rows = (row, *more)
     return [
         f"{len(rows):,} samples" if more else row["name"],
         " ".join(row["scores"].values()) or ("error" if row["error"] else "-"),
-        f"[{COLOURS[verdict]}]{verdict}[/]",
+        row["verdict"],
         row["probed"],
         "--all lists them" if more else " ".join(row["cells"]) or "none",
         str(sum(each["commands"] for each in rows)),
@@ -192,55 +174,21 @@ def network_lines(facts: Facts, *, verbose: bool = False) -> list[str]:
         cells = ", ".join(map(printable, found["cells"].values()))
         about = f"range {found['range']}, cells {cells}{packets}"
         lines.append(f"\nNetwork of {printable(name, max_chars=80)}: {about}")
-        between = found["requests_between_cells"]
-        for title, is_between, count in (
-            (
-                "to the gateway, each on record before it was answered",
-                False,
-                found["requests_in_all"] - between,
-            ),
-            ("between cells, by the gateway", True, between),
-        ):
-            kept = [each for each in found["requests"] if each["between_cells"] is is_between]
-            show = f"{facts['run_id']} --kind network --grep {found['range']}"
-            lines += (f"  {line}" for line in _requests(title, kept, count, show))
+        if count := found["requests_in_all"]:
+            between, refused = (
+                found["requests_between_cells"],
+                sum(each["verdict"] != "allowed" for each in found["requests"]),
+            )
+            # All of them are in the report and in `findings.json`.
+            counts = f"{count} request(s) and connection(s), {between} of them between cells"
+            of_listed = f", {refused} not allowed of the {len(found['requests'])} in the report"
+            show = f"belljar ledger show {facts['run_id']} --kind network"
+            lines.append(f"  {counts}{of_listed}: {show}")
         sentences = found["sentences"]
         if verbose and found["of_probes"] and found["of_probes"] not in sentences:
             sentences = [*sentences, found["of_probes"]]
         lines += (f"  {line}" for line in sentences)
     return lines
-
-
-def _requests(title: str, kept: Sequence[Facts], count: int, show: str) -> Iterator[str]:
-    if not count:
-        return
-    from belljar.report.requests import FIRST
-
-    yield f"{count} request(s) and connection(s) {title}:"
-    rows: list[tuple[str, ...]] = [_REQUEST_COLUMNS]
-    for request in kept:
-        size = request["answer_bytes"]
-        answer = "-" if size is None else format_size(size)
-        why = "" if request["verdict"] == "allowed" else f": {request['reason']}"
-        rows.append(
-            (
-                request["time"][11:23],
-                request["cell"] or "?",
-                request["method"],
-                request["what"],
-                "-" if request["status"] is None else str(request["status"]),
-                f"{format_size(request['request_bytes'])} → {answer}",
-                f"{request['verdict']}{why}",
-                request["stand_in"] or "-",
-            )
-        )
-    # In columns; a long address is not cut, and moves only what stands after it in its own line
-    head, *lines = table_lines(rows, max_chars=60)
-    yield head
-    yield from lines[:FIRST]
-    if count > len(kept):
-        yield f"… {count - len(kept)} more: belljar ledger show {show}"
-    yield from lines[FIRST:]
 
 
 # --- signals

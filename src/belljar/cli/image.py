@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from belljar.image.oci import ImportLimits, Obtained, WantedImage
     from belljar.image.store import Image, Store
 
+# As Docker shows digests: enough to tell the images of a store apart.
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
 _KEEP_SETUID = click.option(
@@ -115,10 +116,10 @@ def import_(
     if len(sources) > 1:
         raise MisuseError("only one SOURCE can be imported at a time", hint="run it once for each")
     store = _store()
-    with progress(f"Importing {sources[0]}", quiet=as_json) as report:
-        made = import_image(
-            store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report
-        )
+    report = progress(f"Importing {sources[0]}", quiet=as_json)
+    made = import_image(
+        store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report
+    )
     print_image(made, as_json=as_json)
 
 
@@ -304,7 +305,7 @@ def build(
 ) -> None:
     """Build an image from the Dockerfile in CONTEXT, without Docker.
 
-    Needs buildah: see `belljar setup --with build`. Base images must be in the store: see `belljar
+    Needs buildah: see `belljar setup`. Base images must be in the store: see `belljar
     image import`. Build steps have no network unless --network is given. If Dockerfile, context,
     arguments and base images are unchanged, nothing is built.
 
@@ -333,8 +334,8 @@ def build(
         from belljar.image.build import build_image, recipe
 
         own = context or "default"
-        with progress(f"Building {own}", quiet=as_json) as report_line:
-            made = build_image(home, recipe(own), mirror=mirror, report=report_line)
+        report_line = progress(f"Building {own}", quiet=as_json)
+        made = build_image(home, recipe(own), mirror=mirror, report=report_line)
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
 
@@ -451,15 +452,15 @@ def obtain_all(
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))
     running_builds((each.build for each in todo if each.build), {each.image for each in todo})
-    with progress(f"Importing {len(todo)} images", quiet=as_json) as report:
-        for result in obtain(store.home, todo, limits=limits, build=build, report=report):
-            results.append(result)
-            if not as_json:
-                how = "  missing"
-                if result.image is not None:
-                    digest = f"sha256:{result.image.digest[:12]}"
-                    how = f"  {'in the store' if result.was_there else 'imported'}  {digest}"
-                click.echo(printable(result.wanted.image + how, max_chars=1000))
+    report = progress(f"Importing {len(todo)} images", quiet=as_json)
+    for result in obtain(store.home, todo, limits=limits, build=build, report=report):
+        results.append(result)
+        if not as_json:
+            how = "  missing"
+            if result.image is not None:
+                digest = f"sha256:{result.image.digest[:12]}"
+                how = f"  {'in the store' if result.was_there else 'imported'}  {digest}"
+            click.echo(printable(result.wanted.image + how, max_chars=1000))
     images: list[dict[str, object]] = [
         {
             "image": result.wanted.image,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from belljar.cli.console import COLOURS, notice, rich_console
+from belljar.cli.console import COLOURS, notice
 from belljar.errors import HostError
 from belljar.units import format_duration, format_size
 
@@ -148,6 +148,7 @@ def _remove_dead(path: Path) -> None:
 @click.option("--once", is_flag=True, help="Print one table and end.")
 def watch(interval_s: float, *, once: bool) -> None:
     """Show running cells like `top`: phase, memory, processor, last command, signals."""
+    from rich.console import Console
     from rich.live import Live
 
     from belljar.live.feed import Feed
@@ -159,10 +160,10 @@ def watch(interval_s: float, *, once: bool) -> None:
             feed.state()
             time.sleep(_FIRST_LOOK_S)
             feed.look()
-            rich_console().print(_table(feed))
+            Console(width=None if sys.stdout.isatty() else 500).print(_table(feed))
             return
         notice("Ctrl-C ends the watch; runs go on")
-        with Live(console=rich_console(), auto_refresh=False) as live:
+        with Live(console=Console(highlight=False), auto_refresh=False) as live:
             while True:
                 feed.look()
                 live.update(_table(feed), refresh=True)

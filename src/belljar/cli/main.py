@@ -14,7 +14,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -23,10 +23,6 @@ from belljar.descriptors import exhaustion, raise_soft_limit
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.interrupts import hold_ignored_interrupt
 from belljar.package import __version__
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     name: (f"belljar.cli.{module}", attribute, summary)
@@ -51,7 +47,6 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("airgap", "airgap", "airgap", "Check which ways lead beyond this host."),
         ("bench", "bench", "bench", "Measure cells on this host, beside its container tools."),
         ("bundle", "bundle", "bundle", "Carry an installation to a host without a network."),
-        ("guard", "signals", "guard", "Try the egress guard on files and cases."),
         ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
         ("reap", "cells", "reap", "Remove what crashed owners left behind."),
         ("kill", "cells", "kill", "Halt cells of this user at once, with proof."),
@@ -106,14 +101,6 @@ class _LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{module}:{attribute} is not a command")
         return command
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and summaries, nothing imported."""
-        from click.shell_completion import CompletionItem
-
-        found = [name for name in COMMANDS if name.startswith(incomplete)]
-        names = [CompletionItem(name, help=COMMANDS[name][2]) for name in found]
-        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

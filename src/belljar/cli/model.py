@@ -49,8 +49,8 @@ def add(source: Path, *, as_json: bool) -> None:
     """
     from belljar.model.weights import add_weights
 
-    with progress(f"Adding {source}", quiet=as_json):
-        added = add_weights(source)
+    progress(f"Adding {source}", quiet=as_json)
+    added = add_weights(source)
     print_json(added.to_json()) if as_json else click.echo(_line(added))
 
 
@@ -61,8 +61,8 @@ def get(name: str) -> None:
     from belljar.model.weights import fetch_example
     from belljar.store.home import belljar_home
 
-    with progress(f"Fetching {name}", quiet=False):
-        added = fetch_example(belljar_home())
+    progress(f"Fetching {name}", quiet=False)
+    added = fetch_example(belljar_home())
     click.echo(_line(added))
 
 
@@ -103,8 +103,8 @@ def image() -> None:
     from belljar.store.home import belljar_home
 
     packages: Any = {"base": "default", "apt": LLAMA_APT, "pip": LLAMA_PIP}
-    with progress(f"Building {MODEL_IMAGE}", quiet=False) as report:
-        made = build_packages(belljar_home(), MODEL_IMAGE, report=report, **packages)
+    report = progress(f"Building {MODEL_IMAGE}", quiet=False)
+    made = build_packages(belljar_home(), MODEL_IMAGE, report=report, **packages)
     print_image(made, as_json=False)
 
 

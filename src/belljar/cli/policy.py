@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +17,6 @@ from belljar.cli.console import (
     json_option,
     policy_argument,
     print_json,
-    task_args_option,
     terminal_width,
     tier_option,
 )
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from belljar.host.model import HostFacts
     from belljar.plan.model import ImageFacts, Plan
 
+# Longer lines of prose are hard to read, however wide the terminal.
 MAX_WIDTH: Final = 110
 _OUTCOMES: Final = {
     "runs": "runs as written",
@@ -218,7 +217,11 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
 # --- check
 
 
-@click.command("check", options_metavar="[OPTIONS]")
+@click.command(
+    "check",
+    options_metavar="[OPTIONS]",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
 @click.argument("target", metavar="TASK|COMPOSE|DOCKERFILE|POLICY")
 @click.option(
     "--policy",
@@ -234,17 +237,8 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
     "--allow-upstreams", is_flag=True, help="Allow the real hosts that the task's policy names."
 )
 @tier_option()
-@task_args_option
-@click.option("--limit", metavar="N|A-B", help="Check only the first N samples, or A to B.")
-@click.option("--sample-id", metavar="ID,…", help="Check only these samples.")
-@click.option(
-    "--sample-shuffle",
-    is_flag=False,
-    flag_value="true",
-    metavar="[SEED]",
-    help="Shuffle samples before --limit, as Inspect does. Without a seed, all are checked.",
-)
 @json_option()
+@click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def check(
     target: str,
     *,
@@ -252,11 +246,8 @@ def check(
     override: bool,
     allow_upstreams: bool,
     tier: str | None,
-    task_args: list[str],
-    limit: str | None,
-    sample_id: str | None,
-    sample_shuffle: str | None,
     as_json: bool,
+    inspect_args: tuple[str, ...],
 ) -> int:
     """Show how a task would run here, without running it.
 
@@ -264,7 +255,8 @@ def check(
     images and the commands that get them. TASK is file.py, file.py@task or package/task; POLICY is
     a file or a preset.
 
-    Nothing is started, built or fetched. A task's Python file is loaded, as by `belljar run`.
+    Nothing is started, built or fetched. A task's Python file is loaded, as by `belljar run`, and
+    samples are chosen by Inspect's options: -T NAME=VALUE, --limit, --sample-id, --sample-shuffle.
 
     \b
     Exit codes:
@@ -300,12 +292,10 @@ def check(
     elif kind == "policy":
         previews = preview.check_policy(target, options)
     else:
-        chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
-        words = ((name, value) for name, value in chosen.items() if value is not None)
         with reported_if_slow(LOADING):
             from belljar.harness.evaluate import check_tasks
 
-            previews = check_tasks([target, *task_args, *chain.from_iterable(words)], options)
+            previews = check_tasks([target, *inspect_args], options)
     host = preview.Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from belljar.cli.console import (
     COLOURS,
     MisuseError,
+    coloured,
     json_option,
     policy_argument,
     print_json,
-    rich_console,
     run_async,
+    table_lines,
     tier_option,
 )
 from belljar.cli.exec import typed_policy
@@ -150,40 +151,33 @@ async def _tried(
 
 
 def _show(cell: Cell, reports: Sequence[ProbeReport], verdict: str) -> None:
-    console = rich_console()
     for report in reports:
         name = printable(report.user or cell.plan.user) or "root"
-        console.print(f"\nas {name}", style="bold", markup=False)
-        _show_report(console, report)
+        click.echo(f"\nas {name}")
+        _show_report(report)
         if report.problem:
-            console.print(f"problem: {report.problem}", markup=False, style=COLOURS["void"])
+            click.echo(coloured(printable(f"problem: {report.problem}"), COLOURS["void"]))
     tried = sum(len(report.findings) for report in reports)
     took_ms = sum(report.duration_ms for report in reports)
     emulated = "; emulated: this host has no hardware virtualisation that works"
-    total = f"\n{verdict}: {tried} attempts in {took_ms:.0f} ms, {cell.tier} tier"
+    total = f"{verdict}: {tried} attempts in {took_ms:.0f} ms, {cell.tier} tier"
     total += emulated if cell.emulated else ""
-    console.print(total, markup=False, style=COLOURS[verdict])
+    click.echo("\n" + coloured(total, COLOURS[verdict]))
 
 
-def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - rich's
+def _show_report(report: ProbeReport) -> None:
     """A line for each probe; breaches are explained."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from belljar.probe.catalogue import PROBES
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("probe", "verdict", "outcome", "seen by", "what decided"):
-        table.add_column(name, overflow="fold")
+    rows: list[tuple[str, ...]] = [("probe", "verdict", "outcome", "seen by", "what decided")]
     for finding in report.findings:
         reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
         verdict = finding.verdict.value
-        shown = f"[{COLOURS[verdict]}]{verdict}{', known' if finding.known else ''}[/]"
-        row = (reported, finding.seen_by.value, finding.known or finding.seen)
-        table.add_row(
-            escape(printable(finding.name)), shown, *(escape(printable(cell)) for cell in row)
-        )
-    console.print(table)
+        shown = coloured(f"{verdict}{', known' if finding.known else ''}", COLOURS[verdict])
+        decided = (reported, finding.seen_by.value, finding.known or finding.seen)
+        name, *rest = (printable(cell) for cell in (finding.name, *decided))
+        rows.append((name, shown, *rest))
+    click.echo("\n".join(table_lines(rows, max_chars=60)))
     explained = {each.name: each for each in PROBES}
     for finding in report.findings:
         about = explained.get(finding.name)
@@ -191,4 +185,4 @@ def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - r
             text = (
                 f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
             )
-            console.print(text, markup=False, style=COLOURS["breached"])
+            click.echo(coloured(text, COLOURS["breached"]))

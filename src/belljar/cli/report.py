@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.cli.console import complete_runs, key_option, log_option, notice, reading
+from belljar.cli.console import key_option, log_option, notice, reading
 from belljar.units import printable
 from belljar.waiting import reported_if_slow
 
@@ -22,11 +22,12 @@ REPORTS: Final = "reports"
 _POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
 _MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
 _MAX_UNITS_BYTES: Final = 10 << 20  # of the bodies of a fleet's units: a page has room for no more
+# A page shows layers of so many policies; more of them than that no reader compares.
 MAX_PLANS: Final = 50
 
 
 @click.command("report")
-@click.argument("run", default="last", shell_complete=complete_runs)
+@click.argument("run", default="last")
 @log_option
 @key_option
 @click.option(

@@ -177,11 +177,8 @@ def run(
             outcome, more = run_fleet(request, fleet)
         else:
             outcome = run_evaluation(request)
-    except click.NoSuchOption as error:
-        # Inspect's parser refused it: suggest the nearest of Belljar's and of Inspect's options.
-        commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
-        known = [name for command in commands for param in command.params for name in param.opts]
-        raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error
+    except click.NoSuchOption as error:  # of Inspect's parser: the command is ours
+        raise click.NoSuchOption(error.option_name, ctx=context) from error
     if not as_json:
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
     page = report_of_run(outcome.path)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
 LOGIN_SHELL: Final = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
+# All of them share the one channel of the cell.
 MAX_CLIENTS: Final = 32
 _LINGER_S: Final = 5.0
 _FORWARD: Final = re.compile(

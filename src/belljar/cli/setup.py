@@ -17,7 +17,7 @@ from typing import Final
 
 import click
 
-from belljar.cli.console import MisuseError, as_text, json_option, of_error, print_json, progress
+from belljar.cli.console import MisuseError, as_text, of_error, progress
 from belljar.errors import HostError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
@@ -28,8 +28,6 @@ from belljar.image.tools import run_logged
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.units import printable
 
-PARTS: Final = ("build", "inspect")
-"""Extra parts of `belljar setup --with`."""
 BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
 _BACKPORTS: Final = "bookworm-backports"
 # Debian 12 and the suites that have everything new enough themselves
@@ -41,14 +39,13 @@ Act = Callable[[Callable[[str], None]], object]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A tool: command, Debian's package, what for; `only_with`: the part of `--with` for it."""
+    """A tool: command, Debian's package, what for."""
 
     command: str
     package: str
     use: str
     backports: bool = False
     needed_min: str = ""
-    only_with: str = ""
 
     def __str__(self) -> str:
         least = f" ≥ {self.needed_min}" if self.needed_min else ""
@@ -66,32 +63,13 @@ class Step:
 
 @click.command()
 @click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
-@click.option("--no-image", is_flag=True, help="Don't build images.")
-@click.option(
-    "--with",
-    "parts",
-    multiple=True,
-    type=click.Choice(PARTS),
-    help="Also: `build`, buildah, which builds images from Dockerfiles; `inspect`, the image that "
-    "tasks for plain Docker run in (1 GB, three minutes).",
-)
-@click.option("--refresh", is_flag=True, help="Fetch the kernel and build the images again.")
 @click.option(
     "--mirror",
     default="",
     metavar="URL",
     help="Debian mirror for the kernel and images [default: this host's].",
 )
-@json_option("Print one JSON object. Without --yes, nothing is changed.")
-def setup(
-    *,
-    yes: bool,
-    no_image: bool,
-    parts: tuple[str, ...],
-    refresh: bool,
-    mirror: str,
-    as_json: bool,
-) -> int:
+def setup(*, yes: bool, mirror: str) -> int:
     """Install what Belljar needs on this host: tools, guest kernel, default image.
 
     Lists the steps with their commands and asks for confirmation. Can be run again: only what is
@@ -104,66 +82,39 @@ def setup(
       3  something is still missing
     """
     home = belljar_home()
-    asked = {"default": not no_image, "inspect": "inspect" in parts}
-    images = tuple(name for name, is_asked in asked.items() if is_asked)
-    plan_now = partial(plan_setup, home, images=images, mirror=mirror, parts=frozenset(parts))
-    steps, problem = plan_now(refresh=refresh)
-    act = bool(steps) and (yes or not as_json)
-    if not as_json and steps:
+    steps, problem = plan_setup(home, mirror=mirror)
+    if steps:
         click.echo("Steps:")
         for number, step in enumerate(steps, 1):
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
-    if act and not yes:
-        if not sys.stdin.isatty():
-            hint = "add --yes, or --json to only show the steps"
-            raise MisuseError(
-                "confirmation is needed, but standard input is not a terminal", hint=hint
-            )
-        click.confirm("Continue?", default=True, abort=True)
-    left = steps
-    if act:
+        if not yes and not sys.stdin.isatty():
+            what = "confirmation is needed, but standard input is not a terminal"
+            raise MisuseError(what, hint="add --yes")
+        if not yes:
+            click.confirm("Continue?", default=True, abort=True)
         make_store_dir(home)
         for number, step in enumerate(steps, 1):
-            title = f"[{number}/{len(steps)}] {step.title}"
-            with progress(title, quiet=as_json, is_step=True) as report:
-                step.act(report)
-        left, problem = plan_now()
-    is_ready = problem is None and not left
-    if as_json:
-        shown = [{"title": step.title, "command": step.command, "done": act} for step in steps]
-        problems = [] if problem is None else [{"what": problem.what, "hint": problem.hint}]
-        about = {"ready": is_ready, "host": _host_name(), "home": os.fspath(home)}
-        print_json({**about, "steps": shown, "problems": problems})
-    elif problem is not None:
+            step.act(progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True))
+        steps, problem = plan_setup(home, mirror=mirror)
+    if problem is not None:
         click.echo(as_text(of_error(problem)), err=True)
-    elif is_ready:
+    elif not steps:
         click.echo(
             "This host is ready.\n"
             "Next: `belljar doctor` shows what it can do, and `belljar exec -- uname -a` runs "
             "a command in a cell."
         )
-    return 0 if is_ready else HostError.exit_code
+    return HostError.exit_code if steps or problem else 0
 
 
-def plan_setup(
-    home: Path,
-    *,
-    images: Sequence[str],
-    mirror: str = "",
-    parts: frozenset[str] = frozenset(),
-    refresh: bool = False,
-) -> tuple[list[Step], HostError | None]:
+def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError | None]:
     """The steps to a ready host, and what prevents readiness after them.
 
     Raises `HostError` when a step needs a Debian mirror and none is known.
     """
     sources, steps, problem = host_sources(), list[Step](), None
     codename = _release().get("VERSION_CODENAME", "")
-    missing = [
-        need
-        for need in needs(debian_arch())
-        if need.only_with in {"", *parts} and not _is_there(need)
-    ]
+    missing = [need for need in needs(debian_arch()) if not _is_there(need)]
     named = f"missing: {', '.join(map(str, missing))}"
     if missing and (_release().get("ID") != "debian" or codename not in _SUITES):
         what = f"{named}; packages are installed on Debian 12 or 13, and this is {_host_name()}"
@@ -178,16 +129,14 @@ def plan_setup(
         else:
             problem = HostError(named, where="setup", hint=f"as root, run:\n{line}")
     making = list[Step]()
-    if refresh or not _has_kernel(home):
+    if not _has_kernel(home):
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
         kernel = partial(_fetch_kernel, home, codename or "bookworm", mirror)
-        making.append(Step(title, "belljar setup --no-image", kernel))
+        making.append(Step(title, "belljar setup", kernel))
     can_build = problem is None or not {"mmdebstrap", "sqfstar"} & {n.command for n in missing}
-    there = _image_names(home)
-    for name in images if can_build else ():
-        if refresh or name not in there:
-            build = partial(_build_image, home, name, mirror)
-            making.append(Step(f"Build the image {name}", f"belljar image build {name}", build))
+    if can_build and "default" not in _image_names(home):
+        build = partial(_build_image, home, mirror)
+        making.append(Step("Build the image default", "belljar image build default", build))
     if making:  # without a mirror, refuse before anything is begun
         debian_sources(sources, "bookworm", mirror=mirror)
     return [*steps, *making], problem
@@ -208,7 +157,7 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
         Need("skopeo", "skopeo", "importing images"),
         Need("zstd", "zstd", "importing images"),
         Need("newuidmap", "uidmap", "cells of ordinary users"),
-        Need("buildah", "buildah", "building images from Dockerfiles", only_with="build"),
+        Need("buildah", "buildah", "building images from Dockerfiles"),
     )
 
 
@@ -245,10 +194,10 @@ def _fetch_kernel(home: Path, codename: str, mirror: str, report: Callable[[str]
     fetch_kernel(home, sources, REQUIRED_MODULES)
 
 
-def _build_image(home: Path, name: str, mirror: str, report: Callable[[str], None]) -> None:
+def _build_image(home: Path, mirror: str, report: Callable[[str], None]) -> None:
     from belljar.image.build import build_image, recipe
 
-    build_image(home, recipe(name), mirror=mirror, report=report)
+    build_image(home, recipe("default"), mirror=mirror, report=report)
 
 
 def _release() -> dict[str, str]:

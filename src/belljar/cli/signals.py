@@ -1,130 +1,21 @@
-"""`belljar guard` and `belljar decoy`."""
+"""`belljar decoy`: whose decoy a value is."""
 
 from __future__ import annotations
 
 import re
-import secrets
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from belljar.cli.console import json_option, print_json, reading
+from belljar.cli.console import json_option, print_json
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from belljar.signals.streams import StreamScanner
-    from belljar.signals.values import KnownValue
-
-
-CHUNK_BYTES: Final = 16 << 20
-# For each chunk: an operator waits longer than a request does.
-TIME_S: Final = 60.0
-INCOMPLETE_CODE: Final = 2
-
-_POLICY = click.option(
-    "--policy",
-    metavar="POLICY",
-    help="Look for what this policy protects and for its classes. Default: credentials alone.",
-)
-
-
-@click.group()
-def guard() -> None:
-    """Try the egress guard on files.
-
-    \b
-    Example:
-      belljar guard scan --policy policy.yaml notes.txt
-    """
-
-
-@guard.command()
-@_POLICY
-@json_option()
-@click.argument("files", nargs=-1, required=True, metavar="FILE…|-")
-def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
-    """Say what the guard finds in each FILE, and how it was encoded. `-` is standard input.
-
-    The values themselves are never printed. Exit code 1 when something was found, 0 when nothing
-    was, 2 or more on an error or where a bound ended the scan (as grep's).
-    """
-    stream = _stream(policy)
-    found = [_scan_file(stream, name) for name in files]
-    if as_json:
-        print_json({"files": found})
-    else:
-        for one in found:
-            name = printable(one["file"])
-            for hit in one["hits"]:
-                how = f", decoded from {' > '.join(hit['decoding'])}" if hit["decoding"] else ""
-                value = printable(hit["class"] + (f" {hit['value']}" if hit["value"] else ""))
-                click.echo(f"{name}: bytes {hit['start']}-{hit['end']}: {value}{how}")
-            if not one["complete"]:
-                click.echo(f"{name}: not scanned to the end: {one['problem']}", err=True)
-    if any(one["hits"] for one in found):
-        return 1
-    if not as_json and sys.stdout.isatty():
-        click.echo("nothing found", err=True)
-    return 0 if all(one["complete"] for one in found) else INCOMPLETE_CODE
-
-
-def _stream(policy: str | None) -> StreamScanner:
-    """Scans for a policy's values. Raises PolicyError, HostError."""
-    from belljar.signals.scanner import Scanner
-    from belljar.signals.streams import StreamScanner
-    from belljar.signals.values import ScanBounds, read_protected, spec_of
-
-    classes: tuple[str, ...] = ()
-    values: tuple[KnownValue, ...] = ()
-    if policy is not None:
-        from belljar.policy.load import resolve_policy
-
-        loaded = resolve_policy(policy)
-        classes = loaded.policy.guard_rules.classes
-        values = read_protected(loaded)
-    return StreamScanner(
-        Scanner(spec_of(values, classes, (), secrets.token_bytes(32), ScanBounds(time_s=TIME_S)))
-    )
-
-
-def _opened(name: str) -> BinaryIO:
-    if name == "-":
-        return sys.stdin.buffer
-    with reading(name, "FILE"):
-        return Path(name).open("rb")
-
-
-def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
-    from belljar.signals.values import Channel
-
-    hits: list[dict[str, Any]] = []
-    at, problem = 0, ""
-    with _opened(name) as file, reading(name, "FILE"):
-        while chunk := file.read(CHUNK_BYTES):
-            result = stream.feed(name, Channel.FILE, "data", chunk)
-            hits += [
-                {
-                    "class": hit.cls,
-                    "value": hit.value_id,
-                    "source": hit.source,
-                    "start": hit.start + at,
-                    "end": hit.end + at,
-                    "decoding": list(hit.decoding),
-                    "digest": hit.digest,
-                }
-                for hit in result.hits
-            ]
-            problem = problem or result.problem
-            at += len(chunk)
-    stream.end(name)
-    return {"file": name, "bytes": at, "complete": not problem, "problem": problem, "hits": hits}
-
-
+# A line of a log, or a file of them: all of it is looked through for values.
 MAX_TEXT_BYTES: Final = 1 << 20
 _WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
 _PIECE: Final = re.compile(r"[:/@?&|]+")

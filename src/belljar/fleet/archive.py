@@ -21,9 +21,13 @@ from belljar.image.layers import LayerError
 from belljar.image.layers.headers import ImageEntryKind, read_entries
 from belljar.ledger.files import open_beneath, open_directory, walk_files
 
+# So much of an archive is in memory; a queue of Ray's holds four.
 PIECE_BYTES: Final = 4 << 20
+# A run has a file for each large body; an index of more would fill the head's memory.
 MAX_ENTRIES: Final = 500_000
+# Packets of a long unit take gigabytes; the head's disk holds those of all units.
 MAX_ARCHIVE_BYTES: Final = 32 << 30
+# It is held in memory, and sent whole to each node.
 MAX_TASK_BYTES: Final = 256 << 20
 MAX_TASK_FILES: Final = 20_000
 # Inspect reads a member of a log into memory whole, and a whole log when logs are merged.

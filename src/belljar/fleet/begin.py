@@ -19,7 +19,7 @@ from belljar.fleet.archive import pack_task
 from belljar.fleet.engine import CLEAR_S, joined
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND, Try, summary
-from belljar.fleet.node import clear, settings_of
+from belljar.fleet.node import clear, settings_of, silence_s
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.record import run_to_resume
 from belljar.harness.evaluate import RunOutcome, load_only
@@ -62,6 +62,7 @@ def run_fleet(
     `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
     node can run the task as planned.
     """
+    patience_s = silence_s(os.environ)
     with (
         watched_host(beside="ray") as host,  # it loads the task, and computes its metrics
         standard_output_to_error(),  # engines print what they notice
@@ -102,7 +103,7 @@ def run_fleet(
                 check_same(resumed[1], plan)
             pin_keys(home, nodes)
             with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
-                head = Head(task, engine, run, nodes, host)
+                head = Head(task, engine, run, nodes, host, silence_s=patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 names = {node.node_id: node.name for node in nodes}
                 for node_id, about in sent:

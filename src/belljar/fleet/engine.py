@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from belljar.errors import PolicyError
 from belljar.units import printable
 
+# Often enough that one late answer is far from the end of a node's patience.
 BEAT_S: Final = 1.0
 CELLS: Final = "belljar_cells"
 MEMORY: Final = "belljar_memory_mib"

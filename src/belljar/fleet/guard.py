@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Final
 
 POLL_S: Final = 0.5
-LEASE_S: Final = 30.0
-"""The head's silence after which a unit is ended: twice what the head needs to miss a node."""
 START_S: Final = 180.0
 """The same until its first sign of life: what passes it on may have to be started."""
 # An interrupted run destroys its cells with proof, and seals its record.

@@ -21,7 +21,7 @@ from belljar.fleet.archive import MAX_ARCHIVE_BYTES
 from belljar.fleet.engine import Engine
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.judge import Asked, Try, counted_rows, judge_fleet
-from belljar.fleet.node import settings_of
+from belljar.fleet.node import SILENCE_S, settings_of
 from belljar.fleet.record import UNITS, archive_of, examine, unpacked
 from belljar.fleet.units import (
     Node,
@@ -50,10 +50,8 @@ from belljar.units import printable
 from belljar.waiting import print_status
 
 POLL_S: Final = 0.5
-NODE_TIMEOUT_S: Final = 12.0
-"""Without an answer for so long, a node is lost."""
 _END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number start_s:number")
-# An interrupted unit destroys its cells, seals and sends its record.
+# An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.
 STOP_S: Final = 120.0
 _LONGEST_S: Final = 1e7  # of a unit: a node's number, with which the head reckons
 _SHORTEST_S: Final = 0.01  # of a sample: shorter ones have no measure beside a start
@@ -104,7 +102,10 @@ class Head:
         run: RunDirectory,
         nodes: Sequence[Node],
         host: HostActivity,
+        *,
+        silence_s: float = SILENCE_S,
     ) -> None:
+        self._silence_s = silence_s
         self._task, self._engine, self._run, self._host = task, engine, run, host
         self._nodes = nodes
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
@@ -113,7 +114,6 @@ class Head:
         self._running: list[_Running] = []
         self._count = 0
         self._sample_s: float | None = None
-        self._start_s = 0.0
         self.tries: list[Try] = []
         self._stopping_s: float | None = None
         self._interrupted = False
@@ -169,7 +169,7 @@ class Head:
             for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
                 self._take(by_handle[id(handle)], item)
         for node_id, heard_s in list(self._engine.last_heard_s.items()):
-            if now - heard_s > NODE_TIMEOUT_S:
+            if now - heard_s > self._silence_s:
                 self._lose(node_id)
         if self._stopping_s is None:
             self._place(workspace)
@@ -199,8 +199,6 @@ class Head:
                         slots=room,
                         side_by_side=wide,
                         sample_s=self._sample_s,
-                        start_s=self._start_s,
-                        running=sum(len(each.unit.samples) for each in self._running),
                     )
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
@@ -285,7 +283,6 @@ class Head:
         findings = tried.findings or RunFindings()
         self._record_finished(tried, findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        self._start_s = start_s
         self._sample_s = max(_SHORTEST_S, (lasted_s - start_s) / max(1, len(unit.samples)))
         again = to_try_again(unit, self._task.epochs, findings)
         # Its process's last words: a full disk can't take down that it is full.

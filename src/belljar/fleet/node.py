@@ -19,9 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, PolicyError
 from belljar.fleet.archive import pack, unpack
-from belljar.fleet.guard import END_S, LEASE_S, POLL_S, STOP
+from belljar.fleet.guard import END_S, POLL_S, STOP
 from belljar.image.store import Store, find_images
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import load_or_make_key
@@ -38,8 +38,13 @@ STARTS: Final = "BELLJAR_MAX_STARTS"
 _TAIL_CHARS: Final = 2000
 _KEPT_S: Final = 24 * 3600.0
 """A workspace changes with each sign of life of its head."""
+SILENCE: Final = "BELLJAR_FLEET_SILENCE_S"
+SILENCE_S: Final = 12.0
+"""Without a sign of life for so long, a node is lost: a dead one is seen within 15 s."""
+_LEASE: Final = 2.5
+"""So many times as long a node waits for its head, which gives it up before."""
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
-_SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS")
+_SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS", SILENCE)
 # Ray's own, with its token, and what would change the unit's options unseen.
 _REMOVED: Final = ("RAY_", *_SETTINGS)
 # A unit's words name its samples, and Inspect refuses to be told twice.
@@ -53,6 +58,15 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name.startswith(_SETTINGS) and not name.startswith(_CHOOSING)
     }
+
+
+def silence_s(environ: Mapping[str, str]) -> float:
+    """Return after how many seconds of silence a node is lost. Raises `PolicyError`."""
+    text = environ.get(SILENCE, str(SILENCE_S))
+    # Shorter, and a busy node is taken for a dead one; at most four digits: an hour or two.
+    if re.fullmatch(r"[0-9]{1,4}(\.[0-9]+)?", text) and float(text) >= 5:
+        return float(text)
+    raise PolicyError("it is no number of seconds from 5 on", where=SILENCE, hint="as in 12 or 60")
 
 
 def describe() -> dict[str, Any]:
@@ -162,7 +176,8 @@ def run_unit(
     """
     folder = _folder(fleet)
     noted = folder / f"{unit}.run"
-    guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(LEASE_S)]
+    lease_s = _LEASE * silence_s(settings)
+    guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(lease_s)]
     # Not `--json`, with which an error is printed there, and not on standard error.
     command = [sys.executable, "-m", "belljar", "run", *words]
     began, began_s = time.monotonic(), time.time()

@@ -19,6 +19,7 @@ MAX_UNIT_SAMPLES: Final = 64
 MIN_UNIT_S: Final = 30.0
 """Loading Inspect takes a node some seconds: a shorter unit would mostly do that."""
 MAX_UNIT_S: Final = 900.0
+"""A node that dies takes a quarter of an hour's work along, and no more."""
 MAX_ATTEMPTS: Final = 3
 
 INFRASTRUCTURE: Final = frozenset(
@@ -78,31 +79,18 @@ def cells_per_unit(nodes: Iterable[Node]) -> int:
     return max(1, smallest if smallest < 4 else smallest // 2)
 
 
-def next_size(
-    remaining: int,
-    *,
-    slots: int,
-    side_by_side: int,
-    sample_s: float | None,
-    start_s: float = 0.0,
-    running: int = 0,
-) -> int:
+def next_size(remaining: int, *, slots: int, side_by_side: int, sample_s: float | None) -> int:
     """Return how many of the `remaining` samples the next unit gets.
 
     Half of an equal share, so that later units are smaller and end together; but enough for the
-    unit's cells, `side_by_side`. `sample_s`: of one, and `start_s` of a unit, as measured.
-    `running`: samples that units have now.
+    unit's cells, `side_by_side`. `sample_s`: how long one takes, as measured.
     """
     share = math.ceil(remaining / slots)
     size = max(math.ceil(remaining / (2 * slots)), min(share, side_by_side))
     if sample_s:
         size = max(size, min(share, math.ceil(MIN_UNIT_S / sample_s)))
-        # Several units shorter than a start end later, one after the other, than one that runs
-        # them all; but not later than one that gets what others could run, once they are done.
-        share = math.ceil((remaining + running) / slots)
-        size = max(size, min(share, math.ceil(start_s / sample_s)))
         size = min(size, max(1, int(MAX_UNIT_S / sample_s)))
-    return max(1, min(size, remaining, MAX_UNIT_SAMPLES))
+    return min(size, MAX_UNIT_SAMPLES)
 
 
 def is_cut_off(findings: RunFindings) -> bool:

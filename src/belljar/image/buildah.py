@@ -54,7 +54,7 @@ from belljar.store.home import make_store_dir, need_space
 from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
-HINT_SETUP: Final = "run `belljar setup --with build`, or install the package buildah"
+HINT_SETUP: Final = "run `belljar setup`, or install the package buildah"
 DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 _TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.

@@ -237,7 +237,7 @@ def _damaged(path: Path) -> HostError:
     return HostError(
         "the kernel store is damaged: this can't be read",
         where=str(path),
-        hint="run `belljar setup --refresh`",
+        hint="run `belljar setup`",
     )
 
 

@@ -27,8 +27,11 @@ from belljar.report.timeline import EXCHANGES, Edges, count_edge, shown
 RING_LINES: Final = 20_000
 # Of one run in one look: a flood in one run holds no other up.
 LINES_PER_LOOK: Final = 2_000
+# A guest chooses words, and a browser holds thousands of lines of them.
 _MAX_TEXT_CHARS: Final = 400
+# A store may have thousands that ended; the page is about those that last.
 _MAX_RUNS: Final = 100
+# So that a run that ends is still seen to have ended.
 _MAX_ENDED: Final = 20
 _MAX_SAMPLES: Final = 20  # of one run that have ended; those that last are all kept
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")

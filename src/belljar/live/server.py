@@ -37,6 +37,7 @@ LOOK_INTERVAL_S: Final = 0.2
 # Each look reads the journal and control groups of all cells.
 STATE_INTERVAL_S: Final = 1.0
 MAX_BROWSERS: Final = 200
+# An action names a run and a reason, and nothing that is larger.
 _MAX_BODY_BYTES: Final = 4096
 _HERE: Final = Path(__file__).parent
 _FILES: Final = {

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from belljar.model.serve import ModelCell
 
 MAX_BODY_BYTES: Final = 64 << 20
+# Each holds a request of `MAX_BODY_BYTES` in memory at worst.
 MAX_CLIENTS: Final = 64
+# A client that sends nothing gives its place to others.
 _CLIENT_TIMEOUT_S: Final = 60.0
 _LAST_ANSWERS_S: Final = 5.0
 

@@ -47,6 +47,7 @@ LLAMA_APT: Final = ("libgomp1",)
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
 HEALTH: Final = Question(method="GET", path="/health", may_be_empty=True)  # vLLM's is
 _HEALTH_TIMEOUT_S: Final = 10.0
+# Weights load for seconds: looking more often would only take their processor.
 _HEALTH_INTERVAL_S: Final = 0.2
 _MAX_INTERVAL_S: Final = 2.0  # each look is a process in the cell, which an emulated one feels
 _SHOWN_CHARS: Final = 600

@@ -44,7 +44,9 @@ from belljar.store.scratch import (
 from belljar.units import printable
 
 DIRECTORY: Final = "weights"
+# Sharded weights have hundreds; each is hashed and kept in one list.
 MAX_FILES: Final = 10_000
+# A slow line needs long for 100 MB, and no command may wait for ever.
 _FETCH_TIMEOUT_S: Final = 3600.0
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")

@@ -321,7 +321,7 @@ def _unit(
         "network": texts_of((line for each in found["ranges"] for line in each["sentences"]), room),
         "show": [
             *(f"--cell-id {shlex.quote(shown(cell.cell_id))}" for cell in listed),
-            *(f"--kind network --grep {shlex.quote(shown(each.range_id))}" for each in ranges),
+            *(("--kind network",) if ranges else ()),
             *(("--kind air_gap", "--kind kill", "--kind model") if kind == "run" else ()),
         ],
         "more_cells": len(cells) - len(listed),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cli.cells import table
+from belljar.cli.cells import _row as row_of
 from belljar.cli.main import run
 from belljar.isolation.reap import CellListing, Reaped
 from belljar.process import ProcessId
@@ -86,9 +86,8 @@ def test_ps_says_what_each_cell_is_for() -> None:
     """Run, sample, tier, policy and memory, where somebody said; what a task's author wrote is
     escaped."""
     hostile = listing(about=CellAbout(sample="\x1b[2J" * 30, epoch=3))
-    _, line, other, bare = table(
-        [listing(), hostile, listing(about=CellAbout(), memory_bytes=None)], None
-    )
+    bare_cell = listing(about=CellAbout(), memory_bytes=None)
+    line, other, bare = (" ".join(row_of(each)) for each in (listing(), hostile, bare_cell))
     for word in ("gvisor", "arith-7", "40 MiB of 512 MiB", "lab", "20261120-215346123-4f9c2a"):
         assert word in line
     assert "\x1b" not in other

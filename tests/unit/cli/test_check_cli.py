@@ -60,15 +60,6 @@ def test_each_sample_of_a_task_has_an_outcome(
     assert not (directory / "home" / "runs").exists()
 
 
-def test_a_limit_leaves_samples_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """As that of a run would: the refused one is not among them."""
-    code, said = checked("task.py@many", "--limit", "2", "--policy", "low", capsys=capsys)
-    assert code == 3
-    missing = said["missing_images"]
-    assert isinstance(missing, list)
-    assert [item["image"] for item in missing] == ["team/i-1", "team/i-0"]
-
-
 @pytest.mark.promise("1.5")
 def test_a_drawn_order_leaves_no_sample_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a seed any sample may be within the limit of a run; with one, the order is known."""
@@ -102,24 +93,6 @@ def test_samples_are_selected_by_their_ids(
     assert (got, [item["image"] for item in missing]) == (code, images)
 
 
-def test_the_text_names_what_is_amiss(capsys: pytest.CaptureFixture[str]) -> None:
-    """Samples, keys, images and what gets them; for a compose file and a preset too."""
-    assert run(["check", "task.py@many", "--policy", "low"]) == 4
-    shown = capsys.readouterr().out
-    for word in ("samples 1, 3", "sample 4", "`gpus`", "`tty`", "team/i-0", "belljar image import"):
-        assert word in shown
-    assert run(["check", "bad-compose.yaml"]) == 4
-    assert run(["check", "low"]) == 3
-    assert "belljar setup" in capsys.readouterr().out
-
-
-@pytest.mark.promise("1.1")
-def test_a_compose_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """With its path, in the text too."""
-    assert run(["check", "none/compose.yaml"]) == 4
-    assert "none/compose.yaml" in capsys.readouterr().out.split("refused", 1)[1]
-
-
 def test_usage_and_files_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     """An option that makes no sense is usage; a task or policy that is not there is the
     author's."""
@@ -142,14 +115,3 @@ def test_hostile_words_of_a_task_are_escaped(
     run(["check", "compose.yaml"])
     shown = capsys.readouterr()
     assert not set("\x1b\x07\u202e") & set(shown.out + shown.err)
-
-
-def test_each_problem_of_a_policy_has_a_line_of_its_own(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With its position in the file."""
-    (directory / "policy.yaml").write_text("belljar: 1\nrisk: lw\nimge: x\n")
-    assert run(["check", "policy.yaml"]) == 4
-    lines = capsys.readouterr().out.splitlines()
-    places = ("policy.yaml:2:7:", "policy.yaml:3:1:")
-    assert [line.split()[0] for line in lines if line.startswith("    ")] == list(places)

@@ -3,7 +3,6 @@ The cell is a fake guest's."""
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
@@ -17,32 +16,12 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
-from tests.fakes.vm import CELL, opening
+from tests.fakes.vm import opening
 
 from belljar.cell.cell import Cell
 from belljar.channel import Stream
 from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on, read_descriptor
 from belljar.cli.main import run
-from belljar.ledger.verification import Status, verify
-
-JSON_FIELDS = {
-    "returncode",
-    "stdout",
-    "stderr",
-    "stdout_dropped_bytes",
-    "stderr_dropped_bytes",
-    "timed_out",
-    "out_of_memory",
-    "not_started",
-    "tier",
-    "skipped_tiers",
-    "layers",
-    "emulated",
-    "timings_ms",
-    "cell",
-    "destroyed",
-    "run_dir",
-}
 
 
 async def speak(guest: FakeGuest, op: GuestOp) -> None:
@@ -104,36 +83,6 @@ def test_what_can_not_be_meant(
     assert list(store.iterdir()) == []
 
 
-def test_streams_and_status_pass_through(
-    capfdbinary: pytest.CaptureFixture[bytes], store: Path
-) -> None:
-    """Byte by byte, apart; the exit code is the command's, and the run is sealed with it."""
-    assert run(["exec", "--", "speak", "out\x1b[m", "err", "7"]) == 7
-    said = capfdbinary.readouterr()
-    assert (said.out, said.err) == (b"out\x1b[m", b"err")
-    (made,) = (store / "runs").iterdir()
-    assert verify(made).status is Status.VERIFIED
-
-
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """One object with every field; bytes that are no text come as base64 beside the text."""
-    assert run(["exec", "--json", "--", "speak", "plain", "\udcff", "3"]) == 3
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert set(found) == JSON_FIELDS | {"stderr_base64"}
-    assert (found["returncode"], found["stdout"], found["stderr"]) == (3, "plain", "�")
-    assert base64.b64decode(found["stderr_base64"]) == b"\xff"
-    assert (found["cell"], found["tier"], found["destroyed"], found["not_started"]) == (
-        CELL,
-        "microvm",
-        True,
-        None,
-    )
-    assert set(found["timings_ms"]) == {"total", "command", "destroy"}
-    assert Path(found["run_dir"]).is_dir()
-    assert said.err == ""
-
-
 @pytest.mark.parametrize(
     ("words", "code", "note"),
     [
@@ -180,19 +129,6 @@ def test_a_descriptor_is_read_to_its_end(waits: bool, tmp_path: Path) -> None:
     finally:
         os.close(file)
         ours.close()
-
-
-def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each example line of the help parses."""
-    assert run(["exec", "--help"]) == 0
-    examples = [
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if line.strip().startswith("belljar exec")
-    ]
-    assert examples
-    for line in examples:
-        assert parsed(*line.split()[2:])[1]
 
 
 @pytest.mark.promise("1.2")
@@ -253,11 +189,3 @@ def test_on_a_terminal_output_can_not_act(size: int, monkeypatch: pytest.MonkeyP
     assert shown.startswith("é\n\\x1b]0;mine\\x07\tred\\x1b[31m\\r")
     assert shown.endswith("\\xff\n")
     assert [c for c in shown if not c.isprintable() and c not in "\n\t"] == []
-
-
-def test_elsewhere_output_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file or a pipe gets every byte as it was."""
-    out = Out(terminal=False)
-    monkeypatch.setattr("sys.stderr", out)
-    passing_on()(Stream.STDERR, HOSTILE)
-    assert out.written() == HOSTILE

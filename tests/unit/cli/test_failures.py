@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 import pytest
 
-from belljar.cli import console
 from belljar.cli.main import root, run
 from belljar.errors import (
     BelljarError,
@@ -23,7 +22,6 @@ from belljar.errors import (
 )
 
 FAILING = {
-    "setup": "setup --json --with no-such-part",
     "doctor": "doctor --json extra",
     "policy check": "policy check --json",
     "plan": "plan no-such-preset --json",
@@ -31,7 +29,6 @@ FAILING = {
     "airgap check": "airgap check --try nowhere --json",
     "bench": "bench --rounds 0 --json",
     "bundle create": "bundle create out --image no-such-image --json",
-    "guard scan": "guard scan no-such-file --json",
     "decoy find": "decoy find --run no-such-run --json VALUE",
     "image build": "image build --apt jq --json",
     "image import": "image import docker-archive:/nonexistent.tar --json",
@@ -174,52 +171,3 @@ def test_a_defect_is_an_object_and_keeps_its_traceback(
     with pytest.raises(ZeroDivisionError):
         run(["ps", "--json"])
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "internal_error"
-
-
-def test_json_of_the_guest_is_not_ours() -> None:
-    """What stands after the dashes is the command's."""
-    assert console.wants_json(["exec", "--json", "--", "id"])
-    assert not console.wants_json(["exec", "--", "tool", "--json"])
-
-
-def test_a_command_without_dashes_is_told_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """The most likely slip; an unknown option is another."""
-    assert run(["exec", "low", "echo", "a b"]) == 2
-    assert "put `--` before the command" in capsys.readouterr().err
-    assert run(["exec", "--nope"]) == 2
-    assert "`--`" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("--polcy", "--policy"), ("--modle", "--model"), ("--wram", "--warm")]
-)
-def test_options_of_run_are_suggested_from_both_parsers(
-    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Belljar's own and Inspect's."""
-    assert run(["run", "package/task", typed, "x"]) == 2
-    assert f"`{meant}`" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [("image imprt", "`import`"), ("ledger zzz", "`belljar ledger --help`")],
-)
-def test_an_unknown_command_of_a_group_is_answered_with_those_it_has(
-    typed: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The nearest name, or where they are listed."""
-    assert run(typed.split()) == 2
-    assert hint in capsys.readouterr().err.splitlines()[1]
-
-
-def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the words of a command it is that command's."""
-    for words, option in (
-        (["help"], ["--help"]),
-        (["help", "ledger", "show"], ["ledger", "show", "--help"]),
-    ):
-        assert run(words) == 0
-        said = capsys.readouterr().out
-        assert run(option) == 0
-        assert said == capsys.readouterr().out

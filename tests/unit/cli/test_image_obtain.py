@@ -20,18 +20,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_options_that_exclude_each_other_are_usage(tmp_path: Path) -> None:
-    """A name for several images, several images at once, both kinds of sources."""
-    for words in (
-        ["a", "b"],
-        ["--from-compose", "--from-task", "a"],
-        ["--from-compose", "a", "--name", "x"],
-        [],
-    ):
-        assert run(["image", "import", *words]) == 2
-    assert not (tmp_path / "store").exists()
-
-
 def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     """What is built has the name that Docker would give it, with a tag where it names a Dockerfile;
     what has none says which service of which file it is."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from belljar.cli.main import run
 from belljar.isolation.hold import hold
-from belljar.process import ProcessId, identify
-from belljar.store.journal import Journal, own_entry
 
 CELL = "c-000000000001"
 
@@ -27,37 +23,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "journal", ignore_errors=True)
 
 
-def test_what_an_owner_that_died_left_is_killed(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The process is gone, its cell is listed with what proved its end; the code is 0."""
-    with subprocess.Popen(["sleep", "600"]) as process:
-        owner = ProcessId(pid=1, start_ticks=2**62)
-        Journal(store).write(
-            replace(own_entry(CELL, "cell"), owner=owner, child=identify(process.pid))
-        )
-        assert run(["kill", CELL, "--json", "--reason", "enough"]) == 0
-        assert identify(process.pid) is None
-    said = json.loads(capsys.readouterr().out)
-    assert (said["ok"], said["reason"], said["scope"]) == (True, "enough", "cells")
-    assert [(cell["cell_id"], cell["ended_by"]) for cell in said["cells"]] == [(CELL, "reap")]
-
-
 def test_what_is_not_proven_is_2(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged entry of the journal is named."""
     (store / "journal").mkdir()
     (store / "journal" / f"{CELL}.json").write_text("{")
     assert run(["kill", "--all"]) == 2
     assert CELL in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [[], ["--all", CELL], [CELL]])
-def test_what_can_not_be_meant_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nobody and everybody at once, and unknown names, with the way to find names."""
-    assert run(["kill", *words]) == 2
-    assert "belljar ps" in capsys.readouterr().err
 
 
 @pytest.mark.promise("6.4")

@@ -13,16 +13,6 @@ from tests.unit.ledger.conftest import make_run
 from belljar.cli.main import run
 
 
-def test_a_mistyped_command_is_answered_with_the_nearest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Exit 2; what was typed is escaped."""
-    assert run(["ledgr", "show"]) == 2
-    assert "did you mean `ledger`?" in capsys.readouterr().err
-    assert run(["\x1b[2J"]) == 2
-    assert "\\x1b[2J" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("name", "has_it"), [("logs", "ledger"), ("stats", "watch"), ("view", "report")]
 )

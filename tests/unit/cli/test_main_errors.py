@@ -56,16 +56,6 @@ def belljar_command(
     return subprocess.run(argv, env=env, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """With its summary, in the order a new user needs them; both spellings."""
-    for words in (["--help"], ["-h"]):
-        assert run(words) == 0
-        said = capsys.readouterr().out
-        places = [said.index(f"\n  {name} ") for name in COMMANDS]
-        assert places == sorted(places)
-        assert all(late[2] in " ".join(said.split()) for late in COMMANDS.values())
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_imports_and_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its module is there and its `--help` answers."""
@@ -73,29 +63,6 @@ def test_every_command_imports_and_helps(name: str, capsys: pytest.CaptureFixtur
     assert isinstance(command, click.Command)
     assert run([name, "--help"]) == 0
     assert f"belljar {name}" in capsys.readouterr().out
-
-
-def test_help_imports_nothing_heavy() -> None:
-    """`--help` answers fast because it loads no command: neither pydantic nor anyio nor a room but
-    the small words."""
-    program = (
-        "import sys; from belljar.cli.main import run; run(['--help']); print(*sys.modules,"
-        " file=sys.stderr)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(belljar.__file__).parents[1])}
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
-    ).stderr
-    heavy = {
-        "pydantic",
-        "anyio",
-        "cryptography",
-        "rich",
-        "belljar.cell",
-        "belljar.isolation",
-        "inspect_ai",
-    }
-    assert not heavy & set(loaded.split())
 
 
 @pytest.mark.parametrize(("kind", "code"), ERRORS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,14 +17,11 @@ from tests.unit.report.stories import (
     story,
 )
 
-from belljar.cli.findings import MAX_NETWORK_LINES, network_lines, show_findings
+from belljar.cli.findings import network_lines
 from belljar.events import Kind
-from belljar.plan.rules import DropReason
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.ranges import MAX_NAMED
-from belljar.report.remarks import WHY
-from belljar.report.samples import RunFindings
 from belljar.units import printable
 
 STOPPED = (
@@ -47,26 +42,10 @@ def test_requests_between_cells_are_told_apart() -> None:
     )
     assert findings.rows[0].verdict is Verdict.CONTAINED
     told = network_lines(collect(findings))
-    assert any("1 request(s) and connection(s) between cells" in each for each in told)
+    assert any("2 request(s) and connection(s), 1 of them between cells" in each for each in told)
     (shown,) = collect(findings)["samples"][0]["ranges"]
     assert [each["between_cells"] for each in shown["requests"]] == [False, True]
     assert [shown[name] for name in ("requests_in_all", "requests_between_cells")] == [2, 1]
-
-
-def test_the_rules_words_are_explained() -> None:
-    """None of them is unknown to the rules."""
-    assert set(WHY) - {"others"} <= {str(reason) for reason in DropReason}
-
-
-def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    """A person reads it; the rest is where it says."""
-    (row,) = judged(
-        story(*(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}) for n in range(40)))
-    ).rows
-    findings = RunFindings(rows=(row,) * 100, strays=())
-    assert len(network_lines(collect(findings))) < MAX_NETWORK_LINES + 100
-    show_findings(findings, Path("/runs/r"))
-    assert "more sample(s): findings.json in the run directory" in capsys.readouterr().out
 
 
 @pytest.mark.promise("5.4")

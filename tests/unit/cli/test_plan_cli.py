@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -41,20 +40,6 @@ def test_a_plan_is_printed_even_before_the_image_is_built(
     ] == [True] * 5
 
 
-def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One object, with the policy in it."""
-    (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\n")
-    assert (
-        run(["plan", "--no-prove", "--json", "--tier", "microvm", str(tmp_path / "mine.yaml")]) == 0
-    )
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["policy"]["name"], shown["demanded_tier"], shown["tier"]) == (
-        "mine",
-        "microvm",
-        "microvm",
-    )
-
-
 def test_what_this_host_can_not_do_exits_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,24 +52,6 @@ def test_what_this_host_can_not_do_exits_3(
     assert told.out == ""
     assert "resources.memory" in told.err
     assert "hint: lower `memory`" in told.err
-
-
-def test_a_tier_is_raised_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Below what the risk demands, or what the author wrote, exits 4 and says what may be asked
-    for."""
-    (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\ntier: microvm\n")
-    assert run(["plan", "--no-prove", "--tier", "gvisor", "high"]) == 4
-    assert "than risk `high` demands" in capsys.readouterr().err
-    assert run(["plan", "--no-prove", "--tier", "gvisor", str(tmp_path / "mine.yaml")]) == 4
-    assert "ask for `microvm`" in capsys.readouterr().err
-    assert run(["plan", "--no-prove", "--tier", "virtual", "low"]) == 2
-
-
-def test_a_wrong_policy_exits_4(tmp_path: Path) -> None:
-    """Before this host is asked anything."""
-    (tmp_path / "wrong.yaml").write_text("belljar: 1\nrisk: high\ntier: container\n")
-    assert run(["plan", str(tmp_path / "wrong.yaml")]) == 4
-    assert run(["plan", "no-such-preset"]) == 4
 
 
 def test_what_is_real_is_red(

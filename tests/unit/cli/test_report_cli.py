@@ -15,11 +15,9 @@ from tests.unit.cli.test_verdict_cli import TASK
 
 from belljar.cli.main import run as belljar
 from belljar.cli.report import report_of_run
-from belljar.events import Event, Kind
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
 from belljar.ledger.chain import canonical
-from belljar.ledger.rundir import create_run
 from belljar.ledger.verification import Status, verify
 
 
@@ -86,14 +84,6 @@ def _page(path: Path, *, code: int) -> str:
     target = path.parent.parent / "page.html"
     assert belljar(["report", path.name, "-o", str(target)]) == code
     return target.read_text()
-
-
-def test_a_running_run_has_a_page_that_says_so(home: Path) -> None:
-    """While its writer lives, the page is of what is on record so far."""
-    with create_run(home, "run", ["belljar", "run"]) as run:
-        run.recorder.record(Event(kind=Kind.CONTROL_STARTED, data={"control": "x"}))
-        assert "still running" in _page(run.path, code=0)
-    assert "still running" not in _page(run.path, code=0)
 
 
 def test_what_can_not_be_read_or_written_is_one_error(

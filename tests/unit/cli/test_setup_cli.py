@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +11,7 @@ import pytest
 from belljar.cli import setup
 from belljar.cli.main import run
 from belljar.cli.setup import BACKPORTS_FILE, install_line, needs, plan_setup
-from belljar.errors import HostError
 from belljar.image.apt import AptSource, parse_sources
-from belljar.image.config import debian_arch
 
 MAIN = AptSource(
     uri="http://mirror.invalid/a%20b/debian",
@@ -54,9 +51,9 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     return made
 
 
-def titles(home: Path, *, images: tuple[str, ...] = ("default",), **options: object) -> list[str]:
+def titles(home: Path, **options: str) -> list[str]:
     """The first words of the planned steps."""
-    steps, problem = plan_setup(home, images=images, **options)  # type: ignore[arg-type]
+    steps, problem = plan_setup(home, **options)
     assert problem is None
     return [step.title.split()[0] for step in steps]
 
@@ -64,7 +61,7 @@ def titles(home: Path, *, images: tuple[str, ...] = ("default",), **options: obj
 def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     """The suite in a file of its own, the lists, what must be newer from it, then the others; a
     suite that is there, in whichever file, is not added; Debian 13 has everything itself."""
-    wanted = [need for need in NEEDS if not need.only_with]
+    wanted = NEEDS
     suite, rights, lists, newer, plain = install_line(wanted, "bookworm", [MAIN]).split(" && ")
     assert suite.endswith(f"> {BACKPORTS_FILE}")
     assert rights == f"chmod 644 {BACKPORTS_FILE}"
@@ -72,7 +69,7 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     assert newer.endswith("-t bookworm-backports qemu-system-x86 runsc")
     assert plain == (
         "apt-get -q -y install --no-install-recommends"
-        " mmdebstrap nftables runc skopeo squashfs-tools uidmap zstd"
+        " buildah mmdebstrap nftables runc skopeo squashfs-tools uidmap zstd"
     )
     wrote = subprocess.run(["sh", "-c", suite.partition(" > ")[0]], check=True, capture_output=True)
     assert parse_sources(wrote.stdout.decode(), deb822=True) == [
@@ -86,44 +83,22 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
 
 
 def test_only_what_is_missing_is_planned(host: Host, tmp_path: Path) -> None:
-    """A bare host gets tools, kernel and image; a ready one nothing, unless it is asked for."""
+    """A bare host gets tools, kernel and image; a ready one nothing."""
     assert titles(tmp_path) == ["Install", "Fetch", "Build"]
     host.tools, host.kernel, host.images = TOOLS, True, frozenset({"default"})
     assert titles(tmp_path) == []
-    assert titles(tmp_path, refresh=True) == ["Fetch", "Build"]
-    assert titles(tmp_path, images=("default", "inspect")) == ["Build"]
-    host.tools = TOOLS - {"buildah"}
-    assert titles(tmp_path) == []
-    (step,) = plan_setup(tmp_path, images=(), parts=frozenset({"build"}))[0]
-    assert step.command.endswith(" buildah")
-
-
-@pytest.mark.parametrize(
-    ("says", "fine"),
-    [("7.2.1", False), ("8.1", False), ("8.2", True), ("10.0", True), ("?", False)],
-)
-def test_an_old_qemu_counts_as_missing(
-    says: str, fine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Debian 12's own QEMU 7.2 is too old; 8.2 is not, nor 10.0."""
-    need = next(need for need in needs(debian_arch()) if need.needed_min)
-    qemu = tmp_path / need.command
-    qemu.write_text(f"#!/bin/sh\necho QEMU emulator version {says}\n")
-    qemu.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert setup._is_there(need) is fine
 
 
 def test_an_ordinary_user_is_told_the_command_for_root(host: Host, tmp_path: Path) -> None:
     """Nothing is installed; what a user can do is planned."""
     host.uid = 1000
-    steps, problem = plan_setup(tmp_path, images=("default",))
+    steps, problem = plan_setup(tmp_path)
     assert [step.title.split()[0] for step in steps] == ["Fetch"]
     assert problem is not None
-    wanted = [need for need in NEEDS if not need.only_with]
+    wanted = NEEDS
     assert install_line(wanted, "bookworm", [MAIN]) in problem.hint
     host.tools = frozenset(("mmdebstrap", "sqfstar"))
-    steps, _ = plan_setup(tmp_path, images=("default",))
+    steps, _ = plan_setup(tmp_path)
     assert [step.title.split()[0] for step in steps] == ["Fetch", "Build"]
 
 
@@ -139,32 +114,18 @@ def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
 ) -> None:
     """Every missing tool by name, and no step at all."""
     host.release = release
-    steps, problem = plan_setup(tmp_path, images=("default",))
+    steps, problem = plan_setup(tmp_path)
     assert not steps
     assert problem is not None
     assert "qemu-system-x86 runc" in problem.hint
     assert release["PRETTY_NAME"] in problem.what
-    assert all(need.command in problem.what for need in NEEDS if not need.only_with)
+    assert all(need.command in problem.what for need in NEEDS)
 
 
-def test_another_distribution_with_all_tools_still_needs_a_mirror(
-    host: Host, tmp_path: Path
+def test_setup_does_nothing_when_nobody_can_be_asked(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the tools there, kernel and image can be made, if a Debian mirror is named."""
-    host.tools, host.release, host.sources = TOOLS, {"ID": "fedora"}, ()
-    with pytest.raises(HostError, match="no Debian mirror"):
-        plan_setup(tmp_path, images=("default",))
-    assert titles(tmp_path, mirror="http://mirror.invalid/debian") == ["Fetch", "Build"]
-
-
-def test_setup_does_nothing_when_it_only_looks_or_nobody_can_be_asked(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--json` without `--yes` shows the plan; without a terminal and `--yes` it is a usage error;
-    neither makes even the store."""
-    assert run(["setup", "--json"]) == 3
-    document = json.loads(capsys.readouterr().out)
-    assert [step["done"] for step in document["steps"]] == [False] * 3
+    """Without a terminal and `--yes` it is a usage error, and makes not even the store."""
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert run(["setup"]) == 2
     assert not (tmp_path / "store").exists()

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import belljar
-from belljar.cli.main import run
 from belljar.events import Kind
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import Status, verify
@@ -116,16 +115,6 @@ def test_keys_go_in_raw_and_the_terminal_is_given_back(
     assert [event.kind for event in read_events(made)] == [Kind.RUN_STARTED, Kind.RUN_FINISHED]
 
 
-def test_the_size_is_told_once_it_is_followed(
-    terminal: tuple[int, int], shell: subprocess.Popen[bytes]
-) -> None:
-    """Of a change before that, no signal tells any more."""
-    keyboard, _ = terminal
-    read_until(keyboard, b"ready ")
-    os.write(keyboard, b"now")
-    read_until(keyboard, b"24,80")
-
-
 def test_a_termination_gives_the_terminal_back(
     terminal: tuple[int, int], shell: subprocess.Popen[bytes]
 ) -> None:
@@ -136,11 +125,3 @@ def test_a_termination_gives_the_terminal_back(
     shell.send_signal(signal.SIGTERM)
     assert shell.wait(timeout=60) == 130
     assert termios.tcgetattr(terminal[1]) == before
-
-
-def test_without_a_terminal_it_is_refused(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """A pipe is no terminal: usage error, told what to use instead, and nothing is made."""
-    assert run(["shell"]) == 2
-    assert "belljar exec -- sh" in capfd.readouterr().err

@@ -21,7 +21,6 @@ from belljar.harness import _registry  # noqa: F401 - the sandbox by its name
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
 from belljar.harness.session import Session, session_scope
-from belljar.ledger.rundir import create_run
 
 TASK = """
 from pathlib import Path
@@ -271,20 +270,6 @@ def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(
     assert (code, findings["problems"]) == (0, [])
 
 
-def test_the_list_has_the_verdict_that_was_recorded(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In `belljar runs`, from the last event; none for a run that gave none."""
-    evaluated(home)
-    with create_run(home, "exec", []):
-        pass
-    capsys.readouterr()
-    belljar(["runs", "--json"])
-    assert [run["verdict"] for run in json.loads(capsys.readouterr().out)] == ["contained", ""]
-    belljar(["runs"])
-    assert "contained" in capsys.readouterr().out
-
-
 @pytest.mark.promise("5.2")
 def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
     home: Path, said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -312,6 +297,18 @@ def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
     assert "were purged on 20" in capsys.readouterr().out
 
 
+def test_a_purge_asks_first_and_a_dry_run_deletes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer, nothing is deleted."""
+    run = evaluated(home)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert belljar(["purge", run.name, "--dry-run", "--json"]) == 0
+    assert belljar(["purge", run.name, "--json"]) == 2
+    assert belljar(["purge", run.name]) != 0
+    assert not (run / "omissions.jsonl").exists()
+
+
 def test_one_log_that_is_left_out_is_missing_evidence(home: Path, said: Said) -> None:
     """Though others are there, and a statement names it: nobody knows what it said."""
     words = ["task.py", "task.py", "--model", "mockllm/model", "--no-fail-on-error"]
@@ -326,15 +323,3 @@ def test_one_log_that_is_left_out_is_missing_evidence(home: Path, said: Said) ->
     code, found = said(run.name)
     assert (code, found["verdict"]) == (2, "void")
     assert "log_missing" in {each["code"] for each in found["problems"]}
-
-
-def test_a_purge_asks_first_and_a_dry_run_deletes_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without an answer, nothing is deleted."""
-    run = evaluated(home)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert belljar(["purge", run.name, "--dry-run", "--json"]) == 0
-    assert belljar(["purge", run.name, "--json"]) == 2
-    assert belljar(["purge", run.name]) != 0
-    assert not (run / "omissions.jsonl").exists()

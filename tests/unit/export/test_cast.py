@@ -10,7 +10,7 @@ from tests.unit.report.stories import line
 
 from belljar.events import Kind
 from belljar.export.cast import cast
-from belljar.ledger.schema import BodyRef, Line, check_data
+from belljar.ledger.schema import BodyRef, Line
 
 STARTED: dict[str, Any] = {"cwd": "/", "user": "", "env_names": [], "stdin": True}
 ENDED: dict[str, Any] = {
@@ -45,39 +45,12 @@ def played(lines: list[Line]) -> list[tuple[float, str, str]]:
     return found
 
 
-def test_output_comes_when_it_came() -> None:
-    """By the times on record, which may cut a character in two; the exit code at the end."""
-    assert played(session(stdout_times=[[500, 3], [1500, 6]])) == [
-        (0.0, "o", "$ bash\r\n"),
-        (0.5, "o", "$ "),
-        (1.5, "o", "ü\r\n"),
-        (1.5, "o", "ü\r\n"),
-        (3.0, "x", "7"),
-    ]
-    assert played(session())[1] == (3.0, "o", "$ ü\r\nü\r\n")
-
-
 def test_keystrokes_are_there_only_with_times() -> None:
     """Those are on record only where the policy has `keystrokes: true`."""
     assert not [each for each in played(session(stdout_times=[[500, 10]])) if each[1] == "i"]
     found = played(session(stdin_times=[[200, 6], [2000, 10]], stdout_times=[[500, 10]]))
     assert "".join(text for _, code, text in found if code == "i") == "printf ü\r"
     assert {at_s for at_s, code, _ in found if code == "i"} == {0.2, 2.0}
-
-
-def test_a_terminal_has_its_size() -> None:
-    """The first session's is the header's; another one's, and each that came later, an event."""
-    begun, ended = session(size_times=[[1000, 60, 10]], stdout_times=[[500, 10]])
-    begun = replace(begun, data={**begun.data, "cols": 120, "rows": 40})
-    header, *_ = cast([begun, ended], "c", lambda body: CONTENTS[body.name])
-    assert header["term"] == {"cols": 120, "rows": 40}
-    again = [replace(each, mono_ns=f"{int(each.mono_ns) + 4 * 10**9}") for each in (begun, ended)]
-    found = played([begun, ended, *again])
-    assert [each[::2] for each in found if each[1] == "r"] == [
-        (1.0, "60x10"),
-        (4.0, "120x40"),
-        (5.0, "60x10"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +70,3 @@ def test_each_end_has_a_code(kind: Kind, data: dict[str, Any], code: str) -> Non
     *_, said, end = played([begun, ended])
     assert end == (3.0, "x", code)
     assert "\x1b" not in said[2]
-
-
-@pytest.mark.parametrize("times", [[[1]], [["a", 1]], [[1, -1]], "x"])
-def test_times_of_another_shape_are_no_event(times: object) -> None:
-    """A record that was tampered with is refused where it is read."""
-    (_, ended) = session()
-    with pytest.raises(ValueError, match="stdout_times"):
-        check_data(ended.kind, {**ended.data, "stdout_times": times})

@@ -6,7 +6,6 @@ import io
 import os
 import struct
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -148,15 +147,3 @@ def test_a_log_that_two_readers_could_read_differently_is_refused(
     monkeypatch.setattr(archive, "MAX_MEMBER_BYTES", 10)
     with pytest.raises(LedgerError):
         check_log(path)
-
-
-def test_inspects_own_logs_are_accepted(tmp_path: Path) -> None:
-    """As Inspect writes them."""
-    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSpec, write_eval_log
-
-    about = {"created": "2026-01-01T00:00:00+00:00", "task": "t", "model": "mockllm/model"}
-    spec = EvalSpec(**about, dataset=EvalDataset(), config=EvalConfig())  # type: ignore[arg-type]
-    for name in ("a.eval", "a.json"):
-        write_eval_log(EvalLog(eval=spec), str(tmp_path / name))
-        check_log(tmp_path / name)
-    assert zipfile.is_zipfile(tmp_path / "a.eval")

@@ -130,21 +130,6 @@ class Ended:
     tars: list[str]
 
 
-class Queued(Scripted):
-    """The second unit waits until the first one's node is lost."""
-
-    def start(self, *arguments: Any, **more: Any) -> Iterator[Any]:  # noqa: ANN401 - `Scripted`'s
-        """Place it; then the first unit's node is not heard of again."""
-        unit = super().start(*arguments, **more)
-        if len(self.placed) == 2:
-            self.last_heard_s["n1"] = float("-inf")
-        return unit
-
-    def ready(self, units: Sequence[Any], **more: float) -> Iterator[tuple[Any, Any]]:
-        """Give nothing while it waits."""
-        return super().ready(() if "n1" in self.last_heard_s else units, **more)
-
-
 @contextmanager
 def fleet(
     home: Path,
@@ -192,14 +177,6 @@ def test_what_a_node_did_to_a_unit_is_tried_on_another(tmp_path: Path, how: str)
     ended = run_of(tmp_path, [OSError("connection lost")] if how == "lost" else [NO_RUN])
     assert ended.engine.placed[:2] == ["n1", "n2"]
     assert (ended.failed[0]["node"], ended.failed[0]["attempt"]) == ("n1", 1)
-    assert [(each["node"], each["attempt"]) for each in ended.finished] == [("n2", 2)]
-
-
-def test_a_unit_that_waits_for_another_node_is_not_taken_from_it(tmp_path: Path) -> None:
-    """A node is lost that the unit has had and can't be on: its second attempt goes on waiting."""
-    with fleet(tmp_path, [OSError("connection lost")], kind=Queued) as (_, run):
-        ended = run()
-    assert ended.engine.placed == ["n1", "n2"]
     assert [(each["node"], each["attempt"]) for each in ended.finished] == [("n2", 2)]
 
 
@@ -262,18 +239,6 @@ def test_a_connection_that_breaks_after_the_record_came_loses_nothing(tmp_path: 
     ended = run_of(tmp_path, [*record, OSError("connection lost")])
     assert ended.engine.placed == ["n1"]
     assert ended.outcome.findings.verdict is Verdict.BREACHED
-
-
-def test_what_the_heads_own_process_did_is_in_what_left(tmp_path: Path) -> None:
-    """It loads the task and computes its metrics: a connection of it is named."""
-    with fleet(tmp_path, [NO_RUN]) as (_, ended):
-        sys.audit("socket.connect", None, ("203.0.113.9", 443))
-        found = ended()
-    left = found.outcome.findings.left
-    assert (left.claim, [each.name for each in left.destinations]) == (
-        "something",
-        ["203.0.113.9:443"],
-    )
 
 
 def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_changed(
@@ -364,3 +329,15 @@ def test_no_sample_vanishes_when_no_node_is_left(tmp_path: Path) -> None:
     assert [(row.transcript.sample, row.verdict) for row in rows] == [
         (name, Verdict.VOID) for name in task.samples
     ]
+
+
+def test_what_the_heads_own_process_did_is_in_what_left(tmp_path: Path) -> None:
+    """It loads the task and computes its metrics: a connection of it is named."""
+    with fleet(tmp_path, [NO_RUN]) as (_, ended):
+        sys.audit("socket.connect", None, ("203.0.113.9", 443))
+        found = ended()
+    left = found.outcome.findings.left
+    assert (left.claim, [each.name for each in left.destinations]) == (
+        "something",
+        ["203.0.113.9:443"],
+    )

@@ -9,7 +9,7 @@ from tests.unit.fleet.test_units import row
 from belljar.fleet.judge import Asked, Try, judge_fleet, summary
 from belljar.fleet.units import Unit
 from belljar.probe.model import Verdict
-from belljar.report.left import Destination, Left, Way
+from belljar.report.left import Left
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 
@@ -23,17 +23,6 @@ def found(*samples: str, **more: object) -> RunFindings:
     """A unit whose samples are contained."""
     made = RunFindings(rows=tuple(row(sample) for sample in samples), left=CLEAN)
     return replace(made, **more)  # type: ignore[arg-type]
-
-
-def test_rows_are_in_the_order_of_one_evaluation_and_contained_together() -> None:
-    """Whichever unit came first."""
-    tries = [
-        Try(unit=SECOND, node="n2", findings=found("b")),
-        Try(unit=FIRST, node="n1", findings=found("a")),
-    ]
-    whole = judge_fleet(ASKED, tries)
-    assert [each.transcript.sample for each in whole.rows] == ["a", "b"]
-    assert (whole.verdict, whole.exit_code, whole.left.claim) == (Verdict.CONTAINED, 0, "nothing")
 
 
 def test_a_sample_that_never_came_back_is_void() -> None:
@@ -120,13 +109,6 @@ def test_an_interruption_explains_no_attempt_that_was_lost() -> None:
     assert [row.verdict for row in whole.rows] == [Verdict.CONTAINED, Verdict.VOID]
 
 
-def test_an_error_of_the_task_ends_with_1() -> None:
-    """Samples that it kept from beginning are not missing."""
-    failed = found("a", errors=("t: error: boom",))
-    whole = judge_fleet(ASKED, [Try(unit=FIRST, node="n1", findings=failed)], stopped=True)
-    assert (len(whole.rows), whole.exit_code) == (1, 1)
-
-
 def test_a_sample_that_a_running_fleet_lost_has_a_row() -> None:
     """An error in one unit explains nothing of another unless it stopped the fleet."""
     failed = found("a", errors=("t: error: boom",))
@@ -174,13 +156,8 @@ def test_a_problem_of_a_replaced_attempt_stays() -> None:
     assert codes == [ReasonCode.RANGE_SURVIVORS]
 
 
-def test_what_left_each_node_is_added_up() -> None:
-    """Calls and bytes of one destination from two nodes."""
-    place = Destination(way=Way.MODEL, name="openai/x", calls=2, sent_bytes=10)
-    part = Left(destinations=(place,), unknown=())
-    tries = [
-        Try(unit=FIRST, node="n1", findings=found("a", left=part)),
-        Try(unit=SECOND, node="n2", findings=found("b", left=part)),
-    ]
-    (whole,) = judge_fleet(ASKED, tries).left.destinations
-    assert (whole.calls, whole.sent_bytes, place.calls) == (4, 20, 2)
+def test_an_error_of_the_task_ends_with_1() -> None:
+    """Samples that it kept from beginning are not missing."""
+    failed = found("a", errors=("t: error: boom",))
+    whole = judge_fleet(ASKED, [Try(unit=FIRST, node="n1", findings=failed)], stopped=True)
+    assert (len(whole.rows), whole.exit_code) == (1, 1)

@@ -116,12 +116,6 @@ def test_a_run_of_another_kind_and_a_partial_one_are_refused(tmp_path: Path) -> 
         examine(tmp_path, archived(run, tmp_path, node))
 
 
-def test_another_run_is_refused(tmp_path: Path, came: Try) -> None:
-    """Though it is genuine, and of the same node."""
-    with pytest.raises(LedgerError):
-        examine(tmp_path, replace(came, run_id="20200101-000000000-000000"))
-
-
 def fleet_run(home: Path, came: Try, verdict: str = "void") -> Path:
     """A fleet's run with one unit."""
     with create_run(home, KIND, ["belljar"]) as run:
@@ -207,6 +201,38 @@ def test_report_and_statement_are_of_the_fleets_judge(
     assert "no unit of the fleet came back" in page.read_text()
 
 
+def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Try) -> None:
+    """An archive of a unit holds contents of every class; the findings quote them, too."""
+    home = tmp_path / "head"
+    run = fleet_run(home, came)
+    for name in (each for each in CLASSES if each != "secrets"):
+        assert f"{UNITS}/{UNIT.name}.tar" in choose(run, [name]).files
+    share(run, tmp_path / "copy", choose(run, ["outputs"]), load_or_make_key(home))
+    assert not list((tmp_path / "copy").rglob("*.tar"))
+    assert not (tmp_path / "copy" / "findings.json").exists()
+    evidence = stored_evidence(
+        tmp_path / "copy", expected_key=local_fingerprint(home), expected_run=run.name
+    )
+    findings, _ = findings_of(tmp_path / "copy", evidence)
+    assert findings.left_out
+    assert findings.left.claim == "can't tell"
+
+
+def test_without_a_known_key_nothing_is_proven(tmp_path: Path, came: Try) -> None:
+    """As for any run."""
+    run = fleet_run(tmp_path / "head", came)
+    findings, _ = findings_of(run, stored_evidence(run))
+    assert {reason.code.value for reason in findings.problems} >= {"ledger_bad"}
+    assert not findings.rows  # no archive of it is opened
+    assert findings.left.claim == "can't tell"
+
+
+def test_another_run_is_refused(tmp_path: Path, came: Try) -> None:
+    """Though it is genuine, and of the same node."""
+    with pytest.raises(LedgerError):
+        examine(tmp_path, replace(came, run_id="20200101-000000000-000000"))
+
+
 def test_the_page_shows_what_the_units_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,32 +269,6 @@ def test_the_page_shows_what_the_units_recorded(
     assert "ls /srv" in text
     assert "the first 8 KiB of 16 KiB" in text
     assert "other bodies of the fleet's units took the page's room" in text
-
-
-def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Try) -> None:
-    """An archive of a unit holds contents of every class; the findings quote them, too."""
-    home = tmp_path / "head"
-    run = fleet_run(home, came)
-    for name in (each for each in CLASSES if each != "secrets"):
-        assert f"{UNITS}/{UNIT.name}.tar" in choose(run, [name]).files
-    share(run, tmp_path / "copy", choose(run, ["outputs"]), load_or_make_key(home))
-    assert not list((tmp_path / "copy").rglob("*.tar"))
-    assert not (tmp_path / "copy" / "findings.json").exists()
-    evidence = stored_evidence(
-        tmp_path / "copy", expected_key=local_fingerprint(home), expected_run=run.name
-    )
-    findings, _ = findings_of(tmp_path / "copy", evidence)
-    assert findings.left_out
-    assert findings.left.claim == "can't tell"
-
-
-def test_without_a_known_key_nothing_is_proven(tmp_path: Path, came: Try) -> None:
-    """As for any run."""
-    run = fleet_run(tmp_path / "head", came)
-    findings, _ = findings_of(run, stored_evidence(run))
-    assert {reason.code.value for reason in findings.problems} >= {"ledger_bad"}
-    assert not findings.rows  # no archive of it is opened
-    assert findings.left.claim == "can't tell"
 
 
 def test_only_a_fleets_run_is_resumed(tmp_path: Path, came: Try) -> None:

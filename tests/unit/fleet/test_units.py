@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.fleet.units import (
     MAX_ATTEMPTS,
     MAX_UNIT_SAMPLES,
-    Node,
     Unit,
     another_try,
-    cells_per_unit,
     deadline_s,
     next_size,
     to_try_again,
@@ -46,49 +43,6 @@ def test_every_sample_gets_into_one_unit_and_the_last_units_are_small(
         size = next_size(left, slots=room, side_by_side=side_by_side, sample_s=sample_s)
         assert 1 <= size <= min(left, MAX_UNIT_SAMPLES, -(-left // room))
         left -= size
-
-
-def test_long_samples_get_small_units() -> None:
-    """A unit of samples of ten minutes each holds one, however many there are."""
-    assert next_size(1000, slots=2, side_by_side=1, sample_s=600.0) == 1
-    assert next_size(1000, slots=2, side_by_side=1, sample_s=0.1) == MAX_UNIT_SAMPLES
-
-
-def test_a_unit_of_short_samples_is_no_shorter_than_its_start() -> None:
-    """Of 34 samples of 0.3 s, with 6 s to start a unit, the next one has 20; of long ones, as few
-    as without a start."""
-    sizes = {
-        sample_s: next_size(34, slots=3, side_by_side=2, sample_s=sample_s, start_s=6.0, running=26)
-        for sample_s in (0.3, 60.0)
-    }
-    assert sizes == {0.3: 20, 60.0: next_size(34, slots=3, side_by_side=2, sample_s=60.0)}
-
-
-@pytest.mark.parametrize("running", [0, 56])
-def test_a_long_start_leaves_samples_for_nodes_that_are_or_get_idle(running: int) -> None:
-    """Of 64 samples of 5 s, with 300 s to start a unit, each of eight nodes gets some: all are idle,
-    or the other seven will soon be."""
-    left, sizes = 64, list[int]()
-    while left:
-        sizes.append(
-            next_size(
-                left,
-                slots=8,
-                side_by_side=2,
-                sample_s=5.0,
-                start_s=300.0,
-                running=running * (8 - len(sizes)) // 8 + sum(sizes),
-            )
-        )
-        left -= sizes[-1]
-    assert len(sizes) == (8 if not running else 5)
-    assert max(sizes) <= 15
-
-
-def test_a_small_node_sets_the_size_of_units() -> None:
-    """Nodes of 4 and 16 cells: units of 2 cells."""
-    nodes = [Node(node_id=f"{cells}", name="n", cells=cells) for cells in (4, 16)]
-    assert cells_per_unit(nodes) == 2
 
 
 UNIT = Unit(number=1, samples=("a", "b"))
@@ -126,18 +80,6 @@ def test_a_process_that_died_is_infrastructure() -> None:
     assert to_try_again(UNIT, 1, found) == ("a", "b")
 
 
-def test_all_epochs_of_a_sample_are_needed() -> None:
-    """One of two epochs is missing: the sample is tried again."""
-    found = RunFindings(rows=(row("a"), row("a", epoch=2), row("b")))
-    assert to_try_again(UNIT, 2, found) == ("b",)
-
-
-def test_an_error_of_the_task_is_not_tried_again() -> None:
-    """It ended the evaluation, which is why another sample did not begin."""
-    found = RunFindings(rows=(row("a", error="IndexError"),), errors=("t: error: IndexError",))
-    assert to_try_again(UNIT, 1, found) == ()
-
-
 def test_a_full_disk_of_a_node_is() -> None:
     """The node's own failure ended it: samples that it cut are tried elsewhere."""
     found = RunFindings(
@@ -168,3 +110,15 @@ def test_a_deadline_leaves_room_for_scoring() -> None:
     assert again is not None
     assert again > 2 * 2 * 2 * 600.0
     assert deadline_s(UNIT, 1, 1, None) is None
+
+
+def test_all_epochs_of_a_sample_are_needed() -> None:
+    """One of two epochs is missing: the sample is tried again."""
+    found = RunFindings(rows=(row("a"), row("a", epoch=2), row("b")))
+    assert to_try_again(UNIT, 2, found) == ("b",)
+
+
+def test_an_error_of_the_task_is_not_tried_again() -> None:
+    """It ended the evaluation, which is why another sample did not begin."""
+    found = RunFindings(rows=(row("a", error="IndexError"),), errors=("t: error: IndexError",))
+    assert to_try_again(UNIT, 1, found) == ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,18 +69,6 @@ def test_a_slow_reader_is_told_what_it_missed(
         assert json.loads(lines[-1])["text"] == "reason=number 29"
 
 
-def test_an_ended_run_stays_listed(feed: Feed, tmp_path: Path) -> None:
-    """Its lines are read to the end, its cells are gone, and the list says that it has ended."""
-    with start_run("exec", "test", ["test"], home=tmp_path) as made:
-        feed.look()
-        made.recorder.record(hit(1))
-    feed.look()
-    feed.look()
-    (run,) = feed.state()["runs"]
-    assert (run["phase"], run["cells"]) == ("ended", [])
-    assert "reason=number 1" in texts(feed)
-
-
 def test_hostile_text_is_escaped(run: RunDirectory, feed: Feed) -> None:
     """No control or bidi character of a guest is in a line."""
     reason = "\x1b]0;x\x07\u202e\u0000<script>"
@@ -90,79 +77,10 @@ def test_hostile_text_is_escaped(run: RunDirectory, feed: Feed) -> None:
     assert all(text.isprintable() for text in texts(feed))
 
 
-def test_long_commands_and_members_of_a_range_are_shown(feed: Feed, run: RunDirectory) -> None:
-    """A command too long for a line is shown as any; a refusal counts for the cell that it is of."""
-    planned: dict[str, Any] = {
-        "policy_sha256": "0" * 64,
-        "tier": "container",
-        "emulated": False,
-        "layers": [],
-    }
-    for cell, name in ((CELL, "default"), ("c-2", "target")):
-        data = {**planned, "range": "r-1", "name": name}
-        run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell, data=data))
-    long: dict[str, Any] = {
-        "op": 1,
-        "argv": ["sh", "-c", "x" * 100_000],
-        "cwd": "/",
-        "user": "",
-        "env_names": [],
-    }
-    data = {**long, "stdin": False, "timeout_s": None}
-    run.recorder.record(Event(kind=Kind.EXEC_STARTED, cell_id=CELL, data=data))
-    flow: dict[str, Any] = {"range": "r-1", "cell": "target", "reason": "tcp", "verdict": "refused"}
-    flow |= {"protocol": "tcp", "address": "1.1.1.1", "port": 1, "bytes": 1}
-    run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
-    feed.look()
-    first, second = feed.state()["runs"][0]["cells"]
-    assert first["command"].startswith("sh -c xxx")
-    assert (first["refused"], second["refused"]) == (0, 1)
-    assert feed.state()["runs"][0]["edges"] == [["target", "1.1.1.1", False, 1]]
-    probing: dict[str, Any] = {"which": "quick", "phase": "end", "user": ""}
-    run.recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=CELL, data=probing))
-    run.recorder.record(Event(kind=Kind.NETWORK_FLOW, data=flow))
-    feed.look()
-    assert feed.state()["runs"][0]["edges"] == [["target", "1.1.1.1", False, 1]]
-    assert feed.state()["runs"][0]["cells"][1]["refused"] == 1
-
-
 def sample(kind: Kind, name: str, cell: str = CELL, **more: JsonValue) -> Event:
     """An event of a sample."""
     data: dict[str, JsonValue] = {"sample": name, "epoch": 1, "task": "t", "uuid": name, **more}
     return Event(kind=kind, cell_id=cell, data=data)
-
-
-def test_samples_are_listed_as_they_begin_and_end(run: RunDirectory, feed: Feed) -> None:
-    """Once each, whatever the cells of its range, those that last first; text is escaped."""
-    for event in (
-        sample(Kind.SAMPLE_STARTED, "a"),
-        sample(Kind.SAMPLE_STARTED, "b\x1b[2J", "c-2"),
-        sample(Kind.SAMPLE_STARTED, "a", "c-3"),
-        sample(Kind.SAMPLE_RUNNING, "b\x1b[2J", "c-2"),
-        sample(Kind.SAMPLE_FINISHED, "a", outcome="completed", containment={}),
-    ):
-        run.recorder.record(event)
-    feed.look()
-    (found,) = feed.state()["runs"]
-    assert (found["begun"], found["finished"]) == (2, 1)
-    first, second = found["samples"]
-    assert (first["sample"], first["phase"], first["cell"]) == ("b\\x1b[2J", "running", "c-2")
-    assert (second["sample"], second["phase"], second["cell"]) == ("a", "completed", CELL)
-    assert (bool(first["ended"]), bool(second["ended"])) == (False, True)
-
-
-def test_the_samples_that_ended_last_are_listed(run: RunDirectory, feed: Feed) -> None:
-    """One that began first and ended last is the first of them, whatever many ended before."""
-    names = [str(number) for number in range(30)]
-    for name in names:
-        run.recorder.record(sample(Kind.SAMPLE_STARTED, name))
-    for name in reversed(names):
-        end = sample(Kind.SAMPLE_FINISHED, name, outcome="completed", containment={})
-        run.recorder.record(end)
-    feed.look()
-    (found,) = feed.state()["runs"]
-    assert [each["sample"] for each in found["samples"]] == names[:20]
-    assert (found["begun"], found["finished"]) == (30, 30)
 
 
 def test_watch_shows_what_runs_now(

@@ -22,7 +22,6 @@ from belljar.model.http import (
     ServerViolationError,
     is_api,
 )
-from belljar.model.serve import HEALTH
 
 pytestmark = pytest.mark.anyio
 MAX_BYTES = 1 << 20
@@ -110,45 +109,6 @@ async def ask(
         return got, await whole(got)
 
 
-async def test_a_request_goes_out_whole_and_says_nothing_of_its_client() -> None:
-    """Method, path, length, type and body are sent, and nothing of this host."""
-    server = ScriptedServer([answer(b"{}")])
-    async with (
-        aclosing(Client(to(server))) as client,
-        client.ask(QUESTION, max_bytes=MAX_BYTES, timeout_s=30) as got,
-    ):
-        assert await whole(got) == b"{}"
-    head, _, body = server.received.partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
-    names = {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]}
-    assert names == {b"host", b"content-length", b"content-type"}
-    assert body == b'{"x":1}'
-
-
-@pytest.mark.parametrize("status", [200, 503])
-async def test_the_answer_to_a_look_at_health_may_be_empty(status: int) -> None:
-    """As vLLM's, which has no type, and to nothing else; what isn't empty is JSON there, too."""
-    head = b"HTTP/1.1 %d Said\r\nContent-Length: " % status
-    client = Client(to(ScriptedServer([head + b"0\r\n\r\n", head + b"2\r\n\r\n{}"])))
-    async with client.ask(HEALTH, max_bytes=MAX_BYTES, timeout_s=30) as got:
-        assert (await whole(got), got.status) == (b"", status)
-    with pytest.raises(ServerViolationError):
-        async with client.ask(HEALTH, max_bytes=MAX_BYTES, timeout_s=30):
-            pass
-    await client.aclose()
-    with pytest.raises(ServerViolationError):
-        await ask([head + b"0\r\n\r\n"])
-
-
-async def test_an_answers_usage_is_read_from_it() -> None:
-    """With the details that servers add."""
-    usage = (
-        b'{"prompt_tokens":7,"completion_tokens":null,"prompt_tokens_details":{"cached_tokens":1}}'
-    )
-    got, _ = await ask([answer(b'{"usage":' + usage + b"}")])
-    assert got.tokens == {"prompt_tokens": 7, "completion_tokens": None}
-
-
 @pytest.mark.promise("2.8")
 @pytest.mark.parametrize("count", ["-1", "1e999", "1.0", "true", '"7"', "[1]", "1099511627776"])
 @pytest.mark.parametrize(
@@ -162,14 +122,6 @@ async def test_a_usage_that_is_no_count_is_a_violation(name: str, count: str) ->
         await ask([answer(body.encode())])
     with pytest.raises(ServerViolationError):
         await ask(stream(f"data: {body}\n\ndata: [DONE]\n\n".encode()))
-
-
-async def test_a_stream_passes_event_by_event_however_it_is_cut() -> None:
-    """The same bytes, in whole lines, with the last event's usage."""
-    text = b'data: {"a":1}\n\ndata: {"usage":{"completion_tokens":2}}\n\n: ping\ndata: [DONE]\n\n'
-    got, body = await ask(stream(*(text[i : i + 5] for i in range(0, len(text), 5))))
-    assert body == text
-    assert got.tokens["completion_tokens"] == 2
 
 
 VIOLATIONS = {
@@ -280,25 +232,6 @@ async def test_a_stream_carries_one_request_after_the_other() -> None:
     assert streams.servers[0].is_closed
 
 
-AGAIN = {
-    "ended while idle": [answer(b"{}")],
-    "closing": [answer(b"{}", "application/json", "Connection: close")],
-    "unasked bytes": [answer(b"{}") + b"HTTP/1.1 200 OK\r\n"],
-}
-
-
-@pytest.mark.parametrize("name", AGAIN)
-async def test_a_stream_that_is_spent_is_replaced(name: str) -> None:
-    """One that the server ended or wrote into unasked."""
-    streams = Streams(ScriptedServer(AGAIN[name]), ScriptedServer([answer(b"{}")]))
-    client = Client(streams.connect)
-    for _ in range(2):
-        async with client.ask(QUESTION, max_bytes=MAX_BYTES, timeout_s=30) as got:
-            assert (await whole(got)).strip() == b"{}"
-    await client.aclose()
-    assert (streams.opened, streams.servers[0].is_closed) == (2, True)
-
-
 async def test_half_an_answer_on_a_used_stream_is_not_asked_again() -> None:
     """The server has begun to answer: another answer would not be the same."""
     streams = Streams(ScriptedServer([answer(b"{}"), answer(b"{}")[:20]]))
@@ -314,13 +247,6 @@ async def test_a_request_that_is_given_up_takes_its_stream_along() -> None:
         async with client.ask(QUESTION, max_bytes=MAX_BYTES, timeout_s=30) as got:
             await whole(got)
     assert server.is_closed
-
-
-async def test_a_long_line_in_small_chunks_passes() -> None:
-    """A token or two at a time, as servers send them."""
-    text = b'data: {"a": "' + b"x" * 100_000 + b'"}\n\ndata: [DONE]\n\n'
-    _, body = await ask(stream(*(text[at : at + 16] for at in range(0, len(text), 16))))
-    assert body == text
 
 
 @pytest.mark.parametrize(

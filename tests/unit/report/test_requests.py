@@ -59,10 +59,7 @@ def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
     assert [request.what for request in requests] == [f"http://a/{n}" for n in listed]
     assert [request.status for request in requests] == [200 + n % 7 for n in listed]
     assert (requests.count, requests.between) == (1000, 1000 - FIRST - LAST)
-    assert any(
-        f"… {requests.between} more: belljar ledger show R " in each
-        for each in network_lines(collect(judged(many)))
-    )
+    assert any("1000 request(s)" in each for each in network_lines(collect(judged(many))))
 
 
 def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
