@@ -129,7 +129,6 @@ def _switch_not_tested(why: str) -> Check:
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
     """The facts as checks, the tiers first."""
-    from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import cores_warning
     from belljar.policy.limits import Tier
 
@@ -148,8 +147,10 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
     yield from _virtualisation(facts)
     # Asked for the lowest tier: cores of the others go to no worse places.
     warning = cores_warning(Tier.CONTAINER, facts.cores)
-    text = ("a crash in a cell writes no core dump",) if warning is None else obstacle_text(warning)
-    yield Check("core dumps", "ok" if warning is None else "note", *text)
+    if warning is None:
+        yield Check("core dumps", "ok", "a crash in a cell writes no core dump")
+    else:
+        yield Check("core dumps", "note", warning.what, warning.hint)
     yield from _tools(facts)
 
 
@@ -158,7 +159,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
-    from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import network_obstacles, tier_obstacles
     from belljar.policy.limits import Tier
 
@@ -166,7 +166,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
         found = tier_obstacles(tier, facts)
         state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
-            yield Check(f"tier {tier}", state, *obstacle_text(obstacle))
+            yield Check(f"tier {tier}", state, obstacle.what, obstacle.hint)
         runtime = facts.runtime(tier.value)
         if found:
             continue
@@ -183,7 +183,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
             yield Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
     lacking = network_obstacles(facts)
     for obstacle in lacking:
-        yield Check("ranges", "note", *obstacle_text(obstacle))
+        yield Check("ranges", "note", obstacle.what, obstacle.hint)
     if not lacking:
         nft = facts.tool("nft")
         found_nft = f"nft {nft.version}" if nft else "nft"
@@ -193,7 +193,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
     """Each tier's state, proof and obstacles."""
-    from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import tier_obstacles
     from belljar.policy.limits import Tier
 
@@ -201,7 +200,7 @@ def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
     for tier in Tier:
         found, runtime = tier_obstacles(tier, facts), facts.runtime(tier.value)
         proof = facts.kvm.state.value if runtime is None else runtime.state.value
-        texts = [(obstacle.code.value, *obstacle_text(obstacle)) for obstacle in found]
+        texts = [(obstacle.code.value, obstacle.what, obstacle.hint) for obstacle in found]
         obstacles = [{"code": code, "what": what, "hint": hint} for code, what, hint in texts]
         shown[tier.value] = {"works": not found, "proof": proof, "obstacles": obstacles}
     return shown
@@ -213,7 +212,7 @@ def _mib(amount_mib: int) -> str:
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     from belljar.host.model import KvmState
-    from belljar.plan.explain import KVM_HINTS
+    from belljar.plan.obstacles import KVM_HINTS
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
