@@ -55,6 +55,7 @@ def library_versions() -> dict[str, str]:
 RUNS: Final = "runs"
 INSPECT_LOGS: Final = "inspect"  # Inspect's logs in a run directory of `belljar run`
 
+# An exception may quote what a guest sent.
 _MAX_ERROR_CHARS: Final = 4096
 OUTCOMES: Final = ("completed", "failed", "interrupted")
 

@@ -98,6 +98,7 @@ def _crash_warning(tier: Tier, facts: HostFacts) -> Iterator[str]:
 
 _WIDTH: Final = 110
 _LABEL_WIDTH: Final = 10
+# An image's command may be a whole script.
 _MAX_PROGRAM_CHARS: Final = 200
 
 

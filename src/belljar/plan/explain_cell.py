@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
     from belljar.policy.serving import Gpu
 
+# As many as `docker images` shows; `--json` has all.
 _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
 

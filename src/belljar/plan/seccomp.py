@@ -12,6 +12,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.policy.limits import NOTHING_GRANTED, Granted
 
+# Of most arguments the kernel looks at the lower 32 bits alone.
 _WORD: Final = 0xFFFF_FFFF
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 """The machine's own: 32-bit and x32 calls on x86_64 kill the caller."""

@@ -11,10 +11,8 @@ import pytest
 
 from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
-from belljar.ledger import listing
 from belljar.ledger.files import body_path
 from belljar.ledger.listing import (
-    RunSummary,
     find_run,
     list_runs,
     read_body,
@@ -74,22 +72,6 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
         ("20000101-000000000-000001", "broken"),
         (whole.name, "completed"),
     ]
-
-
-def test_a_limit_reads_so_many(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of many old runs costs a short list nothing: the latest are summarised, no other
-    directory is entered."""
-    made = [make_run(home) for _ in range(5)]
-    read: list[Path] = []
-
-    def counted(path: Path) -> RunSummary:
-        read.append(path)
-        return summarise(path)
-
-    monkeypatch.setattr(listing, "summarise", counted)
-    assert [run.path for run in list_runs(home, limit=3)[0]] == made[2:]
-    assert read == made[2:]
-    assert list_runs(home, limit=9)[0][0].path == made[0]
 
 
 def test_a_pipe_for_a_ledger_does_not_hang(home: Path) -> None:

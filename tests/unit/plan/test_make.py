@@ -286,14 +286,6 @@ def test_what_this_host_has_not_got_is_refused_with_the_hint(
     assert refused.value.exit_code == 3
 
 
-def test_the_first_missing_tool_refuses(facts: HostFacts, image: ImageFacts) -> None:
-    """Only what a cell needs: a missing skopeo keeps no cell from running."""
-    old = replace(facts.tools[0], version="7.2", ok=False, hint="run `belljar setup`")
-    with pytest.raises(ObstacleError) as refused:
-        make_plan(load_preset("high").policy, replace(facts, tools=(old,)), image)
-    assert codes(refused.value) == [ObstacleCode.TOOL_TOO_OLD]
-
-
 def test_an_image_says_how_processes_start_and_the_policy_has_the_last_word(
     facts: HostFacts, image: ImageFacts
 ) -> None:
