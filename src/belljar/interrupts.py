@@ -1,7 +1,12 @@
 """SIGTERM and SIGHUP unwind as Ctrl-C does: cells are destroyed, ledgers are sealed.
 
-Imports nothing of ours. A SIGHUP that was ignored when this process was started (`nohup`) stays
-ignored.
+Imports nothing of ours.
+
+A SIGINT or SIGHUP that was ignored when this process was started (`nohup`, a background job of a
+shell without job control) stays ignored. For SIGINT there is a catch: it is also how an evaluation
+is ended from inside, since asyncio and trio cancel their main task on it. So an ignored one is
+*blocked*, which no sender can get past, and unblocked only when this process itself wants to be
+interrupted. Children don't inherit the block where it matters: a jail clears its mask.
 """
 
 from __future__ import annotations
@@ -13,7 +18,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+_BLOCKED: Final = {signal.SIGINT}
 _HEEDED: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+def hold_ignored_interrupt() -> None:
+    """Block an ignored SIGINT in the main thread and all threads to come.
+
+    Call it before any thread is started.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
 
 
 class Termination:
@@ -22,20 +37,29 @@ class Termination:
     Made by `termination_as_interrupt`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_held: bool) -> None:
         self.received: list[int] = []
+        self._is_held = is_held
+        self._is_own = False
         self._is_raised = False
 
     def interrupt(self) -> None:
-        """Interrupt the main thread as Ctrl-C does, from any thread."""
-        if (main := threading.main_thread().ident) is not None:
-            signal.pthread_kill(main, signal.SIGINT)
+        """Interrupt the main thread as Ctrl-C does, from any thread, even if Ctrl-C is ignored."""
+        main = threading.main_thread().ident
+        if main is not None:
+            self._is_own = self._is_held
+            # A mask can only be changed by its own thread: there, by the handler of the other
+            # signal.
+            signal.pthread_kill(main, signal.SIGTERM if self._is_held else signal.SIGINT)
 
     def heed(self, number: int, _frame: FrameType | None) -> None:
         """The handler of SIGTERM and SIGHUP. Runs in the main thread."""
-        self.received.append(number)
-        if not self._is_raised:  # a second interrupt would tear the unwinding
+        if not self._is_own:
+            self.received.append(number)
+        self._is_own = False
+        if not self._is_raised:
             self._is_raised = True
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
             signal.raise_signal(signal.SIGINT)
 
 
@@ -45,18 +69,17 @@ def termination_as_interrupt() -> Iterator[Termination]:
 
     For the main thread.
     """
-    termination = Termination()
+    is_held = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    termination = Termination(is_held=is_held)
     heeded = [
         number
         for number in _HEEDED
         if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM
     ]
     previous = {number: signal.signal(number, termination.heed) for number in heeded}
-    # A shell without job control starts `… &` with SIGINT ignored: then nothing could end an
-    # evaluation from inside, as asyncio and trio cancel their main task on it.
-    previous[signal.SIGINT] = signal.getsignal(signal.SIGINT)
-    if previous[signal.SIGINT] is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_held:
+        hold_ignored_interrupt()
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield termination
     finally:

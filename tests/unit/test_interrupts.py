@@ -1,4 +1,5 @@
-"""Signals that end an evaluation from outside, and its end from inside."""
+"""Signals that end an evaluation from outside, and its end from inside, whether or not Ctrl-C was
+ignored at start."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 # interrupts from a thread.
 PROGRAM = """
 import anyio, os, signal, sys, threading
-from belljar.interrupts import termination_as_interrupt
+from belljar.interrupts import hold_ignored_interrupt, termination_as_interrupt
+hold_ignored_interrupt()
 async def work(termination):
     for line in sys.stdin:
         word = line.strip()
@@ -70,13 +72,13 @@ def said(
 
 @pytest.mark.promise("6.2")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("ending", [INT, TERM, "stop"])
-def test_an_ignored_hang_up_stays_ignored(backend: str, ending: str) -> None:
-    """As `nohup` wants it, however often it comes; the others, and a breach that stops the run, end
-    it all the same, though a shell had them ignored, and are left as they were."""
-    words = said(HUP, HUP, ending, backend=backend, ignoring=(INT, HUP), awaited=(INT, TERM))
+@pytest.mark.parametrize("ending", [TERM, "stop"])
+def test_what_was_ignored_at_start_stays_ignored(backend: str, ending: str) -> None:
+    """SIGINT and SIGHUP do nothing, however often they come; a SIGTERM, and a breach that stops the
+    run, end it all the same."""
+    words = said(INT, HUP, INT, ending, backend=backend, ignoring=(INT, HUP), awaited=(TERM,))
     received = [int(TERM)] if ending == TERM else []
-    assert words == ["alive", "alive", f"interrupted {received}", "True"]
+    assert words == ["alive", "alive", "alive", f"interrupted {received}", "True"]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

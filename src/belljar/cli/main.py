@@ -21,6 +21,7 @@ import click
 from belljar.cli import console
 from belljar.descriptors import exhaustion, raise_soft_limit
 from belljar.errors import BelljarError, ContainmentBreach, HostError
+from belljar.interrupts import hold_ignored_interrupt
 from belljar.package import __version__
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def root() -> None:
 def main(argv: list[str] | None = None) -> None:
     """The console script. Never returns."""
     _open_standard_streams()
+    hold_ignored_interrupt()
     raise_soft_limit()
     try:
         code = run(argv)
