@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict as asdict
 from dataclasses import field as field
 from dataclasses import fields as fields
 from dataclasses import replace as replace
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -162,37 +161,8 @@ class _Late:
     def __get__(self, instance: object, owner: type) -> Any:  # noqa: ANN401 - an attribute
         for cls in owner.__mro__:
             if cls.__dict__.get(self.name) is self:
-                if self.name == "__init__" and instance is not None and _filled[cls] < _MAX_FILLED:
-                    return partial(_fill, cls, instance)
                 _generate(cls, self.name)
         return getattr(owner if instance is None else instance, self.name)
-
-
-# A class of more instances gets a compiled `__init__`.
-_MAX_FILLED: Final = 100
-_filled: Final = Counter[type]()
-
-
-def _fill(cls: type, instance: Any, /, *arguments: Any, **given: Any) -> None:  # noqa: ANN401
-    kinds, defaults, options = _written[cls]
-    values = {} if options.get("kw_only") else dict(zip(kinds, arguments, strict=False))
-    is_wrong = len(values) < len(arguments) or bool(given.keys() & values or given.keys() - kinds)
-    values |= given
-    for name in kinds.keys() - values.keys():
-        value = defaults.get(name, dataclasses.MISSING)
-        if isinstance(value, dataclasses.Field):
-            make = value.default_factory
-            value = value.default if make is dataclasses.MISSING else make()
-        values[name] = value
-        is_wrong = is_wrong or value is dataclasses.MISSING
-    _filled[cls] += 1
-    if is_wrong:
-        _generate(cls, "__init__")  # which refuses
-        instance.__init__(*arguments, **given)
-    for name in kinds:
-        object.__setattr__(instance, name, values[name])
-    if hasattr(cls, "__post_init__"):
-        instance.__post_init__()
 
 
 def _generate(cls: type, name: str) -> None:

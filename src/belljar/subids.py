@@ -7,7 +7,9 @@ import pwd
 from pathlib import Path
 from typing import Final
 
+# From root to `nobody` (65534) and one more, as images use them.
 NEEDED_IDS: Final = 1 << 16
+# The last of 32 bits means no id at all.
 _MAX_ID: Final = 0xFFFF_FFFF
 
 

@@ -22,8 +22,8 @@ from belljar.cell.task_data import put_directory
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
-from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy.limits import demanded_tier
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy

@@ -133,7 +133,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
-    from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import network_obstacles, tier_obstacles
     from belljar.policy.limits import Tier
 
@@ -141,7 +140,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
         found = tier_obstacles(tier, facts)
         state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
-            yield Check(f"tier {tier}", state, *obstacle_text(obstacle))
+            yield Check(f"tier {tier}", state, obstacle.what, obstacle.hint)
         runtime = facts.runtime(tier.value)
         if found:
             continue
@@ -158,7 +157,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
             yield Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
     lacking = network_obstacles(facts)
     for obstacle in lacking:
-        yield Check("ranges", "note", *obstacle_text(obstacle))
+        yield Check("ranges", "note", obstacle.what, obstacle.hint)
     if not lacking:
         nft = facts.tool("nft")
         found_nft = f"nft {nft.version}" if nft else "nft"
@@ -172,7 +171,7 @@ def _mib(amount_mib: int) -> str:
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     from belljar.host.model import KvmState
-    from belljar.plan.explain import KVM_HINTS
+    from belljar.plan.obstacles import KVM_HINTS
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:

@@ -20,7 +20,7 @@ from belljar.cli.console import (
 )
 from belljar.cli.findings import dropped, show_findings
 from belljar.cli.report import report_of_run
-from belljar.units import format_size, printable
+from belljar.units import printable
 from belljar.waiting import LOADING, reported_if_slow
 
 # A longer task or command line is cut; `--json` has it whole.
@@ -272,13 +272,12 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
     if not found:
         click.echo("no runs yet; try `belljar exec -- uname -a`")
         return
-    head: tuple[str, ...] = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED", "SIZE")
+    head: tuple[str, ...] = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")
     rows = [head]
     for run in found:
         started = run.started[:19].replace("T", " ") if run.started else "-"
         code = f" ({run.exit_code})" if run.exit_code else ""
         outcome = f"{run.outcome}{code}{', killed' if run.killed else ''}"
         words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
-        shown = (printable(word, max_chars=MAX_WHAT_CHARS) for word in words)
-        rows.append((*shown, format_size(run.size_bytes)))
+        rows.append(tuple(printable(word, max_chars=MAX_WHAT_CHARS) for word in words))
     click.echo("\n".join(table_lines(rows)))

@@ -33,6 +33,7 @@ _READ: Final = (
 )
 _DIRECTORY: Final = _READ | getattr(os, "O_DIRECTORY", 0)
 _JUNCTION: Final = 0xA0000003  # IO_REPARSE_TAG_MOUNT_POINT, Windows' other link
+# `walk_files` calls itself, and holds a descriptor a level.
 _MAX_DEPTH: Final = 16
 
 
@@ -218,6 +219,7 @@ def body_path(digest: str) -> str:
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_PART: Final = "manifest.json.new"  # until the final checkpoint is on the disk
+# It is read whole; hundreds of thousands of files fit.
 _MAX_MANIFEST_BYTES: Final = 64 << 20
 
 

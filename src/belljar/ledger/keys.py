@@ -5,7 +5,6 @@ Imports `cryptography` only to sign or verify: listing runs does neither.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import os
@@ -13,21 +12,14 @@ import re
 import secrets
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from belljar.dataclass import dataclass, field
 from belljar.errors import HostError, LedgerError
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 KEY_FILE: Final = "ledger-ed25519.pem"
+# An Ed25519 key in PEM has 119 bytes; with comments around it, a few hundred.
 _MAX_KEY_FILE_BYTES: Final = 4096
-_PEM: Final = re.compile(
-    rb"-----BEGIN PRIVATE KEY-----\n([A-Za-z0-9+/]{64})\n-----END PRIVATE KEY-----\n"
-)
-# Before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410, without attributes).
-_PKCS8_HEAD: Final = bytes.fromhex("302e020100300506032b657004220420")
 
 
 def fingerprint_of(public_key_hex: str) -> str:
@@ -48,12 +40,10 @@ class SigningKey:
         return fingerprint_of(self.public_key)
 
     def sign(self, payload: bytes) -> str:
-        """The Ed25519 signature, 128 hex digits. Raises `LedgerError` for a wrong public key."""
-        private = _private(self.seed)
-        if private.public_key().public_bytes_raw().hex() != self.public_key:
-            hint = "remove facts/ledger-key-* below BELLJAR_HOME: they are written anew"
-            raise LedgerError("the public key on record isn't the signing key's", hint=hint)
-        return private.sign(payload).hex()
+        """Return the Ed25519 signature, 128 hex digits."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self.seed).sign(payload).hex()
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
@@ -79,7 +69,7 @@ def load_or_make_key(home: Path) -> SigningKey:
     try:
         if not path.exists():
             _make(path)
-        return _load(path, facts=home / "facts")
+        return _load(path)
     except OSError as error:
         raise HostError(
             f"the signing key can't be used: {error.strerror}; without it nothing can be recorded",
@@ -92,7 +82,7 @@ def load_or_make_key(home: Path) -> SigningKey:
 def local_fingerprint(home: Path) -> str | None:
     """The fingerprint of this host's key; None without a readable one."""
     try:
-        return _load(home / "keys" / KEY_FILE, facts=home / "facts").fingerprint
+        return _load(home / "keys" / KEY_FILE).fingerprint
     except (OSError, LedgerError):
         return None
 
@@ -105,7 +95,11 @@ def parse_fingerprint(text: str) -> str:
     return plain
 
 
-def _load(path: Path, *, facts: Path) -> SigningKey:
+def _load(path: Path) -> SigningKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    # No link is followed, and a pipe in the key's place makes nobody wait.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
@@ -116,48 +110,18 @@ def _load(path: Path, *, facts: Path) -> SigningKey:
                 hint=f"chmod 600 it if you trust it, else move it away: {path}",
             )
         content = file.read(_MAX_KEY_FILE_BYTES)
-    usual = _PEM.fullmatch(content)
-    der = base64.b64decode(usual[1]) if usual else b""
-    is_usual = len(der) == len(_PKCS8_HEAD) + 32 and der.startswith(_PKCS8_HEAD)
-    seed = der[len(_PKCS8_HEAD) :] if is_usual else _read_seed(content, path)
-    # By the key file's digest: another key has another public key.
-    known = facts / f"ledger-key-{hashlib.sha256(content).hexdigest()}"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        public_key = known.read_text("ascii")
-        if re.fullmatch("[0-9a-f]{64}", public_key):
-            return SigningKey(seed, public_key)
-    public_key = _private(seed).public_key().public_bytes_raw().hex()
-    with contextlib.suppress(OSError):  # a store that can't be written: derive it again next time
-        facts.mkdir(mode=0o711, exist_ok=True)
-        write_once(known, public_key.encode())
-    return SigningKey(seed, public_key)
-
-
-def _private(seed: bytes) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.from_private_bytes(seed)
-
-
-def _read_seed(content: bytes, path: Path) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     try:
         private = load_pem_private_key(content, password=None)
+        if not isinstance(private, Ed25519PrivateKey):
+            raise ValueError("it is of another kind than Ed25519")
     except (ValueError, TypeError) as error:
+        # Never replaced: that would orphan older runs silently.
         raise LedgerError(
-            "the signing key is damaged",
+            "the signing key is damaged, or not an Ed25519 key",
             where=str(path),
             hint="restore it, or move it away: a new one is made",
         ) from error
-    if not isinstance(private, Ed25519PrivateKey):
-        raise LedgerError(
-            "the signing key is not an Ed25519 key",
-            where=str(path),
-            hint="move it away: a new one is made",
-        )
-    return private.private_bytes_raw()
+    return SigningKey(private.private_bytes_raw(), private.public_key().public_bytes_raw().hex())
 
 
 def _make(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +22,12 @@ from belljar.ledger.files import (
     open_beneath,
     open_directory,
     read_raw,
-    walk_files,
 )
 from belljar.ledger.rundir import RUNS
 from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line
 from belljar.ledger.verification import parse_line, spilled_data
 
+# The last event is small; one whose data fills a line is found as well as not.
 _TAIL_BYTES: Final = 256 << 10
 
 
@@ -45,7 +45,6 @@ class RunSummary:
     what: str
     outcome: str
     exit_code: int | None
-    size_bytes: int
     verdict: str = ""
     killed: str = ""
 
@@ -79,11 +78,8 @@ def find_run(home: Path, ref: str) -> Path:
         return home / RUNS / known[-1]
     meant = [ref] if ref in known else [name for name in known if name.startswith(ref)]
     if len(meant) != 1:
-        raise FileNotFoundError(
-            f"{ref} is the beginning of {len(meant)} runs"
-            if meant
-            else f"there is no run {ref} under {home / RUNS}"
-        )
+        many = f"{len(meant)} runs begin with {ref}"
+        raise FileNotFoundError(many if meant else f"there is no run {ref} under {home / RUNS}")
     return home / RUNS / meant[0]
 
 
@@ -104,7 +100,6 @@ def summarise(run_dir: Path) -> RunSummary:
         what="",
         outcome="broken",
         exit_code=None,
-        size_bytes=_size_of(run_dir),
     )
     try:
         _, first = next(read_lines(run_dir), (0, ValueError("no events")))
@@ -222,12 +217,3 @@ def _last_event(run_dir: Path) -> Line | None:
         return parse_line(lines[-2])
     except ValueError:
         return None
-
-
-def _size_of(run_dir: Path) -> int:
-    size_bytes = 0
-    with suppress(OSError, LedgerError), open_directory(run_dir) as root:
-        for path in list(walk_files(root)):
-            with suppress(OSError):
-                size_bytes += (run_dir / path).lstat().st_size
-    return size_bytes

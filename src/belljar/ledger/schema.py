@@ -22,7 +22,9 @@ from belljar.ledger.kinds import (
     shape_of,
 )
 
+# Room for the most data and bodies that a line has, escaped.
 MAX_LINE_BYTES: Final = 1 << 20
+# It has a fixed set of short fields.
 MAX_CHECKPOINT_BYTES: Final = 4096
 MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20

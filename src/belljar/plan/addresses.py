@@ -18,6 +18,7 @@ from belljar.policy.guarding import METADATA_ADDRESS
 MAX_NAMES: Final = 250
 """Of a range: each has an address in one /24."""
 MAX_CELLS: Final = 250
+# 128 bits: no range's addresses can be guessed from another's.
 MIN_RANDOM_BYTES: Final = 16
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _PREFIX_LENGTH: Final = 22

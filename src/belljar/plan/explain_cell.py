@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.plan.jail import JailLimits
 from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
-from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
+from belljar.plan.oci import OciRuntime
 from belljar.plan.qemu import VmShape
 from belljar.policy.limits import WEIGHTS_IN_CELL, Resources, Tier
 from belljar.units import format_duration, format_size, printable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
     from belljar.policy.serving import Gpu
 
+# As many as `docker images` shows; `--json` has all.
 _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
 
@@ -115,101 +116,61 @@ def oci_layers(
 # ---- bounds: all that a cell may consume, each with what holds it there
 
 
-_HOST_DISK: Final = bound(
-    "this host's disk",
-    "nothing but its record, which grows with its output",
-    "the jail's read-only root",
-)
-
-
 def microvm_bounds(
     resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
 ) -> tuple[Bound, ...]:
-    """Everything a microVM may consume."""
-    memory_bytes = resources.memory_bytes + resources.disk_bytes
-    vm_memory = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
-    cpus = f"{resources.cpus}, and one for the VMM"
-    processors = bound(
-        "processors", cpus, "the VM's shape", f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
-    )
+    """Everything a microVM may consume; `plan --json` has every limit."""
+    by_host, cpus = _HOST_GROUP, f"{resources.cpus}, and one for the VMM"
     if jail.cpu_quota_percent is None:
-        cpus = f"{cpus}; all of this host's if the VMM itself is compromised"
-        processors = bound("processors", cpus, "the VM's shape; no control group")
+        by_host, cpus = "no control group", f"{cpus}; all of this host's if it is compromised"
     memory = resources.memory_sum(jail.memory_max_bytes)
-    host_memory = bound("this host's memory", memory, _HOST_GROUP)
+    by_jail: tuple[str, ...] = (_HOST_GROUP,)
     if "memory" not in controllers:
         # A compromised VMM may fill all its address space, but in one process only.
-        host_memory = bound(
-            "this host's memory",
-            f"{memory}; {format_size(jail.address_space_bytes)} if the VMM itself is compromised",
-            "the VM's shape",
-            "RLIMIT_AS",
-            "QEMU's seccomp (one process); no control group",
-        )
-    threads = "RLIMIT_NPROC; no control group"
-    if "pids" in controllers:
-        threads = f"{_HOST_GROUP} and RLIMIT_NPROC"
-    guest_group, tmpfs = "the guest's control group", "the guest's tmpfs (bytes and inodes)"
+        memory += f"; {format_size(jail.address_space_bytes)} if the VMM itself is compromised"
+        by_jail = ("RLIMIT_AS", "no control group")
+    threads = _HOST_GROUP if "pids" in controllers else "no control group"
+    ram = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
+    group = "the guest's control group"
     return (
-        processors,
-        bound("memory and files together", format_size(memory_bytes), guest_group, vm_memory),
-        bound("files it writes", format_size(resources.disk_bytes), tmpfs, vm_memory),
-        host_memory,
-        _HOST_DISK,
-        bound("processes in the cell", str(resources.processes), guest_group),
-        bound("threads on this host", str(jail.processes), threads),
-        *_time_and_output(resources, agent="the guest agent"),
+        bound("processors", cpus, "the VM's shape", by_host),
+        bound("memory", memory, group, ram, *by_jail),
+        bound("files it writes", format_size(resources.disk_bytes), "the guest's tmpfs", ram),
+        bound("processes", str(resources.processes), group),
+        bound("threads on this host", str(jail.processes), "RLIMIT_NPROC", threads),
+        *_time_and_output(resources),
     )
 
 
-def oci_bounds(
-    tier: Tier, resources: Resources, shape: OciShape, jail: JailLimits
-) -> tuple[Bound, ...]:
-    """Everything a container may consume: the host first of all."""
+def oci_bounds(tier: Tier, resources: Resources, jail: JailLimits) -> tuple[Bound, ...]:
+    """Everything a container may consume; `plan --json` has every limit."""
     memory = resources.memory_sum(jail.memory_max_bytes)
-    files = f"{format_size(shape.disk_bytes)}, {shape.disk_inodes:,} files"
-    limits = {limit["type"]: int(limit["hard"]) for limit in shape.config["process"]["rlimits"]}
-    open_files = f"{limits.get('RLIMIT_NOFILE', OPEN_FILES[1]):,}"
     if tier is Tier.GVISOR:
         # Measured: 0.7 MiB for a sleeping `sleep`, 4.2 for a Python that sleeps, 5.8 for its fork.
         memory += "; a sleeping Python takes 4 to 6 MiB of it, and to use it up ends the cell"
-        # gVisor's own file system; where the image has a /tmp, that is in the layer.
-        files += "; as much again in /tmp if the image has none"
-        more: tuple[Bound, ...] = (
-            bound(
-                "processes on this host",
-                f"{jail.processes}: gVisor's own, and some for each of {resources.processes} in "
-                f"the cell",
-                _HOST_GROUP,
-            ),
-            bound("open files of one process", open_files, "gVisor's RLIMIT_NOFILE"),
-        )
-    else:
-        tasks = f"{jail.processes}: {resources.processes}, and what holds the cell"
-        more = (
-            bound("processes", tasks, _HOST_GROUP),
-            bound("open files of one process", open_files, "RLIMIT_NOFILE"),
-            bound("terminals", str(MAX_TERMINALS), "the cell's devpts"),
-        )
-    quota = f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
+    processes = f"{resources.processes}; {jail.processes} with what holds the cell"
+    tmpfs = "the jail's tmpfs"
     return (
-        bound("processors", str(resources.cpus), quota),
-        bound("memory and files together", memory, _HOST_GROUP),
-        bound("files it writes", files, "the jail's tmpfs (bytes and inodes)", _HOST_GROUP),
-        _HOST_DISK,
-        *more,
-        *_time_and_output(resources, agent="the agent"),
+        bound("processors", str(resources.cpus), _HOST_GROUP),
+        bound("memory", memory, _HOST_GROUP),
+        bound("files it writes", format_size(resources.disk_bytes), tmpfs, _HOST_GROUP),
+        bound("processes", processes, _HOST_GROUP),
+        *_time_and_output(resources),
     )
 
 
-def _time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
+def _time_and_output(resources: Resources) -> tuple[Bound, ...]:
     """The bounds of every tier."""
-    timeout = f"{format_duration(resources.exec_timeout_s)} unless it asks for another"
+    timeout = f"{format_duration(resources.exec_timeout_s)} for a command"
     output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
     return (
-        bound("time", format_duration(resources.lifetime_s), "the jail's supervisor"),
-        bound("time of one command", timeout, agent, "a deadline on the host"),
-        bound("output kept of one command", output, agent, "the channel's window on the host"),
+        bound(
+            "time",
+            f"{format_duration(resources.lifetime_s)}; {timeout}, unless it asks for another",
+            "the jail's supervisor",
+            "a deadline on the host",
+        ),
+        bound("output kept of a command", output, "the channel's window on the host"),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from belljar.host.model import HostFacts
 from belljar.plan.model import REAL, Bound, bound
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan, PortPlan, plan_network
 from belljar.policy.guarding import METADATA_ADDRESS
@@ -74,37 +73,14 @@ def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
 
 
 def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
-    """What the cells can make grow by what they send."""
+    """What the cells can make grow by what they send; `plan --json` has every limit."""
     most = network.bounds
-    memory = format_size(most.group_memory_bytes)
-    groups = {
-        "memory": f"{memory} of memory; one is killed, and the range ends",
-        "cpu": f"{most.group_cpu_percent / 100:g} processors; they wait",
-        "pids": f"{most.group_processes} processes",
-    }
     return (
         bound(
             "connections to the gateway",
-            f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one cell, "
-            f"{most.cell_connections:,} between cells; "
-            f"{most.new_connections_per_s:,} new ones a second",
+            f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one cell",
             "the range's packet rules",
             "the gateway",
-        ),
-        bound(
-            "the gateway's memory",
-            f"{format_size(most.gateway_memory_bytes)}; to use it up ends the range",
-            "RLIMIT_AS and the gateway's own limits",
-        ),
-        *(
-            bound(f"the range's own processes ({name})", groups[name], "control group")
-            for name in network.controllers
-            if name in groups
-        ),
-        bound(
-            "the range supervisor's memory",
-            f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
-            "RLIMIT_AS",
         ),
         bound(
             "packet record on this host's disk",
@@ -117,35 +93,13 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
             f"{format_size(most.recorded_bytes)}; a further event ends the range",
             "the range's owner",
         ),
-        bound(
-            "bodies kept of one request",
-            f"{format_size(most.recorded_body_bytes)} each way; the rest is counted",
-            "the gateway",
-            "the record's reader",
-        ),
     )
 
 
-def warnings(network: NetworkPlan, facts: HostFacts) -> Iterator[str]:
+def warnings(network: NetworkPlan) -> tuple[str, ...]:
     """What the author should know of this network."""
-    if network.upstreams:
-        hosts = ", ".join(printable(item.host) for item in network.upstreams)
-        yield (
-            f"this range reaches something real ({hosts}): what the model sends there leaves this "
-            f"host"
-        )
-    if network.default == "simulate":
-        yield (
-            "unknown names are simulated: that a name resolves says nothing of what the policy "
-            "meant to be there"
-        )
-    if targets := network.targets:
-        resources = [item.settings["resources"] for item in targets]
-        needed_bytes = sum(int(of["memory_bytes"]) + int(of["disk_bytes"]) for of in resources)
-        free_bytes = facts.memory_available_mib << 20
-        if needed_bytes > free_bytes:
-            yield (
-                f"the target cells ({', '.join(item.id for item in targets)}) may take "
-                f"{format_size(needed_bytes)} of memory besides, and {format_size(free_bytes)} is "
-                f"free now"
-            )
+    if not network.upstreams:
+        return ()
+    hosts = ", ".join(printable(item.host) for item in network.upstreams)
+    what = "what the model sends there leaves this host"
+    return (f"this range reaches something real ({hosts}): {what}",)

@@ -103,10 +103,7 @@ def make_plan(
         from belljar.plan import explain_network
 
         bounds += explain_network.bounds(network)
-        warnings += tuple(explain_network.warnings(network, facts))
-    warnings += explain.decoy_warnings(policy, isolation.tier, facts)
-    if policy.snapshots:
-        warnings += (explain.SNAPSHOTS if isolation.tier is Tier.MICROVM else explain.FILES_ALONE,)
+        warnings += explain_network.warnings(network)
     sentences = explain.skipped_tiers(isolation.tier, skipped)
     warnings = (*sentences, *warnings)
     if image is None:
@@ -156,7 +153,7 @@ def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan
     )
     kinds = {item.kind for item in network.stand_ins}
     if found := network_obstacles(facts, kinds) if network.has_cells else ():
-        raise explain.ObstacleError(*explain.obstacle_text(found[0]), found)
+        raise explain.ObstacleError(found[0].what, *found)
     return replace(network, controllers=facts.cgroup.controllers)
 
 
@@ -287,7 +284,7 @@ def _microvm(
             emulated=emulated, is_root=facts.is_root, has_port=has_port, has_data=has_data
         ),
         bounds=explain_cell.microvm_bounds(resources, shape, jail, controllers),
-        warnings=tuple(explain.vm_warnings(facts, shape, emulated=emulated)),
+        warnings=tuple(explain.vm_warnings(facts, emulated=emulated)),
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,
         shape=(shape, guest),
@@ -348,8 +345,8 @@ def _oci(
         layers=explain_cell.oci_layers(
             tier, runtime, is_root=facts.is_root, has_port=has_port, has_gpu=bool(devices)
         ),
-        bounds=explain_cell.oci_bounds(tier, resources, shape, jail),
-        warnings=tuple(explain.oci_warnings(tier, fact, jail, facts)),
+        bounds=explain_cell.oci_bounds(tier, resources, jail),
+        warnings=tuple(explain.oci_warnings(tier, facts)),
         shape=shape,
         rights=rights,
     )

@@ -23,7 +23,6 @@ REAL: Final = "REAL network: "
 """How a sentence about something real begins."""
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 """`shared`: as good as the host's kernel."""
-ObstacleValue: TypeAlias = str | int | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class BlastRadius:
 
 
 class ObstacleCode(StrEnum):
-    """One reason; `explain.OBSTACLES` has its sentence and hint."""
+    """One reason, as programs tell them apart."""
 
     ARCHITECTURE = "architecture"
     RUNTIME_UNUSABLE = "runtime_unusable"
@@ -117,15 +116,12 @@ class ObstacleCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason why it can't be done here.
-
-    `hint`: the host's facts' own. Values whose name ends in `_bytes` are sizes.
-    """
+    """One reason why it can't be done here, a sentence, and what to do about it. Not escaped."""
 
     code: ObstacleCode
-    values: Mapping[str, ObstacleValue] = field(default_factory=dict)
+    what: str
+    hint: str
     where: str = "host"
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,8 +94,10 @@ _TO_REWRITE: Final = re.compile(
     "|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable"))
 )
 """Rules without these words need no `statement`."""
+# They go into an event: a table that is gone differs in each of its objects.
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
+# RFC 792's code, as nft 1.1 lists it.
 _ICMP_PORT_UNREACHABLE: Final = 3
 _Key = tuple[str, str, str, str]
 KnownRules = NewType("KnownRules", "Mapping[_Key, list[str]]")

@@ -1,6 +1,6 @@
-"""What stands in a tier's way on this host, as codes with their values.
+"""What stands in a tier's way on this host: each obstacle's code, sentence and hint.
 
-Used to refuse a plan, and by `belljar doctor` to say so beforehand; `explain` has the sentences.
+Used to refuse a plan, and by `belljar doctor` to say so beforehand.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
+from belljar.dataclass import replace
 from belljar.host.model import (
     CgroupVersion,
     CoreFact,
@@ -20,11 +21,11 @@ from belljar.host.model import (
     ToolFact,
     UsernsFact,
 )
-from belljar.plan.model import Obstacle, ObstacleCode, ObstacleValue
+from belljar.plan.model import Obstacle, ObstacleCode
 from belljar.plan.oci import ID_COUNT
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy.limits import GRANTABLE, Resources, Tier
-from belljar.units import printable
+from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from belljar.policy.sections import Rights
@@ -34,7 +35,25 @@ MIN_KERNEL: Final = (6, 6)
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
 MODULE_OF: Final = {"asyncssh": "ssh", "dulwich": "git", "jinja2": "http", "packaging": "pypi"}
 """The kind of stand-in that needs a module."""
+NETWORK_EXTRA_HINT: Final = (
+    "install Belljar with its extras `network` and `stand-ins`: pip install "
+    "'belljar-sandbox[network,stand-ins]'"
+)
+KVM_STATES: Final = {
+    KvmState.PROVEN: "works",
+    KvmState.UNPROVEN: "is not tested",
+    KvmState.REFUTED: "does not work",
+    KvmState.ABSENT: "is not available",
+}
+KVM_HINTS: Final = {
+    KvmState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
+    KvmState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor --prove-again` tests "
+    "it again",
+    KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
+}
+"""How to get proven hardware virtualisation."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
+# The kernel's own patterns are shorter; what an administrator wrote may be a whole command.
 _MAX_PATTERN_CHARS: Final = 80
 
 
@@ -55,66 +74,117 @@ def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
 def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     if facts.arch not in ARCHITECTURES:
         yield _foreign(tier, tuple(ARCHITECTURES), facts)
-    runtime, of_tier = facts.runtime(tier.value), {"tier": tier.value}
+    runtime = facts.runtime(tier.value)
     if runtime is None:
-        reason = f"this host was not checked for an OCI runtime of the {tier} tier"
-        yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, {"reason": reason})
-    else:
-        named = {"name": runtime.name, "version": runtime.version, "reason": runtime.reason}
-        if runtime.state is RuntimeState.UNUSABLE:
-            yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, named, hint=runtime.hint)
-        elif runtime.state is RuntimeState.REFUTED:
-            yield Obstacle(ObstacleCode.RUNTIME_FAILED, named, hint=runtime.hint)
+        what = f"this host was not checked for an OCI runtime of the {tier} tier"
+        yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, what, "run `belljar doctor`")
+    elif runtime.state is RuntimeState.UNUSABLE:
+        hint = runtime.hint or "run `belljar doctor`"
+        yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, runtime.reason, hint)
+    elif runtime.state is RuntimeState.REFUTED:
+        name = f"{runtime.name} {runtime.version}"
+        what = f"{name} failed to run a test container: {runtime.reason}"
+        hint = runtime.hint or "`belljar doctor` tests it again"
+        yield Obstacle(ObstacleCode.RUNTIME_FAILED, what, hint)
     yield from _tools_and_userns("oci", facts)
     if not facts.ids.available:
-        yield _not_available(ObstacleCode.NO_IDS, facts.ids)
+        yield _no_ids("a cell", facts.ids)
     # A container's limits are its control groups: no machine around it would bound it otherwise.
-    missing = tuple(name for name in _CONTROLLERS if name not in facts.cgroup.controllers)
-    if missing:
-        code = ObstacleCode.CGROUPS_NOT_OWNED
-        if facts.cgroup.version is CgroupVersion.NONE:
-            code = ObstacleCode.CGROUPS_NOT_MOUNTED
-        elif facts.is_root:
-            code = ObstacleCode.CGROUPS_NOT_IN_KERNEL
-        elif facts.cgroup.version is CgroupVersion.V2:
-            code = ObstacleCode.CGROUPS_NOT_DELEGATED
-        reason, uid = facts.cgroup.reason, facts.uid
-        yield Obstacle(code, {**of_tier, "missing": missing, "reason": reason, "uid": uid})
+    if missing := [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]:
+        yield _no_groups(tier, missing, facts)
     match = _RELEASE.match(facts.kernel_release)
     release = (int(match[1]), int(match[2])) if match else ()
     if release < MIN_KERNEL:
         shown = ".".join(map(str, release)) or facts.kernel_release
         needed = ".".join(map(str, MIN_KERNEL))
-        values = {**of_tier, "release": shown, "needed": needed}
-        yield Obstacle(ObstacleCode.KERNEL_TOO_OLD, values)
+        yield Obstacle(
+            ObstacleCode.KERNEL_TOO_OLD,
+            f"the {tier} tier needs Linux {needed} for its writable layer, and this is {shown}",
+            f"use a kernel {needed} or newer (Debian 12: linux-image-amd64 from "
+            "bookworm-backports), or the microvm tier",
+        )
+
+
+def _no_groups(tier: Tier, missing: list[str], facts: HostFacts) -> Obstacle:
+    each, uid = " ".join(missing), facts.uid
+    code = ObstacleCode.CGROUPS_NOT_OWNED
+    hint = (
+        f"as root: for c in {each}; do mkdir /sys/fs/cgroup/$c/{uid}; chown {uid} "
+        f"/sys/fs/cgroup/$c/{uid} /sys/fs/cgroup/$c/{uid}/cgroup.procs; done\n"
+        f"then in your shell: for c in {each}; do echo $$ >/sys/fs/cgroup/$c/{uid}/cgroup.procs; "
+        "done\nor run as root"
+    )
+    if facts.cgroup.version is CgroupVersion.NONE:
+        code, hint = ObstacleCode.CGROUPS_NOT_MOUNTED, "mount the control groups"
+    elif facts.is_root:
+        code = ObstacleCode.CGROUPS_NOT_IN_KERNEL
+        hint = (
+            f"run where root may make control groups, with {', '.join(missing)} among the kernel's "
+            "controllers"
+        )
+    elif facts.cgroup.version is CgroupVersion.V2:
+        code = ObstacleCode.CGROUPS_NOT_DELEGATED
+        hint = (
+            "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes belljar "
+            "…; or run as root"
+        )
+    because = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
+    what = f"limits need the control groups {', '.join(missing)}, which can't be used here"
+    return Obstacle(code, f"the {tier} tier's {what}{because}", hint)
 
 
 def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
     for tool in facts.tools:
         if tool.needed and tool.tier == tier and not tool.ok:
-            yield _lack(tool, "host")
+            yield _lack(tool)
     if not facts.userns.available:
-        yield _not_available(ObstacleCode.NO_USER_NAMESPACES, facts.userns)
+        yield _no_userns("a cell", facts.userns)
 
 
 def _foreign(tier: Tier, known: tuple[str, ...], facts: HostFacts) -> Obstacle:
-    values = {"tier": tier.value, "known": known, "arch": facts.arch}
-    return Obstacle(ObstacleCode.ARCHITECTURE, values)
+    what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"
+    hint = "use such a host; nothing weaker is used instead"
+    return Obstacle(ObstacleCode.ARCHITECTURE, what, hint)
 
 
-def _lack(tool: ToolFact, where: str) -> Obstacle:
+def _lack(tool: ToolFact) -> Obstacle:
+    hint = tool.hint or f"run `belljar setup`, or install {tool.name}"
     if not tool.path:
-        return Obstacle(ObstacleCode.TOOL_MISSING, {"tool": tool.name}, where, tool.hint)
+        return Obstacle(ObstacleCode.TOOL_MISSING, f"{tool.name} is missing", hint)
     version = tool.version or "unknown"
-    values = {"tool": tool.name, "version": version, "needed": tool.needed_min}
-    return Obstacle(ObstacleCode.TOOL_TOO_OLD, values, where, tool.hint)
+    what = f"{tool.name} is version {version}; {tool.needed_min} or newer is needed"
+    return Obstacle(ObstacleCode.TOOL_TOO_OLD, what, hint)
 
 
-def _not_available(code: ObstacleCode, fact: UsernsFact | IdsFact, where: str = "host") -> Obstacle:
-    return Obstacle(code, {"reason": fact.reason}, where, fact.hint)
+def _no_userns(needing: str, fact: UsernsFact) -> Obstacle:
+    what = f"{needing} needs user namespaces, which this user can't make: {fact.reason}"
+    return Obstacle(ObstacleCode.NO_USER_NAMESPACES, what, _or_as_root(fact.hint))
+
+
+def _no_ids(needing: str, fact: IdsFact) -> Obstacle:
+    what = f"{needing} needs ids of its own: {fact.reason}"
+    return Obstacle(ObstacleCode.NO_IDS, what, _or_as_root(fact.hint))
+
+
+def _or_as_root(hint: str) -> str:
+    if "run as root" in hint:
+        return hint
+    return f"{hint}; or run as root" if hint else "run as root"
 
 
 # ---- what a policy asks for
+
+_NOT_GRANTED: Final = {
+    Tier.CONTAINER: "its kernel is this host's",
+    Tier.GVISOR: "the guest agent shares the users of its workload",
+    Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of "
+    "the guest's kernel",
+}
+"""Why a tier grants no more rights."""
+_NO_GPU: Final = {
+    Tier.GVISOR: "runsc's proxy for the driver (`--nvproxy`) was never tried with Belljar",
+    Tier.MICROVM: "passing a PCI device to a machine (VFIO) is not built",
+}
 
 
 def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
@@ -136,10 +206,12 @@ def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
     refused = tuple(refusals(rights, tier))
     if not refused:
         return ()
-    able = tuple(each.value for each in Tier if not any(refusals(rights, each)))
-    code = ObstacleCode.RIGHTS_NEED_OTHER_TIER if able else ObstacleCode.RIGHTS_OF_NO_TIER
-    values = {"tier": tier.value, "refused": refused, "able": able}
-    return (Obstacle(code, values, "rights"),)
+    what = f"a {tier} cell does not grant {', '.join(refused)}: {_NOT_GRANTED[tier]}"
+    able = " or ".join(each.value for each in Tier if not any(refusals(rights, each)))
+    code, hint = ObstacleCode.RIGHTS_OF_NO_TIER, "leave out what no tier grants"
+    if able:
+        code, hint = ObstacleCode.RIGHTS_NEED_OTHER_TIER, f"run it in tier {able}"
+    return (Obstacle(code, what, hint, "rights"),)
 
 
 def user_obstacles(user: str, tier: Tier) -> tuple[Obstacle, ...]:
@@ -147,22 +219,27 @@ def user_obstacles(user: str, tier: Tier) -> tuple[Obstacle, ...]:
     ids = [int(part) for part in user.split(":") if part.isascii() and part.isdigit()]
     if tier is Tier.MICROVM or max(ids, default=0) < ID_COUNT:
         return ()
-    return (Obstacle(ObstacleCode.USER_BEYOND_IDS, {"user": user, "tier": tier.value}, "user"),)
+    what = f"user `{user}` is beyond the ids of a cell of the {tier} tier, which end at 65,535"
+    hint = "run it in tier microvm (`tier: microvm`), or write a smaller `user`"
+    return (Obstacle(ObstacleCode.USER_BEYOND_IDS, what, hint, "user"),)
 
 
 def gpu_obstacles(devices: tuple[str, ...], tier: Tier) -> tuple[Obstacle, ...]:
     """Why the tier passes no GPU through."""
     if not devices or tier is Tier.CONTAINER:
         return ()
-    return (Obstacle(ObstacleCode.GPU_NEEDS_CONTAINER, {"tier": tier.value}, "model.gpu"),)
+    what = f"a {tier} cell gets no GPU: {_NO_GPU[tier]}"
+    hint = "leave `model.gpu` out, or use tier container, which risk `low` allows"
+    return (Obstacle(ObstacleCode.GPU_NEEDS_CONTAINER, what, hint, "model.gpu"),)
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     """Why risk `critical` can't run here, if so."""
-    if facts.kvm.state is KvmState.PROVEN:
+    if (state := facts.kvm.state) is KvmState.PROVEN:
         return None
-    code = ObstacleCode(f"kvm_{facts.kvm.state.value}")
-    return Obstacle(code, {"reason": facts.kvm.reason}, "risk")
+    what = f"risk `critical` demands hardware virtualisation, which {KVM_STATES[state]} here"
+    hint = f"{KVM_HINTS[state]}; or lower `risk` if the risk is lower"
+    return Obstacle(ObstacleCode(f"kvm_{state}"), f"{what}: {facts.kvm.reason}", hint, "risk")
 
 
 def size_obstacles(
@@ -170,19 +247,21 @@ def size_obstacles(
 ) -> Iterator[Obstacle]:
     """Why a cell and jail of this size don't fit this host."""
     if resources.cpus > facts.cpus:
-        values: dict[str, ObstacleValue] = {"asked": resources.cpus, "cpus": facts.cpus}
-        yield Obstacle(ObstacleCode.TOO_FEW_PROCESSORS, values, "resources.cpus")
+        what = f"the policy asks for {resources.cpus} processors, and this host has {facts.cpus}"
+        hint = f"write `cpus: {facts.cpus}` or less, or use a larger host"
+        yield Obstacle(ObstacleCode.TOO_FEW_PROCESSORS, what, hint, "resources.cpus")
     host_bytes = facts.memory_total_mib << 20
     if memory_max_bytes > host_bytes:
-        memory_bytes, disk_bytes = resources.memory_bytes, resources.disk_bytes
-        values = {
-            "cell_bytes": memory_max_bytes,
-            "memory_bytes": memory_bytes,
-            "disk_bytes": disk_bytes,
-            "overhead_bytes": memory_max_bytes - memory_bytes - disk_bytes,
-            "host_bytes": host_bytes,
-        }
-        yield Obstacle(ObstacleCode.TOO_LITTLE_MEMORY, values, "resources.memory")
+        overhead_bytes = memory_max_bytes - resources.memory_bytes - resources.disk_bytes
+        yield Obstacle(
+            ObstacleCode.TOO_LITTLE_MEMORY,
+            f"a cell of this policy may take {format_size(memory_max_bytes)} (memory "
+            f"{format_size(resources.memory_bytes)} + disk {format_size(resources.disk_bytes)} + "
+            f"{format_size(overhead_bytes)} for what holds the cell), and this host has "
+            f"{format_size(host_bytes)}",
+            "lower `memory` or `disk` (all a cell writes is held in memory), or use a larger host",
+            "resources.memory",
+        )
 
 
 # ---- a range's network
@@ -195,43 +274,62 @@ def network_obstacles(
 
     `kinds`: of its stand-ins; None: of all there are.
     """
-    return tuple(_network(facts, kinds))
+    return tuple(
+        replace(each, where="network", hint=f"{each.hint}; or write `network: none`")
+        for each in _network(facts, kinds)
+    )
 
 
 def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
     from belljar.plan.network import GATEWAY_OTHER_FILES
 
-    where = "network"
+    needing = "a range's network"
     tool = facts.tool("nft")
-    if tool is None:
-        yield Obstacle(ObstacleCode.TOOL_MISSING, {"tool": "nft"}, where)
+    if tool is None or not tool.path:
+        hint = tool.hint if tool else ""
+        hint = hint or "run `belljar setup`, or install nftables"
+        yield Obstacle(ObstacleCode.TOOL_MISSING, "nft is missing", hint)
     elif not tool.ok:
-        yield _lack(tool, where)
-    missing = tuple(
+        yield _lack(tool)
+    missing = [
         name
         for name in facts.modules_missing
         if kinds is None or MODULE_OF.get(name, "") in {"", *kinds}
-    )
+    ]
     if missing:
-        yield Obstacle(ObstacleCode.MODULES_MISSING, {"modules": missing}, where)
+        named = f"the Python modules {', '.join(missing)}, which are not installed"
+        what = f"{needing} needs {named}"
+        yield Obstacle(ObstacleCode.MODULES_MISSING, what, NETWORK_EXTRA_HINT)
+    namespaces = f"{needing} needs network namespaces"
     if not facts.network_namespaces:
-        yield Obstacle(ObstacleCode.NO_NETWORK_NAMESPACES, where=where)
+        what, hint = (
+            f"{namespaces}, which this kernel doesn't have",
+            "use a kernel with CONFIG_NET_NS",
+        )
+        yield Obstacle(ObstacleCode.NO_NETWORK_NAMESPACES, what, hint)
     elif facts.network_namespaces_max == 0:
-        yield Obstacle(ObstacleCode.NETWORK_NAMESPACES_OFF, where=where)
+        what = f"{namespaces}, and user.max_net_namespaces is 0"
+        hint = "as root: sysctl -w user.max_net_namespaces=15000"
+        yield Obstacle(ObstacleCode.NETWORK_NAMESPACES_OFF, what, hint)
     # A gateway that could take fewer connections than it needs descriptors for itself is not worth
     # starting.
-    needed = 2 * GATEWAY_OTHER_FILES
-    if facts.open_files_max < needed:
-        values = {"needed": needed, "most": facts.open_files_max}
-        yield Obstacle(ObstacleCode.TOO_FEW_OPEN_FILES, values, where)
+    if facts.open_files_max < (needed := 2 * GATEWAY_OTHER_FILES):
+        most = f"and this process may have {facts.open_files_max}"
+        yield Obstacle(
+            ObstacleCode.TOO_FEW_OPEN_FILES,
+            f"{needing} needs {needed} open files for its gateway, {most}",
+            "raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit)",
+        )
     # An ordinary user's namespace belongs to a user namespace with ids for its cells.
     if not facts.is_root and not facts.userns.available:
-        yield _not_available(ObstacleCode.NO_USER_NAMESPACES, facts.userns, where)
+        yield _no_userns(needing, facts.userns)
     if not facts.is_root and not facts.ids.available:
-        yield _not_available(ObstacleCode.NO_IDS, facts.ids, where)
+        yield _no_ids(needing, facts.ids)
 
 
 # ---- crashes
+
+_CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
@@ -241,12 +339,26 @@ def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
     """
     if cores.state is CoreState.FILE:
         return None
-    code = ObstacleCode.CRASH_LIMITED_IN_CELL
-    if cores.state is CoreState.PROGRAM and not cores.can_limit:
-        code = ObstacleCode.CRASH_STARTS_PROGRAM
-    elif tier is not Tier.CONTAINER:
-        return None
-    elif cores.state is CoreState.SERVER:
-        code = ObstacleCode.CRASH_TO_SERVER
     pattern = printable(cores.pattern, max_chars=_MAX_PATTERN_CHARS)
-    return Obstacle(code, {"tier": tier.value, "pattern": pattern})
+    crash = "a crash in a cell" if tier is Tier.CONTAINER else "a crash of what holds the cell"
+    if cores.state is CoreState.PROGRAM and not cores.can_limit:
+        return Obstacle(
+            ObstacleCode.CRASH_STARTS_PROGRAM,
+            f"{crash} starts a program of this host as its root ({pattern}): a hard limit of core "
+            "dumps of 0 can't be made 1, at which the kernel starts none",
+            f"start Belljar with `ulimit -Hc` of 1 or more; or {_CORES_HINT}",
+        )
+    if tier is not Tier.CONTAINER:
+        return None
+    if cores.state is CoreState.SERVER:
+        what = (
+            f"{crash} is handed to a server of this host ({pattern}), and no limit keeps the "
+            "kernel from it"
+        )
+        return Obstacle(ObstacleCode.CRASH_TO_SERVER, what, _CORES_HINT)
+    what = (
+        f"this host's kernel starts a program as its root when something crashes ({pattern}); only "
+        "a cell's limit of core dumps of 1 keeps it from that, and only its system call profile "
+        "keeps that limit"
+    )
+    return Obstacle(ObstacleCode.CRASH_LIMITED_IN_CELL, what, _CORES_HINT)

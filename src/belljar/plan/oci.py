@@ -16,6 +16,7 @@ from belljar.plan.seccomp import seccomp_profile
 from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
 OCI_VERSION: Final = "1.0.2"
+# As many as subordinate ids are handed out at once; `nobody` is 65534.
 ID_COUNT: Final = 1 << 16
 AGENT_IN_CELL: Final = "/dev/.i"
 PROBE_IN_CELL: Final = "/dev/.p"
@@ -29,6 +30,7 @@ OPEN_FILES: Final = (1024, 524_288)
 MAX_TERMINALS: Final = 64
 """Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve)."""
 _MAX_SHM_INODES: Final = 65_536
+# A page: a smaller file takes one all the same.
 _BYTES_PER_INODE: Final = 4096
 _MIN_INODES: Final = 16_384
 _MAX_INODES: Final = 4_194_304

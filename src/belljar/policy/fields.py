@@ -41,8 +41,11 @@ MAX_ID: Final = 0xFFFF_FFFD - 100_000
 """Of a microVM's guest (native/guest/agent.h)."""
 MAX_LINE_CHARS: Final = 4096
 MAX_TEXT_CHARS: Final = 64 * 1024
+# Linux's PATH_MAX without the zero at the end.
 MAX_PATH_BYTES: Final = 4095
+# The kernel starts no program with a longer string (MAX_ARG_STRLEN).
 MAX_ENV_VALUE_BYTES: Final = 128 * 1024
+# The kernel answers there: a file of a policy's would hide it, or never be seen.
 _KERNELS_OWN: Final = ("/proc", "/sys", "/dev")
 
 

@@ -26,6 +26,7 @@ MAX_DEPTH: Final = 32
 _CHUNK_BYTES: Final = 1 << 20
 _OPENAT2: Final = 437
 """The same on every architecture (Linux 5.6)."""
+# From linux/openat2.h: Python has no names for them.
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 _TRIES: Final = 16

@@ -24,9 +24,11 @@ from belljar.units import did_you_mean, listed, quoted
 
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# DNS's 255 bytes (RFC 1035) without the first length and the last zero.
 MAX_HOST_CHARS: Final = 253
 MAX_PORTS: Final = 64
 MAX_NAMES: Final = 250
+# The gateway answers DNS there itself, on each address.
 RESOLVER_PORT: Final = 53
 METADATA_NAMES: Final = (
     "instance-data",

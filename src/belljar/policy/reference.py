@@ -16,6 +16,7 @@ DEFAULT_REGISTRY: Final = "docker.io"
 DEFAULT_TAG: Final = "latest"
 _OLD_DEFAULT_REGISTRY: Final = "index.docker.io"
 _OFFICIAL: Final = "library/"
+# Registries and clients take no longer repository name (OCI distribution spec).
 _MAX_NAME_CHARS: Final = 255
 _MAX_CHARS: Final = 512
 _LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"

@@ -29,6 +29,7 @@ from belljar.units import format_size, printable, quoted
 
 MAX_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 12
+# More is one mistake many times over, or no policy at all.
 _MAX_PROBLEMS: Final = 20
 
 Path: TypeAlias = tuple["str | int", ...]
@@ -43,6 +44,7 @@ _SPECIAL: Final = {"": None, "~": None} | {
 }
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.ASCII)
+# int() of many digits takes long: longer ones stay text, which no field takes as a number.
 _MAX_DIGITS: Final = 64
 
 

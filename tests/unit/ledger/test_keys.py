@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +15,6 @@ from belljar.ledger.keys import (
     parse_fingerprint,
     signature_is_good,
 )
-
-MAKE = """
-import sys
-from pathlib import Path
-from belljar.ledger.keys import load_or_make_key
-print(load_or_make_key(Path(sys.argv[1])).fingerprint)
-"""
 
 
 def test_made_once_and_private(home: Path) -> None:
@@ -40,16 +31,6 @@ def test_threads_that_race_get_the_same_key(home: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         keys = list(pool.map(lambda _: load_or_make_key(home).fingerprint, range(32)))
     assert len(set(keys)) == 1
-
-
-def test_processes_that_race_get_the_same_key(home: Path) -> None:
-    """The same across processes."""
-    made = [
-        subprocess.Popen([sys.executable, "-c", MAKE, str(home)], stdout=subprocess.PIPE)
-        for _ in range(4)
-    ]
-    assert len({process.communicate()[0] for process in made}) == 1
-    assert [process.returncode for process in made] == [0] * 4
 
 
 @pytest.mark.parametrize(
@@ -98,43 +79,6 @@ def test_fingerprints_as_people_paste_them() -> None:
     assert parse_fingerprint(" SHA256:" + ":".join(["AB"] * 32)) == "ab" * 32
     with pytest.raises(ValueError, match="64 hex"):
         parse_fingerprint("ab")
-
-
-def test_a_key_that_is_known_is_loaded_without_its_library(home: Path) -> None:
-    """A run's first events need the public key only: the library is imported when one signs."""
-    known = load_or_make_key(home)
-    code = MAKE + "print('cryptography' in sys.modules)"
-    again = subprocess.run(
-        [sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True
-    )
-    assert again.stdout.split() == [known.fingerprint, "False"]
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff", b"x" * 64, b"0" * 63])
-def test_a_damaged_note_of_the_public_key_is_passed_over(home: Path, content: bytes) -> None:
-    """The private key decides."""
-    key = load_or_make_key(home)
-    (note,) = (home / "facts").glob("ledger-key-*")
-    note.write_bytes(content)
-    assert load_or_make_key(home).public_key == key.public_key
-
-
-def test_nothing_is_signed_under_another_public_key(home: Path) -> None:
-    """A note that is false makes no run whose record can't be verified."""
-    load_or_make_key(home)
-    (note,) = (home / "facts").glob("ledger-key-*")
-    note.write_text("0" * 64)
-    with pytest.raises(LedgerError):
-        load_or_make_key(home).sign(b"payload")
-
-
-def test_another_key_has_another_note(home: Path) -> None:
-    """A key that was put in another's place is named by its own public key."""
-    first = load_or_make_key(home)
-    (home / "keys" / KEY_FILE).unlink()
-    second = load_or_make_key(home)
-    assert first.public_key != second.public_key
-    assert signature_is_good(second.public_key, second.sign(b"payload"), b"payload")
 
 
 def test_a_key_does_not_show_its_secret(home: Path) -> None:

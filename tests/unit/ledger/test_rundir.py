@@ -44,6 +44,7 @@ def test_a_run_is_sealed(finished: Path) -> None:
     first, *_ = read_events(finished)
     assert first.kind is Kind.RUN_STARTED
     assert first.data["run_id"] == finished.name
+    assert {"cryptography", "pydantic-core", "ruamel-yaml"} <= set(first.data["libraries"])
     assert last_data(finished) == {"outcome": "completed", "exit_code": 0}
     manifest = json.loads((finished / "manifest.json").read_bytes())
     assert sorted(manifest["files"]) == [

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from belljar.errors import LedgerError
-from belljar.events import Body, Event, Kind, MemoryRecorder, Recorder
+from belljar.events import Body, Event, Kind
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.verification import Status, verify
@@ -52,12 +52,6 @@ def hit(reason: str) -> Event:
 def lines_of(run_dir: Path) -> list[dict[str, object]]:
     """The ledger's lines, parsed."""
     return [json.loads(line) for line in (run_dir / "ledger.jsonl").read_bytes().splitlines()]
-
-
-def test_it_is_a_recorder(writer: LedgerWriter) -> None:
-    """It can stand wherever a `Recorder` is asked for."""
-    recorders: list[Recorder] = [writer, MemoryRecorder()]
-    assert [recorder.record(hit("x")) for recorder in recorders] == [0, 0]
 
 
 def test_the_line_is_there_when_record_returns(writer: LedgerWriter, run_dir: Path) -> None:

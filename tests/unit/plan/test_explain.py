@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.fakes.hosts import capable_host
 
 from belljar.compose.values import SETTLE_S
 from belljar.host.model import HostFacts
-from belljar.plan.explain import ObstacleError, decoy_warnings, render_plan
+from belljar.plan.explain import ObstacleError, render_plan
 from belljar.plan.make import isolation_of, make_plan
 from belljar.plan.model import ImageFacts, ObstacleCode, OciPlan
 from belljar.policy.limits import Resources, Tier
-from belljar.policy.load import load_preset, policy_of, resolve_policy
+from belljar.policy.load import load_preset, policy_of
 
 
 @pytest.mark.promise("1.6")
@@ -45,34 +44,10 @@ def test_every_resource_is_bounded_by_the_host(tier: Tier, facts: HostFacts) -> 
         for bound in isolation_of(tier, Resources(cpus=3, processes=77), facts).bounds
     }
     assert held["processors"].most == "3"
-    assert "300% of one" in held["processors"].enforced_by[0]
-    grouped = ("processors", "memory and files together", "files it writes")
+    assert held["processes"].most.startswith("77;")
+    grouped = ("processors", "memory", "files it writes", "processes")
     assert all("control group" in " ".join(held[what].enforced_by) for what in grouped)
-    (processes,) = (bound for what, bound in held.items() if what.startswith("processes"))
-    assert "77" in processes.most
-    assert "control group" in processes.enforced_by[0]
-    assert any("host" in means for means in held["time of one command"].enforced_by)
-    assert ("/tmp" in held["files it writes"].most) is (tier is Tier.GVISOR)
-    assert held["open files of one process"].most == "524,288"
-
-
-@pytest.mark.parametrize(
-    ("tier", "is_root", "sensor"),
-    [
-        (Tier.CONTAINER, True, "fanotify"),
-        (Tier.CONTAINER, False, "inotify"),
-        (Tier.GVISOR, False, "runsc-trace"),
-        (Tier.MICROVM, True, "guest-fanotify"),
-    ],
-)
-def test_each_tier_has_a_sensor_with_limits(tier: Tier, is_root: bool, sensor: str) -> None:
-    """Named as in the record; what it can't see is never empty. A policy without decoys has no
-    warning."""
-    policy, facts = resolve_policy("low").policy, replace(capable_host(), is_root=is_root)
-    assert decoy_warnings(policy, tier, facts) == ()
-    (warning,) = decoy_warnings(policy.model_copy(update={"decoys": ("anything",)}), tier, facts)
-    assert warning.startswith(f"{sensor} sees")
-    assert len(warning.partition("can't see: ")[2]) > 20
+    assert any("host" in means for means in held["time"].enforced_by)
 
 
 @pytest.mark.parametrize("tier", list(Tier))

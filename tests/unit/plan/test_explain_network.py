@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from belljar.host.model import HostFacts
 from belljar.plan.explain_network import reach, warnings
 from belljar.plan.model import REAL
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
@@ -12,13 +9,6 @@ from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPla
 HTTP = (PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls"))
 SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=HTTP)
 CLOUD = StandInPlan(id="cloud", kind="metadata", names=(), ports=HTTP[:1])
-CELL = StandInPlan(
-    id="db",
-    kind="cell",
-    names=("db",),
-    ports=(PortPlan(number=5432, protocol="tcp"),),
-    settings={"resources": {"memory_bytes": 1 << 30, "disk_bytes": 1 << 30}},
-)
 UPSTREAM = UpstreamPlan(
     host="real.example",
     ports=(443,),
@@ -29,7 +19,7 @@ UPSTREAM = UpstreamPlan(
 )
 
 
-def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
+def test_what_is_real_is_said_as_real() -> None:
     """Host, ports, methods, budget and reason, escaped; a note says that it leaves this host;
     nothing else claims that none does."""
     network = NetworkPlan(upstreams=(UPSTREAM,))
@@ -40,18 +30,9 @@ def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
         " in both directions at most 10 MiB for each sample and 100 MiB for all samples of a"
         " run. Why: a\\x1b[2J b"
     )
-    assert any("leaves this host" in sentence for sentence in warnings(network, facts))
+    assert any("leaves this host" in sentence for sentence in warnings(network))
     assert "but this host dials" in next(reach(network))
     assert "dials" not in " ".join(reach(NetworkPlan()))
     assert not any(
         "without" in sentence for sentence in reach(network) if "gateway, which answers" in sentence
     )
-
-
-def test_target_cells_that_may_not_fit_are_noted(facts: HostFacts) -> None:
-    """Their memory and disk together, against what is free."""
-    network = NetworkPlan(stand_ins=(CELL,))
-    assert list(warnings(network, facts)) == []
-    small = replace(facts, memory_available_mib=1000)
-    assert "may take 2 GiB of memory" in next(warnings(network, small))
-    assert "unknown names are simulated" in next(warnings(NetworkPlan(default="simulate"), facts))

@@ -194,12 +194,6 @@ def test_weights_are_one_more_mount_and_read_only(tier: Tier) -> None:
     assert weighted == alone
 
 
-def test_a_cell_without_a_probe_program_has_none() -> None:
-    """No mount of it, and the agent isn't told of one."""
-    config = oci_config(shape_of(Tier.CONTAINER), OciCell(hostname="a", probe=""))
-    assert PROBE_IN_CELL not in json.dumps(config)
-
-
 @given(most=st.integers(16, 1 << 24))
 def test_open_files_are_never_more_than_this_host_gives(most: int) -> None:
     """A runtime without the right to raise the limit would fail to start the container."""

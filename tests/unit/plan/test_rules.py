@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
@@ -18,8 +17,6 @@ from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
 from belljar.plan.rules import (
     FORBIDDEN,
-    LOCAL_MARK,
-    LOG_GROUP,
     TABLE,
     DropReason,
     counts,
@@ -138,53 +135,6 @@ def test_every_hook_drops_what_no_rule_lets_through(name: str) -> None:
     assert render_rules(layout_of(plan), plan)["nftables"][0] == {"flush": {"ruleset": None}}
 
 
-def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
-    """In this order; a flood is dropped after it was counted and before it is logged."""
-    plan = PLANS["everything"]
-    assert {item["name"] for item in objects(plan, "counter")} == {
-        reason.counter for reason in DropReason
-    } | {"logged"}
-    ends = [
-        item["name"]
-        for item in objects(plan, "chain")
-        if item["name"].startswith(("drop_", "refuse_"))
-    ]
-    assert {name.partition("_")[2] for name in ends} == {str(item) for item in DropReason} - {
-        "connection",
-        "arp",
-    }
-    for name in ends:
-        count, excess, log, *rest = chain(plan, name)
-        reason = name.partition("_")[2]
-        assert count == [{"counter": f"count_{reason}"}]
-        assert excess[-1] == {"drop": None}
-        assert log[0] == {"counter": "logged"}
-        assert (log[1]["log"]["prefix"], log[1]["log"]["group"]) == (reason, LOG_GROUP)
-        assert rest[-1] in (
-            [{"drop": None}],
-            [{"reject": {"type": "icmp", "expr": "port-unreachable"}}],
-        )
-        assert len(rest) == (2 if name.startswith("refuse_") else 1)
-
-
-def test_the_order_is_who_what_never_whom() -> None:
-    """MAC and address first, then what no packet may be, what is forbidden for ever, and only then
-    what is allowed."""
-    plan = PLANS["everything"]
-    targets = [
-        rule[-1].get("goto", rule[-1].get("jump", {})).get("target")
-        for rule in chain(plan, "from_p0")
-    ]
-    assert targets == ["drop_spoofed", "drop_ipv6", "drop_spoofed", "checked", "open_p0"]
-    assert chain(plan, "checked")[-1][-1] == {"goto": {"target": "refuse_forbidden"}}
-    assert not any({"accept": None} in rule for rule in chain(plan, "checked"))
-    allowed = [
-        index for index, rule in enumerate(chain(plan, "open_p0")) if rule[-1] == {"accept": None}
-    ]
-    assert allowed
-    assert chain(plan, "open_p0")[0][-1] == {"goto": {"target": "refuse_rate"}}
-
-
 def test_only_what_the_plan_names_is_let_through() -> None:
     """The resolver, each name's address on its stand-in's ports, targets' cells on theirs; nothing
     for a plan without names."""
@@ -206,21 +156,6 @@ def test_only_what_the_plan_names_is_let_through() -> None:
     assert services(PLANS["shop"], "of_cells") == set()
 
 
-def test_only_a_target_may_answer_a_cell() -> None:
-    """And never begin a connection to one; the agent's own cell has no such rule."""
-    plan = PLANS["everything"]
-    port = {item.name: item.outer_device for item in layout_of(plan).cells}
-    accepts = {
-        name: [rule for rule in chain(plan, f"from_{device}") if rule[-1] == {"accept": None}]
-        for name, device in port.items()
-    }
-    assert accepts["default"] == []
-    ((_, _, not_first, ends_here, _),) = accepts["db"]
-    assert not_first["match"]["op"] == "!="
-    assert not_first["match"]["right"] == "syn"
-    assert ends_here["mangle"]["value"] == LOCAL_MARK
-
-
 @pytest.mark.promise("5.4")
 def test_nothing_is_forwarded() -> None:
     """Not even between cells that reach each other: the chain has no rule but the refusal."""
@@ -240,16 +175,6 @@ def test_a_first_segment_to_a_cell_goes_no_further() -> None:
     assert "log" in str(first)
     assert first[-1] == {"drop": None}
     assert "tproxy" in str(later)
-
-
-def test_a_sink_is_there_only_when_the_plan_has_one() -> None:
-    """Behind everything that is forbidden, and behind the other cells."""
-    with_sink, without = PLANS["everything"], replace(PLANS["everything"], sink=False)
-    targets = [rule[-1] for rule in chain(with_sink, "unnamed")]
-    assert targets.index({"goto": {"target": "refuse_neighbour"}}) < targets.index({"accept": None})
-    for name in ("unnamed", "output"):
-        assert len(chain(with_sink, name)) == len(chain(without, name)) + 1
-    assert "tproxy" not in json.dumps(chain(without, "unnamed"))
 
 
 @given(st.binary(min_size=16, max_size=32), st.booleans(), st.integers(0, 0xFFFFFFFF))

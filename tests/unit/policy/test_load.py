@@ -123,16 +123,6 @@ def test_all_that_is_wrong_is_told_at_once_in_the_order_of_the_text(tmp_path: Pa
     assert refused.value.exit_code == 4
 
 
-def test_a_single_error_names_file_line_and_column_first(tmp_path: Path) -> None:
-    """`file:line:column: field: message`, which editors can jump to."""
-    file = tmp_path / "p.yaml"
-    file.write_text(HEAD + "image: A B\n")
-    with pytest.raises(PolicyError) as refused:
-        load_policy(file)
-    assert str(refused.value).startswith(f"{file}:3:8: image: `A B` is not a valid image name")
-    assert refused.value.hint
-
-
 def test_a_policy_is_called_after_its_file(tmp_path: Path) -> None:
     """Unless it says its name, or the file's name is none."""
     for file_name, text, name in [
@@ -203,14 +193,6 @@ def test_references_are_presets_or_files(tmp_path: Path, monkeypatch: pytest.Mon
         resolve_policy("absent.yaml")
     with pytest.raises(PolicyError):
         resolve_policy("a\0b")
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_a_policy_file_like_any_other(name: str, tmp_path: Path) -> None:
-    """What `belljar policy show` prints can be begun from."""
-    preset = load_preset(name)
-    (tmp_path / "copy.yaml").write_bytes(preset.text)
-    assert load_policy(tmp_path / "copy.yaml").policy == preset.policy
 
 
 def files_policy(*sources: str) -> str:

@@ -19,8 +19,8 @@ from belljar.errors import CellError, HostError
 from belljar.isolation import cgroup
 from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
-from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.jail import JailIds
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.process import ProcessId, identify, signal_name
 from belljar.units import printable
 

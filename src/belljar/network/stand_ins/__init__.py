@@ -22,8 +22,7 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import Faults
-from belljar.plan.explain import NETWORK_EXTRA_HINT
-from belljar.plan.obstacles import MODULE_OF
+from belljar.plan.obstacles import MODULE_OF, NETWORK_EXTRA_HINT
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
 _WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")
