@@ -260,7 +260,8 @@ def test_commands_run_in_the_cell_and_are_counted_against_the_ledger(
 ) -> None:
     """No source moves them to this host. A command that timed out has no event in the transcript,
     and reached the cell all the same; a server of MCP in the cell is no tool of this host."""
-    run = belljar_run(tasks, home, "tasks.py@counted", "tasks.py@serves")
+    named = ("tasks.py@counted", "tasks.py@serves")
+    run = belljar_run(tasks, home, *named, INSPECT_EVAL_SANDBOX="local")
     assert run.said["verdict"] == "contained", run.errors
     assert not (tasks / "on_the_host").exists()
     uses = {use["name"]: (use["calls"], use["reached_cell"]) for use in run.said["tools"]}

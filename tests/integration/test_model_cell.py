@@ -274,9 +274,6 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
     """The range's stand-in `openai` is answered by the model cell, and nothing else exists."""
-    write_script(
-        folder, belljar, TOOL_CALLER.replace('asked["tools"][0]["function"]["name"]', '""')
-    )
     ran = belljar(
         "run", "task.py@program", "--model", "belljar/model.yaml", "--limit", "1", "--json"
     )

@@ -74,13 +74,12 @@ def again() -> Task:
 
 
 @pytest.mark.promise("3.5")
-@pytest.mark.parametrize("options", [[], ["--warm", "1"]], ids=["cold", "warm"])
-def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path, options: list[str]) -> None:
+def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path) -> None:
     """Each try begins with the sample's files and set-up and nothing of the try before. The sample
     is contained with three cells and two reverts, and void once the evidence of one is missing."""
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "policy.yaml").write_text("belljar: 1\nrisk: low\n")
-    words = ("run", "--json", "--model", "mockllm/model", *options, "tasks.py@again")
+    words = ("run", "--json", "--model", "mockllm/model", "tasks.py@again")
     done = subprocess.run(
         quick_command(*words),
         cwd=tmp_path,

@@ -190,9 +190,7 @@ def test_a_command_without_dashes_is_told_of_them(capsys: pytest.CaptureFixture[
     assert "`--`" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("--polcy", "--policy"), ("--modle", "--model"), ("--wram", "--warm")]
-)
+@pytest.mark.parametrize(("typed", "meant"), [("--polcy", "--policy"), ("--modle", "--model")])
 def test_options_of_run_are_suggested_from_both_parsers(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

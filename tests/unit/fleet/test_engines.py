@@ -83,7 +83,7 @@ def test_an_unknown_engine_is_refused() -> None:
         joined("dask://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("words", [["--warm", "1"], ["--otlp", "http://127.0.0.1:1"]])
+@pytest.mark.parametrize("words", [["--otlp", "http://127.0.0.1:1"]])
 def test_options_that_a_fleet_cannot_honour_are_refused(words: list[str]) -> None:
     """They would silently do nothing."""
     assert belljar(["run", "task.py", "--fleet", "ray", *words]) == 2
