@@ -71,7 +71,7 @@ def agent():
         body = '{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}'
         url = "https://api.openai.com/v1/chat/completions"
         words = ["curl", "-sS", "-H", "Content-Type: application/json", "-H", "Authorization: Bearer x"]
-        result = await sandbox().exec([*words, "-d", body, url], timeout=PATIENCE_S)
+        result = await sandbox().exec([*words, "-d", body, url], timeout=300)
         state.output.completion = result.stdout + result.stderr
         return state
     return solve
@@ -277,7 +277,7 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     ran = belljar(
         "run", "task.py@program", "--model", "belljar/model.yaml", "--limit", "1", "--json"
     )
-    assert ran.returncode == 0, ran.stderr.decode()
+    assert ran.returncode == 0, ran.stderr.decode() + ran.stdout.decode()
     found = json.loads(ran.stdout)
     assert list(found["samples"][0]["scores"].values()) == ["C"]
     assert found["verdict"] == "contained"
