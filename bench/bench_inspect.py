@@ -1,9 +1,7 @@
-"""A small evaluation in each tier against Inspect's own Docker provider, in one run: `python bench/bench_inspect.py [--tiers …] [--rounds N] [--warm N] [--json]`.
+"""A small evaluation in each tier against Inspect's own Docker provider, in one run: `python bench/bench_inspect.py [--tiers …] [--rounds N] [--json]`.
 
 Twelve samples, four at a time, each with a file in, four commands and a file out; no model is asked. Wall time from `eval` to its log, everything made and unmade in
 between; medians. One evaluation of each kind goes first and isn't counted. The peer needs root, `docker.io` and Docker's compose plugin (2.21 or newer).
-
-`--warm N` adds each tier with N cells made ahead (`belljar run --warm N`): the same work, begun earlier. Evaluations without and with it alternate.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from peer import IMAGE, docker
 
-from belljar.harness.config import as_config
 from belljar.harness.session import Session, session_scope
-from belljar.harness.warm import warm_cells
 from belljar.image.store import Store
 from belljar.store.home import belljar_home
 
@@ -91,25 +87,22 @@ def evaluate(spec: SandboxEnvironmentSpec, folder: str) -> float:
     return took_s
 
 
-def of_tier(tier: str, rounds: int, sizes: list[int]) -> dict[int, list[float]]:
-    """Belljar's provider, by how many cells are made ahead."""
-    times: dict[int, list[float]] = {size: [] for size in sizes}
+def of_tier(tier: str, rounds: int) -> list[float]:
+    """Belljar's provider."""
+    times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.yaml"
         policy.write_text(POLICY.format(tier=tier))
         spec = SandboxEnvironmentSpec("belljar", str(policy))
-        expected = {as_config(str(policy)): SAMPLES}
         for _ in range(rounds + 1):
-            for size in sizes:
-                began = time.perf_counter()
-                session = Session(home=belljar_home())
-                with session_scope(session), session.source.start_run("bench", [], home=None) as session.run:
-                    with warm_cells(session, size=size, expected=expected):
-                        evaluate(spec, folder)
-                    times[size].append(time.perf_counter() - began)
-                if session.breaches:
-                    raise SystemExit(f"{tier}: {session.breaches}")
-    return {size: each[1:] for size, each in times.items()}
+            began = time.perf_counter()
+            session = Session(home=belljar_home())
+            with session_scope(session), session.source.start_run("bench", [], home=None) as session.run:
+                evaluate(spec, folder)
+                times.append(time.perf_counter() - began)
+            if session.breaches:
+                raise SystemExit(f"{tier}: {session.breaches}")
+    return times[1:]
 
 
 def of_docker(rounds: int) -> list[float]:
@@ -129,18 +122,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiers", nargs="+", default=list(TIERS), choices=TIERS)
-    parser.add_argument("--warm", type=int, default=0)
     parser.add_argument("--without-docker", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     peer_s = None if arguments.without_docker else statistics.median(of_docker(arguments.rounds))
     found = {} if peer_s is None else {"docker_s": round(peer_s, 2)}
     for tier in arguments.tiers:
-        for size, times in of_tier(tier, arguments.rounds, sorted({0, arguments.warm})).items():
-            took_s, name = statistics.median(times), f"{tier}_warm{size}" if size else tier
-            found[f"{name}_s"] = round(took_s, 2)
-            if peer_s is not None:
-                found[f"{name}_ratio"] = round(took_s / peer_s, 2)
+        took_s = statistics.median(of_tier(tier, arguments.rounds))
+        found[f"{tier}_s"] = round(took_s, 2)
+        if peer_s is not None:
+            found[f"{tier}_ratio"] = round(took_s / peer_s, 2)
     print(
         json.dumps(found, indent=2)
         if arguments.json

@@ -8,15 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from belljar.errors import HostError
 from belljar.image.apt import debian_sources, host_acquire_options, host_sources
-from belljar.image.store import Store
 
 Edits = Mapping[str, Sequence[tuple[str, str]]]
 """Files below a task's directory, and the regular expressions in them that are replaced in a copy.
@@ -33,17 +30,11 @@ def package() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """An image of a directory of the package, of a copy of it with `edits`, or of a `recipe`.
-
-    Attributes:
-        recipe: the text of a Dockerfile that stands for an image that can't be had here.
-    """
+    """An image of a directory of the package, or of a copy of it with `edits`."""
 
     name: str
-    directory: str = ""
-    dockerfile: str = "Dockerfile"
+    directory: str
     edits: Edits = field(default_factory=dict)
-    recipe: str = ""
 
 
 _BASE_PACKAGES: Final = (
@@ -136,27 +127,15 @@ class Workshop:
         for build in builds:
             if build.name not in self._built:
                 context = self._context(build)
-                self._build(build.name, context, "-f", str(context / build.dockerfile))
-
-    def has(self, name: str) -> bool:
-        """Whether the store has an image of this name."""
-        with suppress(HostError):
-            return bool(Store(self.home).find(name))
-        return False
+                self._build(build.name, context)
 
     def _context(self, build: Build) -> Path:
         own = self._scratch / build.name.replace("/", "_")
-        if build.recipe:
-            own.mkdir()
-            (own / build.dockerfile).write_text(build.recipe)
-            return own
         directory = package() / build.directory
         return edited(directory, own, build.edits) if build.edits else directory
 
-    def _build(self, name: str, context: Path, *options: str) -> None:
-        self._belljar(
-            "image", "build", "--network", "--keep-setuid", "-t", name, *options, str(context)
-        )
+    def _build(self, name: str, context: Path) -> None:
+        self._belljar("image", "build", "--network", "--keep-setuid", "-t", name, str(context))
         self._built.add(name)
 
     def _belljar(self, *arguments: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.integration.conftest import Belljar
-from tests.real_packages import JSON_SERVER, store_real_model
+from tests.real_packages import JSON_SERVER
 
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import ScanSpec
@@ -108,7 +106,7 @@ def test_the_documents_are_what_the_guard_can_see() -> None:
 
 @pytest.mark.vm
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["honest", "leaking"])
+@pytest.mark.parametrize("agent", [pytest.param("honest", marks=pytest.mark.thorough), "leaking"])
 def test_a_provider_behind_the_guard_gets_nothing_protected(
     agent: str, belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
 ) -> None:
@@ -125,29 +123,6 @@ def test_a_provider_behind_the_guard_gets_nothing_protected(
     assert personal(sent) == set()
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"0.67"}
     check_leaks(found, hits(belljar, clean_after()), leaking=agent == "leaking")
-
-
-@pytest.mark.vm
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_the_provider_gets_no_more_under_plain_inspect_eval(
-    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
-) -> None:
-    """The policy is kept without Belljar's command line, too."""
-    kept, logs = tmp_path / "sent.jsonl", tmp_path / "logs"
-    argv = [sys.executable, "-m", "inspect_ai", "eval", f"{EXAMPLE / 'bank.py'}@provider"]
-    more = ["-T", f"keep={kept}", "--sample-id", SAMPLES[0], "--log-dir", str(logs)]
-    ran = subprocess.run(
-        [*argv, *more, "--display", "plain"],
-        env=belljar.environment(),
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr.decode()
-    assert "Interest rate" in kept.read_text()
-    assert personal(kept.read_text()) == set()
-    assert {hit["action"] for hit in hits(belljar, clean_after())} == {"flag", "redact"}
 
 
 @pytest.mark.vm
@@ -185,17 +160,3 @@ def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
         if line["kind"] == "cell.planned" and line["cell"] == cell["cell"]
     )
     assert "range" not in planned
-
-
-@pytest.mark.vm
-@pytest.mark.slow
-@pytest.mark.thorough  # a real model's path is shown by test_model_cell; this takes a minute
-def test_the_real_model_of_the_example_runs(
-    belljar: Belljar, prepared_home: Path, clean_after: Callable[[], Path]
-) -> None:
-    """Its answers count for nothing here, its leaks do."""
-    store_real_model(prepared_home, belljar.home)
-    model = ["--model", f"belljar/{EXAMPLE / 'model.yaml'}"]
-    found = run_bank(belljar, "in_cell", "leaking", *model)
-    assert found["model_cells"][0]["requests"] == 4 * len(SAMPLES)
-    check_leaks(found, hits(belljar, clean_after()), leaking=True)

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai.log import read_eval_log
+from inspect_ai.log import EvalLog, read_eval_log
 from tests.integration.processes import quick_command, wait_for
+from tests.machine import PATIENCE_S
 
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
@@ -29,16 +30,19 @@ from belljar.report.verdict import judge
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 TASKS = """
-import os, signal, subprocess
+import os, signal
 import anyio
-from contextlib import suppress
 from pathlib import Path
 from inspect_ai import Task, task
+from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import get_model
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import bash, mcp_server_sandbox, tool
 from inspect_ai.util import SandboxUnavailableError, sandbox
+
+MARK = Path("on_the_host").absolute()
 
 @solver
 def run(*commands: str) -> Solver:
@@ -55,24 +59,58 @@ def said(command: str) -> Scorer:
         return Score(value=int(state.store.get(command) == target.text), explanation=state.store.get(command))
     return score
 
+def one(name: str, *solvers: Solver, calls=(), command="true", target="", sandbox=None, **sample) -> Task:
+    outputs = [ModelOutput.for_tool_call("mockllm", name, arguments) for name, arguments in calls]
+    outputs.append(ModelOutput.from_content("mockllm", "done"))
+    for output in outputs:
+        output.usage = ModelUsage()
+    return Task(
+        dataset=[Sample(id=name, input="x", target=target, **sample)], solver=list(solvers),
+        scorer=said(command), model=get_model("mockllm/model", custom_outputs=outputs), sandbox=sandbox,
+    )
+
 @task
 def flags() -> Task:
     samples = [Sample(id=name, input="x", target=f"{name}-flag", metadata={"flag": f"{name}-flag"}) for name in ("a", "b")]
-    return Task(dataset=samples, solver=run("echo $FLAG"), scorer=said("echo $FLAG"), sandbox=("belljar", "policy.yaml"))
+    return Task(dataset=samples, solver=run("echo $FLAG"), scorer=said("echo $FLAG"), sandbox=("belljar", "policy.yaml"), epochs=2)
 
 @task
 def docker() -> Task:
-    return Task(dataset=[Sample(id="d", input="x", target="/tmp")], solver=run("pwd"), scorer=said("pwd"), sandbox=("docker", "compose.yaml"))
+    return one("docker", run("pwd"), command="pwd", target="/tmp", sandbox=("docker", "compose.yaml"))
+
+@task
+def asks() -> Task:
+    command = "echo mockllm/model mockllm/grader"
+    target = f"{get_model()} {get_model(role='grader')}"
+    return one("asks", run(command), command=command, target=target)
+
+@tool
+def lookup():
+    async def execute(word: str) -> str:
+        '''Look a word up.
+
+        Args:
+            word: Which.
+        '''
+        return "nothing"
+    return execute
+
+@task
+def counted() -> Task:
+    calls = [
+        ("bash", {"command": f"touch {MARK}; echo hi"}), ("bash", {"command": "sleep 20"}),
+        ("lookup", {"word": "x"}),
+    ]
+    return one("counted", use_tools(bash(timeout=1), lookup()), generate(tool_calls="loop"), calls=calls)
+
+@task
+def serves() -> Task:
+    return one("serves", react(tools=[mcp_server_sandbox(command="no-such-server")]), sandbox=("belljar", "refusing.yaml"))
 
 @solver
 def kill_the_machine() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        cell = sandbox()._sandbox.cell.id
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):  # others' processes end meanwhile
-                if entry.name.isdigit() and (entry / "comm").read_text().startswith("qemu"):
-                    if cell.encode() in (entry / "cmdline").read_bytes():
-                        os.kill(int(entry.name), signal.SIGKILL)
+        os.kill(sandbox()._sandbox.cell.host_pid, signal.SIGKILL)
         try:
             await sandbox().exec(["true"])
         except SandboxUnavailableError:
@@ -82,16 +120,16 @@ def kill_the_machine() -> Solver:
 
 @task
 def dies() -> Task:
-    return Task(dataset=[Sample(id="dies", input="x", target="yes")], solver=kill_the_machine(), scorer=said("noticed"))
+    return one("dies", kill_the_machine(), command="noticed", target="yes")
 
 @task
 def waits() -> Task:
-    return Task(dataset=[Sample(id="waits", input="x")], solver=run("sleep 300"))
+    return one("waits", run("sleep 300"))
 
 @task
 def breaks() -> Task:
     wreck = "rm -rf /bin/* /usr/bin/* /sbin/* /usr/sbin/*"
-    return Task(dataset=[Sample(id="breaks", input="x", target="")], solver=run(wreck, "id"), scorer=said("id"))
+    return one("breaks", run(wreck, "id"), command="id", sandbox=("belljar", "root.yaml"))
 
 @task
 def brings() -> Task:
@@ -105,28 +143,11 @@ def built() -> Task:
 
 @task
 def prepares() -> Task:
-    sample = Sample(id="prepares", input="x", files={"marker": "x"}, setup="sleep 300")
-    return Task(dataset=[sample], solver=run("true"))
-
-@task
-def asks() -> Task:
-    target = f"{get_model()} {get_model(role='grader')}"
-    command = "echo mockllm/model mockllm/grader"
-    return Task(dataset=[Sample(id="asks", input="x", target=target)], solver=run(command), scorer=said(command))
+    return one("prepares", run("true"), files={"marker": "x"}, setup="sleep 300")
 
 @task
 def naps() -> Task:
-    return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 3"))
-
-@solver
-def fail() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        raise IndexError("its own bug")
-    return solve
-
-@task
-def fails() -> Task:
-    return Task(dataset=[Sample(id="fails", input="x")], solver=fail())
+    return one("naps", run("sleep 3"))
 
 boxes = {}
 
@@ -146,24 +167,34 @@ def crashes() -> Task:
 
 @task
 def quick() -> Task:
-    return Task(dataset=[Sample(id="quick", input="x")], solver=run("true"))
+    return one("quick", run("true"))
 """
 POLICY = 'belljar: 1\nrisk: low\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n'
 COMPOSE = (
     "services:\n  default:\n    image: default\n    working_dir: /tmp\n    network_mode: none\n   "
     " command: tail -f /dev/null\n"
 )
+FILES = {
+    "tasks.py": TASKS,
+    "policy.yaml": POLICY,
+    "compose.yaml": COMPOSE,
+    "refusing.yaml": "belljar: 1\nrisk: low\nhost_tools: refuse\n",
+    "root.yaml": "belljar: 1\nrisk: low\nuser: root\n",
+}
+
+
+def write_tasks(folder: Path) -> Path:
+    """A directory with tasks, their policies and a compose file."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
 
 
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with tasks. Their cells are containers, the quickest, unless a test says
-    otherwise."""
+    """A directory with tasks. Their cells are containers, the quickest."""
     monkeypatch.setenv("BELLJAR_POLICY", "low")
-    (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    (tmp_path / "compose.yaml").write_text(COMPOSE)
-    return tmp_path
+    return write_tasks(tmp_path)
 
 
 def command(*arguments: str) -> list[str]:
@@ -171,95 +202,114 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "belljar", *arguments]
 
 
-def belljar_run(tasks: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """`belljar run --json …`: exit code, what it printed, and its standard error."""
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended.
+
+    Attributes:
+        said: what `--json` printed.
+    """
+
+    code: int
+    said: dict[str, Any]
+    errors: str
+
+    @property
+    def run_dir(self) -> Path:
+        """Its directory."""
+        return Path(self.said["run_dir"])
+
+    def samples(self, *names: str) -> list[dict[str, Any]]:
+        """What it says of those."""
+        return [each for each in self.said["samples"] if each["sample"] in names]
+
+
+def belljar_run(tasks: Path, home: Path, *arguments: str, **variables: str) -> Finished:
+    """`belljar run --json …`, to its end."""
     done = subprocess.run(
-        quick_command("run", "--json", "--model", "mockllm/model", *arguments),
+        quick_command("run", "--json", *arguments),
         cwd=tasks,
+        env={**os.environ, "BELLJAR_HOME": str(home), "BELLJAR_POLICY": "low", **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
-
-
-def test_policy_metadata_and_epochs(home: Path, tasks: Path) -> None:
-    """The task's own policy, a sample's metadata in its environment, one cell for each epoch, and a
-    record that verifies."""
-    code, said, errors = belljar_run(tasks, "tasks.py@flags", "--epochs", "2")
-    assert code == 0, errors
-    assert [sample["scores"]["said"] for sample in said["samples"]] == ["1"] * 4
-    assert len({cell for sample in said["samples"] for cell in sample["cells"]}) == 4
-    assert all(
-        sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"]
-    )
-    run_dir = Path(said["run_dir"])
-    assert verify(run_dir).ok(strict=True)
-    assert (run_dir / "policy.yaml").read_text() == POLICY
-    assert list((run_dir / "inspect").glob("*.eval"))
+    return Finished(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)
 
 
 @pytest.mark.promise("1.5")
-def test_a_docker_task_runs_in_a_cell(home: Path, tasks: Path) -> None:
-    """Image and directory of its compose file are the cell's."""
-    code, said, errors = belljar_run(tasks, "tasks.py@docker")
-    assert code == 0, errors
-    assert said["samples"][0]["scores"]["said"] == "1"
+def test_every_sample_has_a_cell_of_its_own(home: Path, tasks: Path) -> None:
+    """The task's own policy, a sample's metadata in its environment, one cell for each epoch, the
+    image and directory of a compose file, and models that a task asks for when it is loaded."""
+    named = [f"tasks.py@{name}" for name in ("flags", "docker", "asks")]
+    models = ("--model", "mockllm/model", "--model-role", "grader=mockllm/grader")
+    run = belljar_run(tasks, home, *named, *models)
+    assert run.code == 0, run.errors
+    samples = run.said["samples"]
+    assert [sample["scores"]["said"] for sample in samples] == ["1"] * 6
+    assert len({cell for sample in samples for cell in sample["cells"]}) == 6
+    assert all(sample["destroyed"] and sample["verdict"] == "contained" for sample in samples)
+    assert verify(run.run_dir).ok(strict=True)
+    assert POLICY in [path.read_text() for path in run.run_dir.glob("policy*.yaml")]
+    assert list((run.run_dir / "inspect").glob("*.eval"))
 
 
-def test_a_task_may_ask_for_its_models_when_it_is_loaded(home: Path, tasks: Path) -> None:
-    """As under Inspect: the model of `--model`, and those of roles."""
-    role = ("--model-role", "grader=mockllm/grader")
-    code, said, errors = belljar_run(tasks, "tasks.py@asks", *role)
-    assert code == 0, errors
-    assert said["samples"][0]["scores"]["said"] == "1"
+def test_commands_run_in_the_cell_and_are_counted_against_the_ledger(
+    home: Path, tasks: Path
+) -> None:
+    """No source moves them to this host. A command that timed out has no event in the transcript,
+    and reached the cell all the same; a server of MCP in the cell is no tool of this host."""
+    named = ("tasks.py@counted", "tasks.py@serves")
+    run = belljar_run(tasks, home, *named, INSPECT_EVAL_SANDBOX="local")
+    assert run.said["verdict"] == "contained", run.errors
+    assert not (tasks / "on_the_host").exists()
+    uses = {use["name"]: (use["calls"], use["reached_cell"]) for use in run.said["tools"]}
+    assert (uses["bash"], uses["lookup"]) == ((2, 2), (1, 0))
+    (served,) = run.samples("serves")
+    assert served["commands"] > 0
 
 
-def test_a_policy_the_host_cannot_keep(home: Path, tasks: Path) -> None:
-    """`critical` demands hardware virtualisation; without it, exit code 3 or 4 and no sample. With
-    it, a normal run."""
-    code, said, _ = belljar_run(tasks, "tasks.py@quick", "--policy", "critical")
-    if code == 0:
-        assert not said["samples"][0]["emulated"]
-        return
-    assert code in {3, 4}
-    assert list(said) == ["error"]
-    assert "hardware" in said["error"]["message"]
+@pytest.fixture(scope="module")
+def troubled(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One run of a task whose sandbox breaks and one whose samples fail."""
+    tasks = write_tasks(tmp_path_factory.mktemp("troubled"))
+    return belljar_run(tasks, vm_home, "tasks.py@breaks", "tasks.py@crashes")
+
+
+def logs_of(finished: Finished) -> dict[str, EvalLog]:
+    """Inspect's logs of a run, by task."""
+    logs = (finished.run_dir / "inspect").glob("*.eval")
+    return {log.eval.task: log for log in map(read_eval_log, map(str, logs))}
 
 
 def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     """The model's side reads that it is unavailable; the record has the failure and the
     destruction; what can't be probed any more is void."""
-    code, said, errors = belljar_run(tasks, "tasks.py@dies", "--policy", "high")
-    assert code == 2, errors
-    (sample,) = said["samples"]
+    run = belljar_run(tasks, home, "tasks.py@dies")
+    assert run.code == 2, run.errors
+    (sample,) = run.said["samples"]
     assert (sample["verdict"], [probing["verdict"] for probing in sample["probes"]]) == (
         "void",
         ["contained", "void"],
     )
     assert sample["scores"] == {"said": "1"}
-    (cell,) = [
-        c for c in gather_cells(read_events(Path(said["run_dir"]))).values() if c.sample == "dies"
-    ]
+    (cell,) = gather_cells(read_events(run.run_dir)).values()
     assert cell.failures
     assert cell.clean
 
 
-def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(
-    home: Path, tasks: Path
-) -> None:
+def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(troubled: Finished) -> None:
     """It fails while the first one's error cancels it, so no log has it: an error of the
     evaluation. Once its destruction is not on record, the same run is void."""
-    code, said, _ = belljar_run(tasks, "tasks.py@crashes")
-    samples = {each["sample"]: each for each in said["samples"]}
-    (log,) = (Path(said["run_dir"]) / "inspect").glob("*.eval")
-    logged = [str(sample.id) for sample in read_eval_log(str(log)).samples or []]
-    assert (logged, code, said["verdict"], said["problems"]) == (["first"], 1, "contained", [])
-    assert (samples["second"]["reasons"], samples["second"]["destroyed"]) == ([], True)
-    assert samples["second"]["error"].startswith("cancelled")
-    lines = list(read_events(Path(said["run_dir"])))
-    evidence = stored_evidence(Path(said["run_dir"]))
+    (second,) = troubled.samples("second")
+    logged = [str(sample.id) for sample in logs_of(troubled)["crashes"].samples or []]
+    said = troubled.said
+    assert (logged, troubled.code, said["verdict"]) == (["first"], 1, "contained")
+    assert (second["reasons"], second["destroyed"]) == ([], True)
+    assert second["error"].startswith("cancelled")
+    lines = list(read_events(troubled.run_dir))
+    evidence = stored_evidence(troubled.run_dir)
     for kind in (Kind.SAMPLE_FINISHED, Kind.CELL_DESTROYED):
         cells = gather_cells(line for line in lines if line.kind is not kind)
         reasons = {
@@ -270,30 +320,11 @@ def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(
         assert ReasonCode.SAMPLE_NOT_IN_LOG in reasons
 
 
-@pytest.mark.parametrize("options", [[], ["--traceback"]])
-def test_a_traceback_is_shown_when_asked_for(home: Path, tasks: Path, options: list[str]) -> None:
-    """Otherwise the error is one of the last lines, and the traceback is in Inspect's log alone."""
-    words = ("run", "tasks.py@fails", "--model", "mockllm/model", *options)
-    done = subprocess.run(
-        quick_command(*words), cwd=tasks, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert ("Traceback" in done.stdout) == bool(options)
-    assert any("its own bug" in line for line in done.stdout.splitlines()[-6:])
-    log = max(home.glob("runs/*/inspect/*_fails_*.eval"))
-    error = read_eval_log(str(log)).error
-    assert error is not None
-    assert "Traceback" in error.traceback
-
-
 @pytest.mark.promise("7.5")
-def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
+def test_a_broken_sandbox_is_no_failed_model(home: Path, troubled: Finished) -> None:
     """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
     summary, JSON, record and score."""
-    (tasks / "root.yaml").write_text("belljar: 1\nrisk: low\nuser: root\n")
-    code, said, errors = belljar_run(tasks, "tasks.py@breaks", "--policy", "root.yaml")
-    assert code == 1, errors
-    (sample,) = said["samples"]
+    (sample,) = troubled.samples("breaks")
     assert (sample["verdict"], sample["error"], sample["scores"]) == (
         "contained",
         "",
@@ -301,19 +332,17 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     )
     (broken,) = sample["degraded"]
     assert (broken["cause"], broken["phase"]) == ("shell_missing", "call")
-    run_dir = Path(said["run_dir"])
-    (log,) = (run_dir / "inspect").glob("*.eval")
-    logged = read_eval_log(str(log))
+    logged = logs_of(troubled)["breaks"]
     assert logged.status == "success"
     assert logged.samples is not None
     assert logged.samples[0].metadata["sandbox_degraded"][0]["op"] == broken["op"]
     score = (logged.samples[0].scores or {})["said"]
     assert (score.metadata or {})["sandbox_degraded"] == "shell_missing"
     shown = subprocess.run(
-        quick_command("verdict", said["run_id"]),
+        quick_command("verdict", troubled.said["run_id"]),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert shown.returncode == 1
@@ -337,7 +366,7 @@ def test_a_samples_own_sandbox_is_used_or_refused(
         cwd=logs,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     read = {log.eval.task: log for log in map(read_eval_log, map(str, logs.glob("*.eval")))}
@@ -346,13 +375,6 @@ def test_a_samples_own_sandbox_is_used_or_refused(
     samples = read["brings"].samples
     assert samples is not None
     assert (samples[0].scores or {})["said"].value == 1
-
-
-def test_bad_input(home: Path, tasks: Path) -> None:
-    """Each ends with one message and its exit code."""
-    assert belljar_run(tasks, "tasks.py@nothing")[0] == 4
-    assert belljar_run(tasks, "tasks.py@quick", "--policy", "no-such.yaml")[0] == 4
-    assert belljar_run(tasks, "tasks.py@quick", "--no-such-option")[0] == 2
 
 
 @contextmanager
@@ -375,7 +397,7 @@ def running(
         process.communicate()
 
 
-def new_cell(home: Path, before: set[str], *, timeout_s: float = 120) -> str:
+def new_cell(home: Path, before: set[str], *, timeout_s: float = PATIENCE_S) -> str:
     """The id of the cell whose attach socket appears."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -408,7 +430,7 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
     with running(tasks, "tasks.py@waits", by=command) as process:
         new_cell(home, before)
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
     run_dir, cell = last_cell(home)
     assert cell.clean
@@ -432,10 +454,10 @@ def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, task
                 for text in ledgers(home, known)
             ),
             "the setup script",
-            within_s=120,
+            within_s=PATIENCE_S,
         )
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
     _, cell = last_cell(home)
     assert (cell.preparing, cell.clean, bool(cell.operations)) == (True, True, True)
@@ -462,13 +484,13 @@ def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path, word: str) ->
             wait_for(
                 lambda: any(b'"sleep ' in text for text in ledgers(home, known)),
                 "the command",
-                within_s=120,
+                within_s=PATIENCE_S,
             )
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGINT):
                 process.send_signal(number)
             if word == "waits":
                 process.terminate()
-            said = json.loads(process.communicate(timeout=120)[0])
+            said = json.loads(process.communicate(timeout=PATIENCE_S)[0])
         finally:
             process.kill()
     assert process.returncode == (0 if word == "naps" else 130)
@@ -482,49 +504,6 @@ def ledgers(home: Path, known: set[Path]) -> Iterator[bytes]:
             yield (run_dir / "ledger.jsonl").read_bytes()
 
 
-@pytest.mark.promise("3.4")
-def test_samples_take_cells_made_ahead(home: Path, tasks: Path) -> None:
-    """`--warm 1`: all but the first sample take one, each its own; contained as without, no more
-    cells than samples, and the record verifies."""
-    code, said, errors = belljar_run(
-        tasks, "tasks.py@quick", "--epochs", "4", "--max-samples", "1", "--warm", "1"
-    )
-    assert code == 0, errors
-    cells = gather_cells(read_events(Path(said["run_dir"])))
-    assert len(cells) == len({cell for sample in said["samples"] for cell in sample["cells"]}) == 4
-    assert sum(cell.taken for cell in cells.values()) >= 1
-    assert all(cell.taken == cell.ahead for cell in cells.values())
-    assert all(
-        sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"]
-    )
-    assert verify(Path(said["run_dir"])).ok(strict=True)
-
-
-@pytest.mark.promise("3.4")
-def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None:
-    """The one that stands, or is in the making, is destroyed with the sample's; the ledger is
-    sealed."""
-    before = attach_sockets(home)
-    with running(
-        tasks, "tasks.py@waits", "--epochs", "3", "--max-samples", "1", "--warm", "1"
-    ) as process:
-        new_cell(home, before)
-        run_dir = sorted((home / "runs").iterdir())[-1]
-        wait_for(
-            lambda: (run_dir / "ledger.jsonl").read_bytes().count(b"warm-up") > 1,
-            "a cell made ahead",
-        )
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-        assert process.returncode == 130
-    cells = gather_cells(read_events(run_dir))
-    assert sorted((cell.ahead, cell.is_unused, cell.clean) for cell in cells.values()) == [
-        (False, False, True),
-        (True, True, True),
-    ]
-    assert verify(run_dir).ok(strict=True)
-
-
 def attached(cell: str) -> subprocess.CompletedProcess[str]:
     """A session in the held cell. One that falls into the end of its sample is cut off, and made
     again."""
@@ -534,7 +513,7 @@ def attached(cell: str) -> subprocess.CompletedProcess[str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
         if seen.returncode == 5:
@@ -549,7 +528,7 @@ def test_termination_holds_nothing(home: Path, tasks: Path) -> None:
     with running(tasks, "tasks.py@waits", "--no-sandbox-cleanup") as process:
         new_cell(home, before)
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
     assert last_cell(home)[1].clean
     assert attach_sockets(home) == before
@@ -573,9 +552,9 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
             [sys.executable, "-c", cleaning, "belljar", cell],
             check=True,
             capture_output=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
         assert f"attach {cell}" in said
     _, findings = last_cell(home)
@@ -586,7 +565,7 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert gone.returncode == 3

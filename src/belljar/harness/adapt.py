@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,6 @@ from belljar.compose.document import (
     dockerfile_document,
     read_document,
 )
-from belljar.compose.translate import default_service
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.compat import TaskRefused, judge
@@ -59,7 +58,7 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
                 settled(found, metadata, where=where)  # now, not in the middle of the run
             except PolicyError as error:
                 written = written or task.sandbox
-                found = read.instead(error, written)
+                found = read.instead(error)
         refusal = found if isinstance(found, PolicyError) else None
         config = BelljarConfig() if isinstance(found, PolicyError) else found
         if refusal is None and written is not None:
@@ -95,12 +94,10 @@ class _Reader:
             try:
                 self._known[key] = stand_in(spec, directory=self.directory, where=where)
             except PolicyError as error:
-                self._known[key] = self.instead(error, spec)
+                self._known[key] = self.instead(error)
         return self._known[key]
 
-    def instead(
-        self, error: PolicyError, spec: SandboxEnvironmentSpec | None
-    ) -> BelljarConfig | PolicyError:
+    def instead(self, error: PolicyError) -> BelljarConfig | PolicyError:
         """The operator's image for a refused sandbox."""
         if not self.may_override or not isinstance(error, TaskRefused):
             return error
@@ -110,12 +107,8 @@ class _Reader:
             key="sandbox",
             detail=f"the policy's image instead of a sandbox that is refused: {error.what}",
         )
-        try:
-            compose = None if spec is None else _description(spec, self.directory)
-            closed = compose is not None and _wants_no_network(compose)
-        except (PolicyError, ValueError):
-            closed = True
-        return BelljarConfig(network=NO_NETWORK if closed else None, differences=(overridden,))
+        # What is refused may have wanted none: the stricter of the two.
+        return BelljarConfig(network=NO_NETWORK, differences=(overridden,))
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
@@ -176,17 +169,6 @@ def brought(
             hint="run one task after the other, or name the file by its whole path",
         )
     return stand_in(written, directory=found[0] if found else Path.cwd(), where=where)
-
-
-def _wants_no_network(compose: Mapping[str, Any]) -> bool:
-    # True when unreadable.
-    services = compose.get("services")
-    if not isinstance(services, Mapping) or not all(
-        isinstance(each, Mapping) for each in services.values()
-    ):
-        return True
-    mode = str(services[default_service(services)].get("network_mode", "")) if services else "$"
-    return mode == NO_NETWORK or "$" in mode
 
 
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:

@@ -149,12 +149,10 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
 class SamplePolicy:
     """The parts that one sample's cell is made of.
 
-    `is_shared`: all samples of the configuration have this policy. `service`, `program`: of a
-    compose file. `differences`: from the task and the operator's policy.
+    `service`, `program`: of a compose file. `differences`: from the task and the operator's policy.
     """
 
     policy: LoadedPolicy
-    is_shared: bool
     service: str
     program: ServiceProgram | None
     differences: tuple[Difference, ...] = ()
@@ -366,7 +364,6 @@ def sample_policy(
     policy = for_sample(loaded, metadata)
     return SamplePolicy(
         policy=policy,
-        is_shared=policy is loaded and written.compose is None,
         service=ours.service,
         program=ours.program,
         differences=differences,

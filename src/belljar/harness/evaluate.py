@@ -27,12 +27,10 @@ from belljar.harness.options import (
     InspectOptions,
     RunRequest,
     Selection,
-    check_model,
     check_models,
     explicit_arguments,
     read_options,
     read_selection,
-    short_errors,
     was_given,
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
@@ -41,7 +39,6 @@ from belljar.harness.source import (
     hold_required_gap,
     standard_output_to_error,
 )
-from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.policy.limits import demanded_tier
@@ -120,8 +117,6 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if not previews:
             where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
             raise PolicyError("no sample is selected", where=printable(where), hint=hint)
-        if all(each.error is None for each in previews):
-            check_model(options, tasks)
         policies = _show_preview(previews, session)
         for policy in policies:
             session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
@@ -197,8 +192,7 @@ def _run_tasks(
 
     what = ", ".join(task.name for task in tasks)
     argv = [*sys.argv[:1], "run", *request.inspect_args]
-    params, selection = options.context.params, read_selection(options)
-    expected = expected_samples(tasks, epochs=params.get("epochs"), selection=selection)
+    params = options.context.params
     with (
         request.source.start_run("run", argv, home=request.home, what=what) as run,
         session_scope(session),
@@ -214,10 +208,7 @@ def _run_tasks(
             session.show_once([f"{cells} cells at a time, not {samples}: see --max-sandboxes"])
         tools = {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
         run.write_json(TOOLS, tools)
-        with (
-            termination_as_interrupt() as termination,
-            warm_cells(session, size=request.warm, expected=expected),
-        ):
+        with termination_as_interrupt() as termination:
             # A breach ends it as Ctrl-C does: Inspect cancels what runs, and writes its log.
             session.termination_signals, session.stop = termination.received, termination.interrupt
             interrupted = invoke(request, options, tasks, session, run)
@@ -276,9 +267,9 @@ def load_tasks(
     from belljar.harness.adapt import adapt_task
     from belljar.policy.load import resolve_policy
 
-    params, configured = options.context.params, options.configured
+    params = options.context.params
     specs = []
-    for spec in params["tasks"] or ([configured["tasks"]] if "tasks" in configured else []):
+    for spec in params["tasks"]:
         path, at, name = spec.partition("@")
         is_file = Path(path).is_absolute() and Path(path).exists()
         specs.append(f"{os.path.relpath(path)}{at}{name}" if is_file else spec)
@@ -288,7 +279,7 @@ def load_tasks(
         )
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
-    tasks, broken = _load_each(specs, {**configured.get("task_args", {}), **given})
+    tasks, broken = _load_each(specs, given)
     if broken and (runs or not tasks):
         raise next(iter(broken.values()))
     if not tasks:
@@ -430,6 +421,8 @@ def invoke(
         "log_dir": str(run.inspect_log_dir),
         "t": (),
         "task_config": None,
+        "detach": False,
+        "json_output": False,
     }
     if not was_given(context, "display"):
         display = "rich" if sys.stdout.isatty() else "plain"
@@ -437,8 +430,7 @@ def invoke(
     from inspect_ai._util.error import PrerequisiteError
 
     try:
-        short = contextlib.nullcontext() if request.traceback else short_errors()
-        with explicit_arguments(options.explicit(run.inspect_log_dir)), short:
+        with explicit_arguments(options.explicit(run.inspect_log_dir)):
             context.command.invoke(context)
     except PrerequisiteError as error:
         session.failure = session.failure or f"the evaluation did not run: {_unmarked(error)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -130,7 +128,6 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
             if event.event == "sandbox"
         ),
         tools=tuple(_tools(events)),
-        not_run=tuple(_not_run_by_scorers(events)),
         lowered=worst([*found, Verdict.CONTAINED]),
         notes=tuple(str(metadata[NOTE]) for metadata in score_metadata if NOTE in metadata),
         judged_by=str(judged.get("run_id", "")),
@@ -219,35 +216,6 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
             )
         elif event.event == "model":
             yield from _hosted(event)
-
-
-_NOT_RUN: Final = frozenset({126, 127})
-# As shells say it, in the last line of their output
-_MISSING: Final = re.compile(
-    r"([^\s:]{1,80}): (?:(?:command )?not found|Permission denied)\s*\Z", re.ASCII
-)
-_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "env"})
-
-
-def _not_run_by_scorers(events: Sequence[Event]) -> Iterator[str]:
-    """The program of each command of a scorer that ended with status 126 or 127."""
-    spans = {event.id: event for event in events if event.event == "span_begin"}
-    for event in events:
-        if event.event != "sandbox" or event.result not in _NOT_RUN:
-            continue
-        span = spans.get(event.span_id or "")
-        while span is not None and span.name != "scorers":
-            span = spans.get(span.parent_id or "")
-        if span is None:
-            continue
-        try:
-            program = shlex.split(event.cmd or "")[0]
-        except (ValueError, IndexError):  # Inspect shortens what it shows
-            program = (event.cmd or "").partition(" ")[0]
-        missing = _MISSING.search((event.output or "")[-1000:])
-        if missing and program.rpartition("/")[2] in _SHELLS:
-            program = missing[1]
-        yield program
 
 
 def _hosted(event: ModelEvent) -> Iterator[ToolCall]:

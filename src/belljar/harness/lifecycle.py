@@ -58,8 +58,6 @@ async def leave(session: Session) -> None:
     """Count a user out; the last closes the run."""
     session.users = max(0, session.users - 1)
     if not session.users:
-        if session.close_warm is not None:
-            await session.close_warm()
         session.breaches += await session.models.close()
     if session.users or session.own is None:
         return

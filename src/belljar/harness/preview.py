@@ -27,11 +27,6 @@ from belljar.harness.config import (
     settled,
 )
 from belljar.harness.operator import Operator, OperatorOptions, read_operator
-from belljar.policy.files import read_regular
-from belljar.policy.guarding import OWN_CELL
-from belljar.policy.merge import TASK
-from belljar.policy.network import Network
-from belljar.policy.stand_ins import CellStandIn, ServiceProgram
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -40,15 +35,13 @@ if TYPE_CHECKING:
     from belljar.image.store import MissingImage
     from belljar.plan.model import ImageFacts, Plan
     from belljar.policy.loaded import LoadedPolicy
-    from belljar.policy.model import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """One sample: its cell's policy and differences, or its error.
 
-    Metadata in `env` is not expanded. `kept`: what is as written. `builds`: as in `BelljarConfig`.
-    `replaced`: image settings (`where`, `key`) that the cells don't take.
+    Metadata in `env` is not expanded. `builds`: as in `BelljarConfig`.
     """
 
     task: str
@@ -56,8 +49,6 @@ class Preview:
     policy: LoadedPolicy | None = None
     builds: tuple[ServiceBuild, ...] = ()
     differences: tuple[Difference, ...] = ()
-    kept: tuple[Difference, ...] = ()
-    replaced: frozenset[tuple[str, str]] = frozenset()
     error: BelljarError | None = None
 
 
@@ -70,61 +61,12 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
             try:
                 ours, policy, differences = known.within(each.config, each.metadata)
                 configs.for_sample(policy, each.metadata)
-                kept = tuple(_kept(ours, differences))
-                found = replace(
-                    found,
-                    policy=policy,
-                    differences=differences,
-                    kept=kept,
-                    replaced=_replaced(ours, policy.policy),
-                    builds=ours.builds,
-                )
+                found = replace(found, policy=policy, differences=differences, builds=ours.builds)
             except BelljarError as error:
                 found = replace(found, error=error)
         if isinstance(found.error, TaskRefused):
             found = replace(found, differences=found.error.differences)
         yield found
-
-
-def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Iterator[Difference]:
-    own = (TASK, f"service {ours.service or OWN_CELL}")
-    changed = {fact.key.partition(".")[0] for fact in differences if fact.where in own}
-    asked = ours.asked()
-    stated: dict[str, str] = {
-        "policy": ours.policy,
-        **{name: asked[name] for name in ("image", "user", "workdir") if name in asked},
-    }
-    if "env" in asked:
-        stated["env"] = f"{len(asked['env'])} variable(s)"
-    if "resources" in asked:
-        stated["resources"] = ", ".join(asked["resources"])
-    if isinstance(ours.network, Network):
-        stated["services"] = ", ".join(ours.network.stand_ins)
-    if ours.program is not None and ours.program.model_fields_set:
-        stated["program"] = "what its compose file runs"
-    for key, detail in stated.items():
-        if detail and key not in changed and not (key == "services" and "network" in changed):
-            yield Difference(kind=DifferenceKind.KEPT, where=TASK, key=key, detail=detail)
-
-
-def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[str, str]]:
-    # Image settings that compose file or policy replace in every cell.
-    others = policy.network.stand_ins.values() if policy.network is not None else ()
-    cells: list[tuple[Policy | CellStandIn, ServiceProgram]] = [
-        (policy, ours.program or ServiceProgram()),
-        *((each, each) for each in others if isinstance(each, CellStandIn)),
-    ]
-    by_image: dict[str, list[set[str]]] = {}
-    for cell, program in cells:
-        keys = {name.upper() for name in ("user", "workdir") if getattr(cell, name) is not None}
-        if program.command is not None:
-            keys |= {"CMD", "ENTRYPOINT"}
-        elif program.arguments is not None:
-            keys.add("CMD")
-        by_image.setdefault(f"image {cell.image}", []).append(keys)
-    return frozenset(
-        (where, key) for where, found in by_image.items() for key in set.intersection(*found)
-    )
 
 
 _T = TypeVar("_T")
@@ -171,13 +113,8 @@ def with_images(
     made: list[Preview] = []
     for each in previews:
         facts = known(each.policy) if each.policy is not None else ()
-        kept = tuple(
-            fact
-            for fact in facts
-            if fact.kind is DifferenceKind.KEPT and (fact.where, fact.key) not in each.replaced
-        )
         more = tuple(fact for fact in facts if fact.kind is not DifferenceKind.KEPT)
-        made.append(replace(each, kept=(*each.kept, *kept), differences=(*each.differences, *more)))
+        made.append(replace(each, differences=(*each.differences, *more)))
     return made
 
 
@@ -264,23 +201,13 @@ def exit_code(outlooks: Iterable[Outlook]) -> int:
 
 
 def kind_of(target: str) -> str:
-    """`policy`, `compose` or `task`: by name and content."""
+    """`policy`, `compose` or `task`, by name."""
     from belljar.policy.loaded import PRESETS
 
-    if target in PRESETS:
-        return "policy"
-    path = Path(target)
-    if is_dockerfile_name(target) and path.suffix != ".py":
-        return "compose"  # of one service that is built, as for Inspect
-    if path.suffix not in {".yaml", ".yml"}:
-        return "task"
-    try:
-        text = read_regular(path.parent, path.name, _MAX_LOOK_BYTES)
-    except (OSError, ValueError):
-        text = b""  # refused with its reason when it is read
-    if _IS_POLICY.search(text):
-        return "policy"
-    return "compose" if is_compose_name(target) or _IS_COMPOSE.search(text) else "policy"
+    suffix = Path(target).suffix
+    if (is_dockerfile_name(target) and suffix != ".py") or is_compose_name(target):
+        return "compose"  # a Dockerfile is one service that is built, as for Inspect
+    return "policy" if target in PRESETS or suffix in {".yaml", ".yml"} else "task"
 
 
 def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
@@ -380,7 +307,6 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
                 "task": first.task if each.group.samples != ("",) else "",
                 "samples": [name for name in each.group.samples if name],
                 "outcome": each.outcome,
-                "kept": [fact.data() for fact in first.kept],
                 "differences": [fact.data() for fact in first.differences],
                 "error": _error_json(each.error),
                 "images": [{"image": name, "present": name not in absent} for name in images],

@@ -37,7 +37,7 @@ from belljar.harness.bridge import ModelBridge
 from belljar.harness.operator import read_operator
 from belljar.harness.sample_record import SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session
-from belljar.harness.warm import cells_in_memory
+from belljar.host.cgroups import cell_bytes, free_bytes
 from belljar.plan.explain_network import announcements
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import Tier, demanded_tier
@@ -178,7 +178,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             resources = configs.load(None, **current_session().operator_options).policy.resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
             return None
-        return max(1, min(2 * len(os.sched_getaffinity(0)), cells_in_memory(resources)))
+        return max(1, min(2 * len(os.sched_getaffinity(0)), free_bytes() // cell_bytes(resources)))
 
     @override
     @classmethod
@@ -261,7 +261,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         policy = sample.policy.policy
         session.models.need(demanded_tier(policy.risk, policy.tier))
         await start_model(session)
-        environment = await cls._open(session, own, sample, identify(task_name, metadata))
+        environment = await cls._open(session, sample, identify(task_name, metadata))
         try:
             session.models.need(Tier(environment.cell.tier))
             await environment.probe_start()
@@ -278,7 +278,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def _open(
         cls,
         session: Session,
-        config: SandboxEnvironmentConfigType | None,
         sample: configs.SamplePolicy,
         identity: SampleIdentity,
     ) -> Self:
@@ -286,7 +285,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         stack = AsyncExitStack()
         try:
             opened = await stack.enter_async_context(
-                session.range_of_sample(config, sample.policy, is_shared=sample.is_shared)
+                session.source.open_range(
+                    sample.policy, run=session.ensure_run(), home=session.home
+                )
             )
             environment = cls(
                 opened,

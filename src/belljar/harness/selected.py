@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.harness.options import InspectOptions, RunRequest, Selection, read_selection
-from belljar.harness.warm import cell_bytes
+from belljar.host.cgroups import cell_bytes
 from belljar.policy.limits import Tier, demanded_tier, needs_hardware
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable

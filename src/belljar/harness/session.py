@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import (
-    AbstractAsyncContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
@@ -51,8 +50,6 @@ from belljar.units import printable
 from belljar.waiting import print_status
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from belljar.cell.cell import Cell
     from belljar.cell.range import Range
     from belljar.compose.data import ServiceBuild
@@ -83,7 +80,6 @@ class Session:
         own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
         live: the running cells of samples.
-        warm_range: takes cells made ahead, under `--warm`; `close_warm` destroys the others.
         refusal: the first error that refused a task.
         failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
         breaches: errors of destruction and probes; any voids the run.
@@ -104,8 +100,6 @@ class Session:
     own: ExitStack | None = None
     users: int = 0
     live: list[SampleCell] = field(default_factory=list)
-    warm_range: Callable[..., AbstractAsyncContextManager[Range]] | None = None
-    close_warm: Callable[[], Awaitable[None]] | None = None
     refusal: BelljarError | None = None
     failure: str = ""
     failure_code: int = 0
@@ -154,19 +148,6 @@ class Session:
             if note not in self.shown:
                 self.shown.add(note)
                 print_status(f"belljar: {note}")
-
-    def range_of_sample(
-        self, config: BaseModel | str | None, policy: LoadedPolicy, *, is_shared: bool
-    ) -> AbstractAsyncContextManager[Range]:
-        """The cells for one sample; leaving the block destroys them.
-
-        Args:
-            config: the sandbox's, as Inspect hands it over; `policy` is derived from it.
-            is_shared: nothing of the sample's own is in it: only then a cell made ahead fits.
-        """
-        if self.warm_range is None or not is_shared:
-            return self.source.open_range(policy, run=self.ensure_run(), home=self.home)
-        return self.warm_range(config, policy)
 
     def record_end(self, *, interrupted: bool) -> None:
         """Record the evaluation's end and errors, and the last check of the air gap."""

@@ -111,7 +111,7 @@ class RealCells:
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
+        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None
     ) -> AsyncIterator[Range]:
         """The templates' clones. Raises `HostError` for a replaced image."""
         from belljar.cell.open import open_range
@@ -126,7 +126,7 @@ class RealCells:
 
         async with AsyncExitStack() as stack:
             opening = open_range(
-                policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
+                policy, run=run, home=home, actor=Actor.HARNESS, on_target=on_target
             )
             is_first, self._has_opened = not self._has_opened, True
             async with start_slot(home or belljar_home()):

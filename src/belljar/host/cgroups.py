@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.host.model import CgroupFact, CgroupVersion
+
+if TYPE_CHECKING:
+    from belljar.policy.limits import Resources
 
 CONTROLLERS: Final = ("cpu", "memory", "pids")
 _LIMIT_FILE_V1: Final = {
@@ -17,6 +20,10 @@ _LIMIT_FILE_V1: Final = {
     "pids": "pids.max",
 }
 _UNLIMITED_BYTES: Final = 1 << 60  # version 1 has a huge number for "no limit"
+RESERVED_BYTES: Final = 1 << 30
+"""Left to the host itself."""
+# A VMM's own memory and the guest kernel's, beside what the policy gives the workload.
+OVERHEAD_BYTES: Final = 192 << 20
 TryGroup: TypeAlias = Callable[[Path, str], bool]
 """Makes a group, looks for its limit file."""
 
@@ -138,6 +145,16 @@ def available_memory_bytes() -> int:
     """Memory that this host can give without swapping; 0: unknown."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next((int(each.split()[1]) << 10 for each in lines if each.startswith("MemAv")), 0)
+
+
+def cell_bytes(resources: Resources) -> int:
+    """Return the host's memory that a cell of these limits takes when it is fully used."""
+    return resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
+
+
+def free_bytes() -> int:
+    """Return the host's memory that cells may take now."""
+    return available_memory_bytes() - RESERVED_BYTES
 
 
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:

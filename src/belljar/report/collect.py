@@ -114,7 +114,6 @@ def _sample(row: Row) -> dict[str, Any]:
         "error": row.transcript.error,
         "notes": list(row.transcript.notes),
         "remarks": row.remarks,
-        "not_run_by_scorers": dict(row.not_run),
         "verdict": row.verdict.value,
         "reasons": [reason.to_json() for reason in row.reasons],
         "differences": [fact.data() for fact in row.differences],

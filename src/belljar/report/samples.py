@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 from belljar.dataclass import dataclass, field
-from belljar.differences import Difference, DifferenceKind
+from belljar.differences import Difference
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
 from belljar.report.left import Left
@@ -23,8 +22,7 @@ class Transcript:
     """One sample in the harness's log.
 
     `lowered`: a scorer's verdict, which can only make ours worse. `judged_by`, `judged_as`: the run
-    and verdict in the metadata; a reused sample has another run's. `not_run`: programs that scorers
-    could not run (status 126 or 127), once for each try.
+    and verdict in the metadata; a reused sample has another run's.
     """
 
     task: str
@@ -39,7 +37,6 @@ class Transcript:
     judged_by: str = ""
     judged_as: str = ""
     tools: tuple[ToolCall, ...] = ()
-    not_run: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -104,9 +101,6 @@ class Row:
             if cell.replaces and cell.unverified:
                 why = printable(cell.unverified, max_chars=300)
                 found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
-        for name, count in self.not_run.items():
-            shown = printable(name, max_chars=100)
-            found.append(f"scorer: `{shown}` not found or not runnable, {count:,} time(s)")
         return [*found, *self.transcript.notes]
 
     @property
@@ -132,18 +126,6 @@ class Row:
     def differences(self) -> tuple[Difference, ...]:
         """How its cells differ from the task and the policy."""
         return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
-
-    @property
-    def not_run(self) -> Mapping[str, int]:
-        """How often scorers could not run a program, where another image stands for the task's.
-
-        In the task's own image, a missing program is a result like any other.
-        """
-        replaced = {DifferenceKind.CHANGED, DifferenceKind.OVERRIDDEN}
-        is_replaced = any(
-            fact.kind in replaced and fact.key in ("image", "sandbox") for fact in self.differences
-        )
-        return Counter(self.transcript.not_run) if is_replaced else {}
 
     @property
     def destroyed(self) -> bool:

@@ -65,7 +65,7 @@ def test_this_machine_alone_offers_the_memory_of_one_sample(
     assert begun["resources"][MEMORY] == 1216
 
 
-@pytest.mark.parametrize("words", [["--warm", "1"], ["--otlp", "http://127.0.0.1:1"]])
+@pytest.mark.parametrize("words", [["--otlp", "http://127.0.0.1:1"]])
 def test_options_that_a_fleet_cannot_honour_are_refused(words: list[str]) -> None:
     """They would silently do nothing."""
     assert belljar(["run", "task.py", "--fleet", "ray", *words]) == 2

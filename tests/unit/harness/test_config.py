@@ -136,7 +136,7 @@ def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -
 
 
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
-    """Its metadata reaches both cells; nothing of it can be made ahead; what runs and what it is
+    """Its metadata reaches both cells; what runs and what it is
     called are known."""
     sample = sample_policy(str(compose_file), {"flag": "f$SAMPLE_METADATA_X"})
     network = sample.policy.policy.network
@@ -146,10 +146,9 @@ def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
         "f$SAMPLE_METADATA_X",
         {"FLAG": "f$SAMPLE_METADATA_X"},
     )
-    assert (sample.service, sample.program, sample.is_shared) == (
+    assert (sample.service, sample.program) == (
         "agent",
         ServiceProgram(arguments=("serve",)),
-        False,
     )
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         sample_policy(str(compose_file), {})

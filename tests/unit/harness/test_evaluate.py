@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
-from tests.fakes.cell import FakeCell, RecordedCells
+from tests.fakes.cell import RecordedCells
 
 from belljar.airgap.looks import AirGapFinding, State
 from belljar.cli.findings import show_findings
@@ -24,7 +23,7 @@ from belljar.harness.options import RunRequest
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.verification import verify
 from belljar.policy.load import policy_of
-from belljar.probe.model import AttemptOutcome, Verdict
+from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.remarks import differing
 from belljar.report.verdict import judge
@@ -116,15 +115,12 @@ def run(
     tmp_path: Path,
     cells: RecordedCells | None = None,
     policy: str = "",
-    *,
-    warm: int = 0,
 ) -> RunOutcome:
     """Run an evaluation with fake cells."""
     return run_evaluation(
         RunRequest(
             inspect_args=arguments,
             policy=policy,
-            warm=warm,
             quiet=True,
             home=tmp_path / "home",
             source=cells or RecordedCells(),
@@ -212,8 +208,6 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
         run([f"{task_file}@refused"], tmp_path, cells)
     assert "1 more" in refused.value.hint
     assert "`belljar check`" in refused.value.hint
-    with pytest.raises(PolicyError, match="`generate` needs a model"):
-        run([f"{task_file}@asks"], tmp_path, cells)
     with pytest.raises(PolicyError, match="no sample is selected"):
         run([f"{task_file}@good", "--limit", "0"], tmp_path, cells)
     with pytest.raises(PolicyError, match="can't be loaded"):
@@ -311,66 +305,6 @@ def test_a_missing_destruction_voids(task_file: str, tmp_path: Path) -> None:
     findings = run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells).findings
     assert findings.exit_code == 2
     assert findings.verdict is not Verdict.CONTAINED
-
-
-def test_samples_take_cells_that_were_made_ahead(task_file: str, tmp_path: Path) -> None:
-    """Each of them a sample's own, once; none that a sample did not need is made or left; the
-    record is as good as without."""
-    cells = RecordedCells()
-    options = ["--model", "mockllm/model", "-T", "n=3", "--max-samples", "1"]
-    outcome = run([f"{task_file}@good", *options], tmp_path, cells, warm=1)
-    findings = outcome.findings
-    assert (findings.verdict, findings.exit_code, findings.strays) == (Verdict.CONTAINED, 0, ())
-    assert verify(outcome.path).ok(strict=True)
-    had = [cell for row in findings.rows for cell in row.cells]
-    assert len(had) == len({cell.cell_id for cell in had}) == len(cells.opened) == 3
-    taken = [cell for cell in had if cell.taken]
-    assert len(taken) == 2
-    assert all(cell.ahead for cell in taken)
-    assert any(cell.probings[0].phase == "warm-up" for cell in taken)
-
-
-@pytest.mark.promise("3.4")
-def test_a_warm_up_that_finds_a_way_out_stops_the_run(task_file: str, tmp_path: Path) -> None:
-    """As a sample's own probes do: exit code 2, whatever the samples were."""
-    cells = RecordedCells()
-
-    def escape(cell: FakeCell, phase: str) -> None:
-        if phase == "warm-up":
-            cell.run_probe_program.outcomes["calls.mount"] = (AttemptOutcome.REACHED, "mounted")
-
-    cells.on_probe = escape
-    options = ["--model", "mockllm/model", "-T", "n=4", "--max-samples", "1"]
-    outcome = run([f"{task_file}@good", *options], tmp_path, cells, warm=1)
-    assert (outcome.exit_code, outcome.findings.verdict) == (2, Verdict.BREACHED)
-    assert len(outcome.findings.rows) < 4
-    assert verify(outcome.path).ok(strict=True)
-
-
-@pytest.mark.promise("3.4")
-def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_path: Path) -> None:
-    """The sample opens its own."""
-
-    class Reluctant(RecordedCells):
-        def open_range(
-            self,
-            policy: Any,  # noqa: ANN401 - as the fakes
-            *,
-            run: Any,  # noqa: ANN401 - as the fakes
-            home: Path | None,
-            ahead: bool = False,
-        ) -> Any:  # noqa: ANN401 - as the fakes
-            if ahead:
-                raise HostError("no room for one more")
-            return super().open_range(policy, run=run, home=home)
-
-    outcome = run(
-        [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2"],
-        tmp_path,
-        Reluctant(),
-        warm=1,
-    )
-    assert (outcome.exit_code, len(outcome.findings.rows)) == (0, 2)
 
 
 @pytest.mark.promise("1.5")

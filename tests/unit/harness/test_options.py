@@ -14,12 +14,10 @@ from tests.fakes.cell import RecordedCells
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness import dotenv
-from belljar.harness.evaluate import check_tasks, run_evaluation
+from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import (
     TAKEN,
     RunRequest,
-    Setting,
-    check,
     explicit_arguments,
     read_options,
 )
@@ -45,28 +43,17 @@ def quick() -> Task:
 """
 
 
-# (variable, value): every one that Inspect reads for an option of the table, and none that agrees
-# with Belljar
-VARIABLES = [
-    ("INSPECT_EVAL_SANDBOX", "local"),
-    ("INSPECT_EVAL_SANDBOX", "docker:compose.yaml"),
-    ("INSPECT_EVAL_SANDBOX", "belljar:other.yaml"),
-    ("INSPECT_LOG_DIR", "elsewhere"),
-    ("INSPECT_EVAL_LOG_DIR", "elsewhere"),
-    ("INSPECT_EVAL_LOG_FILE_PATTERN", "../../{task}"),
-    ("INSPECT_EVAL_NO_LOG_SAMPLES", "true"),
-    ("INSPECT_EVAL_NO_SANDBOX_CLEANUP", "1"),
-    ("INSPECT_EVAL_DETACH", "true"),
-    ("INSPECT_EVAL_JSON", "true"),
-    ("INSPECT_EVAL_JSON_OUTPUT", "true"),
-]
-RUN_CONFIGS = [
-    "sandbox: local",
-    "sandbox: belljar:other.yaml",
-    "sandbox: {type: docker, config: compose.yaml}",
-    "eval_config: {log_samples: false}",
-    "eval_config: {sandbox_cleanup: false}",
-]
+# What Inspect reads for an option that is Belljar's
+VARIABLES = {
+    "INSPECT_EVAL_SANDBOX": "local",
+    "INSPECT_LOG_DIR": "elsewhere",
+    "INSPECT_EVAL_LOG_DIR": "elsewhere",
+    "INSPECT_EVAL_LOG_FILE_PATTERN": "../../{task}",
+    "INSPECT_EVAL_NO_LOG_SAMPLES": "true",
+    "INSPECT_EVAL_NO_SANDBOX_CLEANUP": "1",
+    "INSPECT_EVAL_DETACH": "true",
+    "INSPECT_EVAL_JSON": "true",
+}
 TYPED = ["--sandbox=local", "--log-dir=elsewhere", "--no-log-samples", "--detach", "--json"]
 
 
@@ -76,9 +63,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in list(os.environ):
         if name.startswith("INSPECT_"):
             monkeypatch.delenv(name)
-    for name, _ in VARIABLES:  # so that what a `.env` file sets is undone as well
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
     (tmp_path / "task.py").write_text(TASK)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -102,23 +86,31 @@ def refused(here: Path, *arguments: str, naming: str, error: type[Exception] = P
 
 
 @pytest.mark.promise("1.9")
-@pytest.mark.parametrize(("name", "value"), VARIABLES)
-def test_a_variable_is_refused_by_name(
-    here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+def test_variables_move_nothing_out_of_the_cell(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the environment, in a `.env` file, and given by --env: before the task's file is
-    loaded."""
-    refused(here, "--env", f"{name}={value}", naming=f"--env {name}")
-    (here / ".env").write_text(f"{name}={value}\n")
-    refused(here, naming=rf"{name} in .*\.env")
-    (here / ".env").unlink()
-    monkeypatch.setenv(name, value)
-    refused(here, naming=f"environment variable {name}")
+    """Commands, log and samples are where Belljar has them; a line says that a variable counts for
+    nothing. In a `.env` file each is refused."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    cells = RecordedCells()
+    words = ["task.py", "--model", "mockllm/model"]
+    request = RunRequest(inspect_args=words, home=here / "home", source=cells)
+    outcome = run_evaluation(request)
+    assert (outcome.exit_code, len(cells.opened)) == (0, 1)
+    assert all(cell.destroyed for cell in cells.opened)
+    assert len([*(outcome.path / "inspect").glob("*.eval")]) == 1
+    assert not (here / "elsewhere").exists()
+    assert "`sandbox` counts for nothing" in capsys.readouterr().err
+    (here / "loaded").unlink()
+    (here / ".env").write_text("".join(f"{name}={value}\n" for name, value in VARIABLES.items()))
+    refused(here, naming="INSPECT_EVAL_SANDBOX")
 
 
 def test_inspect_sets_no_variable_of_ours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would set it after the policy was checked."""
     refused(here, "--env", "BELLJAR_POLICY=low", naming="--env BELLJAR_POLICY")
+    refused(here, "--env", "INSPECT-EVAL-LOG-FILE-PATTERN=../x", naming="--env INSPECT_EVAL_LOG")
     monkeypatch.setenv("INSPECT_EVAL_ENV", "BELLJAR-POLICY=low")
     refused(here, naming="--env BELLJAR_POLICY")
 
@@ -139,32 +131,31 @@ AWS_BEDROCK_BASE_URL GOOGLE_BASE_URL AZUREAI_ENDPOINT_URL
 
 
 @pytest.mark.promise("1.9")
-@pytest.mark.parametrize("name", DANGEROUS.split())
 def test_a_file_beside_a_task_sets_only_what_is_allowed(
-    here: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A `.env` file, also one above the working directory, is refused that names what runs on this
     host, where the store and its keys are, whom it trusts, or anything else that is neither
     Inspect's nor a model provider's; nothing of it is set."""
     before = dict(os.environ)
-    (here / ".env").write_text(f"export {name}='{here}/elsewhere'\n")
-    refused(here, naming=rf"{name}\b.*\.env|\.env.*{name}\b")
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
-    with pytest.raises(PolicyError, match=name):
-        check_tasks(["no-such-file.py"], {})
+    for name in DANGEROUS.split():
+        (here / ".env").write_text(f"export {name}='{here}/elsewhere'\n")
+        with pytest.raises(PolicyError, match=rf"{name}\b"):
+            read_options(["no-such-file.py"])
     assert dict(os.environ) == before
 
 
 def test_what_inspect_and_its_providers_read_may_come_from_a_file(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is set, and named; an allowed setting is one that Inspect has."""
+    """It is set, and named."""
     ours = {
         "OPENAI_API_KEY": "a",
         "SOME_SERVICE_API_KEY": "b",
         "SOME_SERVICE_BASE_URL": "http://localhost/v1",
-        "INSPECT_EVAL_MAX_TOKENS": "7",
+        "INSPECT_EVAL_MODEL": "mockllm/model",
         "INSPECT_LOG_LEVEL": "warning",
     }
     for name in ours:  # so that what the file sets is undone
@@ -173,14 +164,8 @@ def test_what_inspect_and_its_providers_read_may_come_from_a_file(
     (here / ".env").write_text("".join(f"{name}={value}\n" for name, value in ours.items()))
     context = read_options(["task.py"]).context
     assert {name: os.environ[name] for name in ours} == ours
-    assert context.params["max_tokens"] == 7
+    assert context.params["model"] == "mockllm/model"
     assert all(name in capsys.readouterr().err for name in ["OPENAI_API_KEY"])
-    known = {"INSPECT_EVAL_LOG_FILE_PATTERN", "INSPECT_LOG_LEVEL", "INSPECT_DISPLAY"}
-    for parameter in context.command.params:
-        named = parameter.envvar or ()
-        known |= {named} if isinstance(named, str) else {*named}
-        known.add(f"INSPECT_EVAL_{(parameter.name or '').upper()}")
-    assert known >= dotenv.SETTINGS
 
 
 def test_an_address_from_a_file_gets_no_key_of_the_environment(
@@ -228,17 +213,11 @@ def test_the_inspect_command_s_file_moves_no_store(here: Path) -> None:
     assert not (here / "moved").exists()
 
 
-@pytest.mark.promise("1.9")
-@pytest.mark.parametrize("text", RUN_CONFIGS)
-def test_a_run_configuration_is_refused_by_key(
-    here: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_a_run_configuration_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the file is named, typed or by its variable."""
-    (here / "run.yaml").write_text(text)
-    key = "log_samples|sandbox_cleanup|sandbox"
-    refused(here, "--run-config", "run.yaml", naming=f"`({key})` in run.yaml")
+    refused(here, "--run-config", "run.yaml", naming="run configuration")
     monkeypatch.setenv("INSPECT_EVAL_RUN_CONFIG", "run.yaml")
-    refused(here, naming=f"`({key})` in run.yaml")
+    refused(here, naming="run configuration")
 
 
 @pytest.mark.promise("1.9")
@@ -248,44 +227,11 @@ def test_what_is_typed_is_refused(here: Path, typed: str) -> None:
     refused(here, typed, naming=typed.partition("=")[0], error=click.UsageError)
 
 
-@pytest.mark.parametrize("text", ["no: such key", "[1, 2", "sandbox: {kind: local}"])
-def test_a_run_configuration_that_can_not_be_read(here: Path, text: str) -> None:
-    """An input error, not a traceback."""
-    (here / "run.yaml").write_text(text)
-    refused(here, "--run-config", "run.yaml", naming="run.yaml")
-    refused(here, "--run-config", "missing.yaml", naming="missing.yaml")
-
-
-@pytest.mark.promise("1.9")
-def test_what_says_the_same_is_accepted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting that agrees with what Belljar does anyway changes nothing; the run configuration
-    names the task."""
-    monkeypatch.setenv("INSPECT_EVAL_SANDBOX", "belljar")
-    monkeypatch.setenv("INSPECT_EVAL_DETACH", "false")
-    (here / "run.yaml").write_text(
-        "task: task.py@quick\nmodel: mockllm/model\nsandbox: belljar\n"
-        "eval_config: {log_samples: true, sandbox_cleanup: true}\n"
-    )
-    cells = RecordedCells()
-    request = RunRequest(
-        inspect_args=["--run-config", "run.yaml"], quiet=True, home=here / "home", source=cells
-    )
-    outcome = run_evaluation(request)
-    assert (outcome.exit_code, len(cells.opened)) == (0, 1)
-
-
-def test_cleanup_is_a_persons_to_leave_out() -> None:
-    """Typed it is accepted, from anywhere else not."""
-    check([Setting(option="no_sandbox_cleanup", value=True)])
-    with pytest.raises(PolicyError):
-        check([Setting(option="no_sandbox_cleanup", value=True, source=".env")])
-
-
 @pytest.mark.promise("1.9")
 def test_every_option_of_the_table_is_known_to_inspect() -> None:
     """A renamed option would be one that nobody checks."""
     known = {parameter.name for parameter in read_options(["x.py"]).context.command.params}
-    assert {option for option, taken in TAKEN.items() if taken.flag} - {"belljar_variable"} <= known
+    assert set(TAKEN) <= known
 
 
 @pytest.mark.promise("1.9")

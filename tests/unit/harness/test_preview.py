@@ -100,7 +100,7 @@ def test_a_summary_is_silent_where_nothing_differs(tmp_path: Path) -> None:
 
 
 def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> None:
-    """Of the images that are there, by their names; what is kept apart from what differs."""
+    """Of the images that are there, by their names."""
     (home := tmp_path / "home").mkdir()
     (home / "file").write_bytes(b"x")
     config = ImageConfig(user="7", stop_signal="SIGINT")
@@ -117,38 +117,6 @@ def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> 
     assert len(looked) == 1
     assert one.differences == other.differences
     assert [(fact.where, fact.key) for fact in one.differences] == [("image here", "STOPSIGNAL")]
-    assert "USER" in [fact.key for fact in one.kept]
-
-
-@pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    ("service", "taken"),
-    [
-        ("", {"USER", "WORKDIR", "ENTRYPOINT", "CMD"}),
-        ("user: root, working_dir: /w, ", {"ENTRYPOINT", "CMD"}),
-        ("command: x, ", {"USER", "WORKDIR", "ENTRYPOINT"}),
-        ("entrypoint: x, ", {"USER", "WORKDIR"}),
-    ],
-)
-def test_what_a_file_says_itself_is_not_kept_of_its_image(
-    service: str, taken: set[str], tmp_path: Path
-) -> None:
-    """A user, directory or program of the compose file is not said to be the image's; another
-    service of the same image still takes it."""
-    (home := tmp_path / "home").mkdir()
-    (home / "file").write_bytes(b"x")
-    config = ImageConfig(user="7", workdir="/i", entrypoint=("e",), cmd=("c",))
-    Store(home).add(home / "file", config, name="here", source="test", created="now")
-
-    def kept(others: str) -> set[str]:
-        text = f"services: {{default: {{{service}image: here}}{others}}}"
-        (tmp_path / "compose.yaml").write_text(text)
-        found = previews(tmp_path, Sample(id=1, input="x"))
-        (one,) = with_images(found, lambda policy: differences_of_images(policy, home))
-        return {fact.key for fact in one.kept if fact.where == "image here"}
-
-    assert kept("") == taken
-    assert kept(", web: {image: here}") == {"USER", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
 @pytest.mark.promise("2.4")

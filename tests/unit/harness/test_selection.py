@@ -83,16 +83,3 @@ def test_an_order_without_a_seed_is_drawn_once(tmp_path: Path) -> None:
         sample_shuffle=True,
     )
     assert ran(tmp_path) == expected
-
-
-@pytest.mark.promise("1.5")
-def test_a_run_configuration_selects_where_no_option_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its limit and its seed hold; an option beats each."""
-    monkeypatch.chdir(tmp_path)
-    Path("run.yaml").write_text("eval_config: {limit: [1, 4], sample_shuffle: 5}\n")
-    words = ["x.py", "--run-config", "run.yaml"]
-    assert read_selection(read_options(words)) == Selection(limit=(1, 4), shuffle=5)
-    given = read_selection(read_options([*words, "--limit", "2"]))
-    assert given == Selection(limit=2, shuffle=5)

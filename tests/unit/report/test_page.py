@@ -138,7 +138,6 @@ def hostile_page() -> bytes:
         scores={EVIL: EVIL},
         error=EVIL,
         notes=(EVIL,),
-        not_run=(EVIL,),
     )
     plan = {
         "tier": EVIL,
