@@ -21,6 +21,8 @@ import pytest
 
 TEMPLATES_VARIABLE = "BELLJAR_TEST_TEMPLATES"
 """Where a run of tests inside a test takes templates from and leaves them."""
+PATIENCE_S = 300
+"""For each wait that only guards against a hang: no test depends on how fast the machine is."""
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
