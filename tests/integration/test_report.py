@@ -251,7 +251,7 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
         # The page's own policy would keep axe out
         page = browser.new_context(
             bypass_csp=True,
-            color_scheme=scheme,  # type: ignore[arg-type]
+            color_scheme=scheme,
             viewport={"width": 390, "height": 844},
         ).new_page()
         page.goto(f"{target.as_uri()}#s0")
