@@ -38,7 +38,7 @@ enum frame_type {
 };
 
 enum { NEVER_STARTED = 127 << 8 }; /* as wait would say it */
-enum { KIND_EXEC = 1, KIND_READ = 2, KIND_WRITE = 3, KIND_WALK = 5, KIND_PUT = 6, KIND_REMOVE = 7, KIND_USAGE = 8 };
+enum { KIND_EXEC = 1, KIND_READ = 2, KIND_WRITE = 3, KIND_WALK = 5, KIND_PUT = 6, KIND_REMOVE = 7 };
 static inline bool takes_input(uint8_t kind) { return kind == KIND_WRITE || kind == KIND_PUT; } /* and has no output */
 /* A record of a tree: u8 kind, u16 mode, u64 size, i64 and u32 when it was changed, u16 and u16 the bytes of its name and link, which follow; then a file's contents. */
 enum { RECORD_BYTES = 27, R_FILE = 1, R_DIRECTORY, R_LINK, R_OTHER, R_ENTER, R_LEAVE };
@@ -154,8 +154,6 @@ void starve_look(void);                  /* while an operation runs: ends the la
 /* ---- limits.c ---- */
 void limits_prepare(void); /* before the first operation */
 uint8_t limits_now(void);  /* FLAG_DISK, FLAG_PROCESSES: what there is no more of */
-enum { USAGE_BYTES = 64 };
-void limits_usage(uint8_t usage[USAGE_BYTES]); /* as `design/channel.md` has it */
 int limits_wait(void);     /* milliseconds until the next look */
 
 /* ---- touch.c ---- */
@@ -305,7 +303,6 @@ void close_pairs(struct pairs *p);
 pid_t fork_into(struct slot *slot);
 void tree_end_tracer(struct op *op); /* a process outside of a program's namespace, or of another operation, can trace it, and never let it go on or end */
 void op_start(struct op *op); /* its request is whole */
-void op_tell_usage(struct op *op);
 void op_refuse(struct op *op, int stage, int error, const char *detail);
 void op_main_ended(uint32_t id, int wait_status);
 void op_leader_lost(uint32_t id, bool program_ended);

@@ -82,29 +82,6 @@ uint8_t limits_now(void)
     return full;
 }
 
-static uint64_t number_at(int dir, const char *file, const char *key)
-{
-    char text[1024];
-    return dir < 0 || read_at(dir, file, text, sizeof text) < 0 ? 0 : key == NULL ? strtoull(text, NULL, 10) : number_after(text, key);
-}
-
-void limits_usage(uint8_t usage[USAGE_BYTES])
-{
-    struct statvfs s = {0};
-    int tree = in_machine() ? cgroup_tree() : -1;
-    uint64_t own = in_machine(); /* the container's process 1 */
-    uint64_t tasks = in_machine() ? number_at(tree, "pids.current", NULL) : contained_mode ? workload_tasks() : 0;
-    if (place_fds[0] >= 0)
-        fstatvfs(place_fds[0], &s);
-    uint64_t values[USAGE_BYTES / 8] = {
-        number_at(tree, "cpu.stat", "usage_usec "), number_at(tree, "memory.current", NULL), in_machine() ? cgroup_memory_limit() : 0,
-        (uint64_t)(s.f_blocks - s.f_bfree) * s.f_frsize, (uint64_t)s.f_blocks * s.f_frsize, (uint64_t)(s.f_files - s.f_ffree),
-        tasks > own ? tasks - own : 0, container.processes,
-    };
-    for (int i = 0; i < USAGE_BYTES / 8; i++)
-        put_le(usage + 8 * i, values[i], 8);
-}
-
 int limits_wait(void)
 {
     int64_t now = now_ns(), next = now + SELDOM_NS;

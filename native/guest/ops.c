@@ -83,17 +83,6 @@ void op_refuse(struct op *op, int stage, int error, const char *detail)
     op_free(op);
 }
 
-/* Answered at once and by this process, so that a workload that has used up everything can't keep it from being told. */
-void op_tell_usage(struct op *op)
-{
-    uint8_t none[8] = {0}, data[1 + USAGE_BYTES] = {1};
-    limits_usage(data + 1);
-    send_frame(F_STARTED, op->id, none, sizeof none);
-    send_frame(F_DATA, op->id, data, sizeof data);
-    send_result(op->id, op, OUT_EXITED, 0, 0, "");
-    op_free(op);
-}
-
 /* A limit that is full now and was not when an operation began, or has not been since, is reported for it, and for every operation beside it. */
 void ops_see_limits(void)
 {

@@ -133,10 +133,6 @@ void op_start(struct op *op)
         op_refuse(op, ST_REQUEST, EACCES, "not renewed");
         return;
     }
-    if (op->kind == KIND_USAGE) {
-        op_tell_usage(op);
-        return;
-    }
     if (ops_one_is_alone()) {
         op_refuse(op, ST_REQUEST, EAGAIN, "another operation runs alone");
         return;

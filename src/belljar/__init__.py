@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from belljar.cell.connection import CellStream
     from belljar.cell.exec import OutputSoFar, RunningCommand
     from belljar.cell.files import FileInfo
-    from belljar.cell.health import HealthFinding, Metrics
+    from belljar.cell.health import HealthFinding
     from belljar.cell.local_tree import Transfer
     from belljar.cell.open import open_cell, open_range
     from belljar.cell.parts import start_run
@@ -61,7 +61,6 @@ __all__ = [
     "KillReport",
     "LedgerError",
     "LoadedPolicy",
-    "Metrics",
     "OutputSoFar",
     "Plan",
     "Policy",
@@ -98,7 +97,7 @@ _NAMES = {
     "belljar.cell.connection": "CellStream",
     "belljar.cell.exec": "OutputSoFar RunningCommand",
     "belljar.cell.files": "FileInfo",
-    "belljar.cell.health": "HealthFinding Metrics",
+    "belljar.cell.health": "HealthFinding",
     "belljar.cell.local_tree": "Transfer",
     "belljar.cell.open": "open_cell open_range",
     "belljar.cell.parts": "start_run",

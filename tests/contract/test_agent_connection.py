@@ -10,6 +10,7 @@ import subprocess
 import anyio
 import pytest
 from tests.fakes.asking import renew
+from tests.machine import PATIENCE_S
 
 from belljar.channel import ExecRequest, GuestClient
 from belljar.errors import CellError
@@ -50,7 +51,7 @@ async def test_a_dead_agent_ends_every_operation_at_once(
                 await client.exec(ExecRequest(argv=["sleep", "2"]))
             failed.append(caught.value)
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 for _ in range(8):
                     tasks.start_soon(one)

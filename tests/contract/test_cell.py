@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
@@ -28,7 +29,7 @@ tier: {tier}
 user: nobody
 workdir: /var/tmp
 env: {{GREETING: hello}}
-resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 10s, lifetime: 10m}}
+resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 300s, lifetime: 10m}}
 """  # of the size that the limits' tests have: a virtual machine's template serves both
 
 
@@ -121,8 +122,8 @@ async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) ->
     resources = replace(loaded.policy.resources, lifetime_s=5.0)  # less than a policy may say
     short = replace(loaded, policy=loaded.policy.model_copy(update={"resources": resources}))
     async with open_cell(short, home=vm_home) as cell:
-        with anyio.fail_after(60), pytest.raises(CellError, match="lifetime"):
-            await shell(cell, "trap '' TERM INT HUP; while :; do sleep 1000; done", timeout_s=100)
+        with anyio.fail_after(PATIENCE_S), pytest.raises(CellError, match="lifetime"):
+            await shell(cell, "trap '' TERM INT HUP; while :; do sleep 1000; done")
         with pytest.raises(CellError, match="lifetime"):
             await cell.exec(["true"])
     hit = [event for event in newest_events(vm_home) if event["kind"] == Kind.LIMIT_HIT]
@@ -142,7 +143,7 @@ async def test_death_is_an_error_not_a_result(tier: str, vm_home: Path, tmp_path
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(kill)
                 with pytest.raises(CellError, match="died"):
@@ -164,7 +165,7 @@ async def test_destroying_ends_what_runs(tier: str, vm_home: Path, tmp_path: Pat
             await cell.ping()
             first.append(await cell.destroy())
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(destroy)
                 with pytest.raises(CellError):

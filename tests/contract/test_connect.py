@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.connection import CellStream
 from belljar.cell.exec import RunningCommand
 
 pytestmark = pytest.mark.anyio
-TIMEOUT_S = 60
 SERVER = """\
 import socket, sys, threading
 kind, where, what = sys.argv[1:4]
@@ -61,7 +61,7 @@ async def serving(
     """A server in the cell that does `what` with each `peer`, until the block is left."""
     server = await cell.start(["python3", "-c", SERVER, kind, where, what])
     try:
-        with anyio.fail_after(TIMEOUT_S):
+        with anyio.fail_after(PATIENCE_S):
             while server.output().stdout != b"ready\n":
                 assert server.running, await server.wait()
                 await anyio.lowlevel.checkpoint()
@@ -116,7 +116,7 @@ async def test_why_there_is_no_connection(cell: Cell) -> None:
         async with cell.connect("/tmp/closed/s.sock", user="nobody"):
             pass
     server = await cell.start(["python3", "-c", FULL])
-    with anyio.fail_after(TIMEOUT_S):
+    with anyio.fail_after(PATIENCE_S):
         while b"full" not in server.output().stdout:
             await anyio.lowlevel.checkpoint()
     with pytest.raises(TimeoutError):
@@ -154,7 +154,7 @@ async def test_what_was_sent_is_delivered_when_we_close(cell: Cell) -> None:
     async with serving(cell, "8080", KEEP):
         async with cell.connect(8080) as stream:
             await stream.send(b"x" * 200_000)
-        with anyio.fail_after(TIMEOUT_S):
+        with anyio.fail_after(PATIENCE_S):
             while (await cell.exec(["test", "-e", "/tmp/end"])).returncode:
                 pass
         assert len(await cell.read_file("/tmp/got", max_bytes=1 << 20)) == 200_000
@@ -174,17 +174,17 @@ async def test_commands_in_the_background(cell: Cell) -> None:
         third = await cell.start(["sh", "-c", "echo three; exit 3"])
         missing = await cell.start(["no-such-program"])
         assert len({first.id, second.id, third.id}) == 3
-        assert (await third.wait(timeout_s=TIMEOUT_S)).returncode == 3
+        assert (await third.wait(timeout_s=PATIENCE_S)).returncode == 3
         assert third.output().stdout == b"three\n"
-        assert (await missing.wait(timeout_s=TIMEOUT_S)).returncode == 127
-        with anyio.fail_after(TIMEOUT_S):
+        assert (await missing.wait(timeout_s=PATIENCE_S)).returncode == 127
+        with anyio.fail_after(PATIENCE_S):
             while not (first.output().stdout and second.output().stdout):
                 await anyio.lowlevel.checkpoint()
         assert first.running
         with pytest.raises(TimeoutError):
             await first.wait(timeout_s=0.1)
         await second.signal("TERM")
-        assert (await second.wait(timeout_s=TIMEOUT_S)).returncode == 7
+        assert (await second.wait(timeout_s=PATIENCE_S)).returncode == 7
         assert first.running
         await first.kill()
         assert (first.running, first.returncode) == (False, 137)
@@ -196,7 +196,7 @@ async def test_a_flood_in_the_background_is_bounded(cell: Cell) -> None:
     flood = await cell.start(
         ["sh", "-c", "head -c 3000000 /dev/zero; echo end >&2"], max_output_bytes=1000
     )
-    output = await flood.wait(timeout_s=TIMEOUT_S)
+    output = await flood.wait(timeout_s=PATIENCE_S)
     assert (len(output.stdout), output.stdout_dropped_bytes, output.stderr) == (
         1000,
         2_999_000,

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.decoys import KEY_FILE, file_time, read_key
@@ -65,7 +66,7 @@ async def test_each_kind_is_placed_watched_and_traced(
                 .split(":")[2]
                 .split("@")[0]
             )
-            with anyio.fail_after(60):
+            with anyio.fail_after(PATIENCE_S):
                 while not recorded(run.path, "decoy.touched"):
                     await cell.ping()
                     await anyio.sleep(0.02)

@@ -266,30 +266,3 @@ async def test_an_interrupted_upload_leaves_nothing(
     assert scope.cancelled_caught
     assert [info.name for info in await cell.list_dir("/tmp/interrupted")] == ["own"]
     await cell.remove("/tmp/interrupted", recursive=True)
-
-
-@pytest.mark.promise("4.6")
-async def test_metrics(cell: Cell, tier: str) -> None:
-    """A cell says what it uses of its limits, and who counted; use is seen to grow."""
-    before = await cell.metrics()
-    script = (
-        "dd if=/dev/zero of=/var/tmp/filled bs=1M count=32 2>/dev/null; n=0; while [ $n -lt 20000"
-        " ]; do n=$((n+1)); done"
-    )
-    assert (await cell.exec(["sh", "-c", script])).success
-    after = await cell.metrics()
-    assert before.uptime_s < after.uptime_s
-    assert before.cpu_s is not None
-    assert after.cpu_s is not None
-    assert after.cpu_s > before.cpu_s
-    assert before.disk_bytes is not None
-    assert after.disk_bytes is not None
-    assert after.disk_bytes - before.disk_bytes >= 32 * MIB
-    assert (after.disk_limit_bytes, after.processes_limit) == (256 * MIB, 512)
-    assert after.memory_bytes is not None
-    assert 0 < after.memory_bytes <= after.memory_limit_bytes
-    assert after.processes is not None
-    assert after.processes < 64
-    assert (tier == "container") == ("processes" not in after.guest_reported)
-    assert tier != "microvm" or "disk_bytes" in after.guest_reported
-    await cell.remove("/var/tmp/filled")

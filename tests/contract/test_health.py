@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.health import Cause, HealthFinding, damage
@@ -23,7 +24,7 @@ risk: low
 tier: {tier}
 user: nobody
 workdir: /opt
-resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 20s, lifetime: 20m}}
+resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 300s, lifetime: 20m}}
 """
 DAMAGE = {
     "programs": ("rm -rf /bin/* /usr/bin/* /sbin/* /usr/sbin/*", Cause.SHELL_MISSING),
@@ -93,7 +94,7 @@ async def test_a_full_process_table_is_found(fresh: Cell) -> None:
     """One command's processes leave room for the next command; those of several together do not."""
     baseline = await baseline_of(fresh)
     found = None
-    with anyio.move_on_after(60):
+    with anyio.move_on_after(PATIENCE_S):
         while found is None:
             await fresh.exec(["/bin/sh", "-c", HOLD])
             found = damage(baseline, await fresh.check_health())

@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 import pytest
+from tests.machine import PATIENCE_S
 
+from belljar.cell import targets
 from belljar.cell.cell import Cell
 from belljar.cell.targets import serve
 from belljar.compose.values import SETTLE_S
@@ -44,18 +46,23 @@ async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
 
 
 @pytest.mark.promise("1.6")
-async def test_it_may_end_well(cell: Cell) -> None:
+async def test_it_may_end_well(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only sets something up has then done so."""
-    await run(cell, "sleep 0.3; echo done > /tmp/done")
+    monkeypatch.setattr(targets, "SETTLE_S", PATIENCE_S)
+    await run(cell, "echo done > /tmp/done")
     assert (await cell.exec(["cat", "/tmp/done"])).stdout == b"done\n"
 
 
 @pytest.mark.promise("1.6")
 @pytest.mark.parametrize(
-    "health", [{}, {"command": ["true"], "interval": 0.1, "timeout": 1, "retries": 2}]
+    "health", [{}, {"command": ["true"], "interval": 0.1, "timeout": PATIENCE_S, "retries": 2}]
 )
-async def test_another_end_is_an_error_that_quotes_it(cell: Cell, health: dict[str, Any]) -> None:
+async def test_another_end_is_an_error_that_quotes_it(
+    cell: Cell, health: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With its status, whether it has a health check or not."""
+    for name in ("SETTLE_S", "_EARLY_END_S"):
+        monkeypatch.setattr(targets, name, PATIENCE_S)
     with pytest.raises(
         CellError, match=r"ended with status 3; its output ends with: no such \\x1b table"
     ):
@@ -78,8 +85,8 @@ async def test_it_is_ready_when_it_is_healthy(cell: Cell) -> None:
     health = {
         "command": ["test", "-e", "/tmp/healthy"],
         "interval": 0.1,
-        "timeout": 5,
-        "retries": 100,
+        "timeout": PATIENCE_S,
+        "retries": 10_000,
     }
     await run(cell, "sleep 1.5; touch /tmp/healthy; exec sleep 4321", health=health)
     assert (await cell.exec(["test", "-e", "/tmp/healthy"])).success

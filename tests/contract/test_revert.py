@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.cell.canary import canary_in
 from belljar.cell.cell import Cell
@@ -156,7 +157,7 @@ async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: 
             with pytest.raises(CellError):
                 await talk_across_a_revert(cell)
             with pytest.raises(CellError):
-                await background.wait(timeout_s=30)
+                await background.wait(timeout_s=PATIENCE_S)
         assert len(errors) == 1
         assert await said(cell, "echo fine") == ["fine"]
     assert not world.lines(Kind.CELL_FAILED)

@@ -8,6 +8,7 @@ import time
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.channel import ExecRequest, GuestClient, Operation
 from belljar.channel.frames import renew_payload
@@ -39,7 +40,7 @@ async def is_alive(client: GuestClient, pid: bytes) -> bool:
 async def read_until(running: Operation, wanted: bytes) -> bytes:
     """Output up to and with what is wanted."""
     seen = b""
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE_S):
         async for _, chunk in running:
             seen += chunk
             if wanted in seen:

@@ -15,7 +15,6 @@ from belljar.cell.cell import Cell
 from belljar.channel import GuestClient
 from belljar.errors import HostError
 from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
-from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.hold import KillOrder
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.sandbox import Sandbox
@@ -112,10 +111,6 @@ class FakeVm(Sandbox):
     def disk_full(self) -> bool:
         """As the real one."""
         return self.full
-
-    def usage(self) -> HostUsage:
-        """As the real one."""
-        return HostUsage(uptime_s=1.0)
 
     async def watch_files(self, paths: Sequence[str]) -> FakeFileWatch:
         """A sensor that a test makes see."""

@@ -16,13 +16,13 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.contract.test_connect import serving
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.harness.attach import AttachSocket
 
 pytestmark = pytest.mark.anyio
-TIMEOUT_S = 60
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def test_clients_are_led_to_the_cell(vm_home: Path) -> None:
                     heard = b"".join([chunk async for chunk in client])
                 assert heard == said
 
-        with anyio.fail_after(TIMEOUT_S):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as talks:
                 for number in range(6):
                     talks.start_soon(talk, number)
@@ -90,7 +90,7 @@ async def test_a_port_that_nothing_listens_on(vm_home: Path) -> None:
         for _ in range(2):
             async with await anyio.connect_tcp("127.0.0.1", port) as client:
                 with (
-                    anyio.fail_after(TIMEOUT_S),
+                    anyio.fail_after(PATIENCE_S),
                     pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)),
                 ):
                     await client.receive()

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.integration.processes import read_until
+from tests.machine import PATIENCE_S
 from tests.real_packages import ASCIINEMA, npm_package
 from tests.unit.report.test_page import data_of
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Belljar
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
-TYPED = b"stty size; printf '\\033[31mred\\033[0m\\n'; printf 'wrong\\rright\\n'; exit 3\r"
+RESIZED = b"until [ \"$(stty size)\" = '20 70' ]; do sleep 0.1; done; "
+TYPED = (
+    RESIZED + b"stty size; printf '\\033[31mred\\033[0m\\n'; printf 'wrong\\rright\\n'; exit 3\r"
+)
 
 
 def resize(terminal: int, rows: int, cols: int) -> None:
@@ -61,10 +64,9 @@ def session(belljar: Belljar) -> tuple[Path, str]:
         assert visit.returncode == 5, visit.stderr
         resize(ours, 20, 70)
         shell.send_signal(signal.SIGWINCH)
-        time.sleep(1)  # the new size is on its way to the guest, which says nothing of it
         os.write(ours, TYPED)
         read_until(ours, b"recorded in")
-        assert shell.wait(timeout=120) == 3
+        assert shell.wait(timeout=PATIENCE_S) == 3
     finally:
         shell.kill()
         shell.wait()

@@ -70,7 +70,6 @@ with belljar.sync.open_range({**policy, "network": network}) as opened:
         assert stream.receive() == b"SHOUT"
     running.kill()
     cell.remove("/tmp/tree", recursive=True)
-    assert cell.metrics().uptime_s > 0
 with belljar.sync.open_pool(policy, size=1) as pool:
     for _ in range(2):
         with pool.cell() as cell:
@@ -105,7 +104,7 @@ def test_a_script_without_async(tier: str, belljar: Belljar, tmp_path: Path) -> 
 
 
 def test_a_range_a_pool_files_and_streams_without_async(belljar: Belljar, tmp_path: Path) -> None:
-    """`open_range`, `open_pool`, `upload`, `download`, `start`, `connect` and `metrics` do in a
+    """`open_range`, `open_pool`, `upload`, `download`, `start` and `connect` do in a
     script what they do with `async`."""
     argv = [sys.executable, "-c", EVERYTHING]
     environment = belljar.environment()

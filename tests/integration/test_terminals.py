@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Belljar
+from tests.machine import PATIENCE_S
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -33,7 +34,7 @@ def on_terminal(belljar: Belljar, *words: str, **environment: str) -> bytes:
         pass
     finally:
         os.close(leader)
-        process.wait(timeout=120)
+        process.wait(timeout=PATIENCE_S)
     return said
 
 
@@ -73,7 +74,7 @@ def test_a_reader_that_stops_ends_the_command_quietly(belljar: Belljar) -> None:
         env=belljar.environment(),
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert (len(done.stdout), done.stderr) == (10, b"")
 
@@ -83,5 +84,5 @@ def test_a_command_in_the_background(belljar: Belljar, tmp_path: Path) -> None:
     output = tmp_path / "out"
     command = f"nohup {sys.executable} -m belljar exec low -- echo hello >{output} 2>&1 <&-"
     environment = belljar.environment()
-    done = subprocess.run(["sh", "-c", command], env=environment, check=False, timeout=300)
+    done = subprocess.run(["sh", "-c", command], env=environment, check=False, timeout=PATIENCE_S)
     assert (done.returncode, output.read_text().splitlines()[-1]) == (0, "hello")

@@ -16,6 +16,7 @@ from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
 from belljar.cell.pool import Pool, open_pool
 from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.isolation.cgroup import memory_bytes
 from belljar.ledger.rundir import RunDirectory
 
 POLICY: Final[dict[str, Any]] = {
@@ -82,7 +83,8 @@ async def _use(cell: Cell, work: Workload, figures: Figures) -> None:
     for _ in range(work.rounds):
         with figures.timed(BenchRow(work.tier, Measure.EXEC)):
             await cell.exec(["true"])
-    used_bytes = (await cell.metrics()).memory_bytes
+    groups = cell._live.groups.paths
+    used_bytes = memory_bytes(groups["memory"]) if "memory" in groups else None
     if used_bytes is not None:
         figures.memory_mib[work.tier] = round(used_bytes / (1 << 20), 1)
     for _ in range(_FILE_ROUNDS):

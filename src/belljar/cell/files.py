@@ -1,4 +1,4 @@
-"""A cell's operations on files and directories, and what it uses: recorded as its commands are.
+"""A cell's operations on files and directories, recorded as its commands are.
 
 None of them runs a program of the image: the guest's agent does the work, with the rights of the
 user that is named.
@@ -21,7 +21,6 @@ import anyio.to_thread
 from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.base import CellBase
-from belljar.cell.health import Metrics, join_metrics
 from belljar.cell.local_tree import (
     KIND_NAMES,
     Transfer,
@@ -47,7 +46,6 @@ MAX_TRANSFER_BYTES: Final = 256 << 20
 MAX_TRANSFER_FILES: Final = 10_000
 MAX_LISTED: Final = 10_000
 _CLEAN_UP_S: Final = 10.0
-_METRICS_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,18 +396,6 @@ class FileOperations(CellBase):
                 recursive=recursive,
                 timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
             )
-
-    async def metrics(self) -> Metrics:
-        """What the cell uses now, and may use. Raises `CellError`."""
-        operation = self._operation()
-        try:
-            guest = await trees.usage(self._live.client, timeout_s=_METRICS_TIMEOUT_S)
-        except BaseException as error:
-            self._end_if_dead(error)
-            raise
-        metrics = join_metrics(self._live.usage(), guest, self.plan.limits)
-        self._recorder.record(operation.event(Kind.CELL_METRICS, metrics.as_data()))
-        return metrics
 
     async def _look(
         self,

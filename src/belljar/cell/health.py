@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
-from belljar.channel.trees import Usage
-from belljar.dataclass import asdict, dataclass
+from belljar.dataclass import dataclass
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
-from belljar.isolation.cgroup import HostUsage
-from belljar.policy.limits import Resources
 
 if TYPE_CHECKING:
     from belljar.channel import ExecOutput
@@ -118,58 +115,6 @@ def may_be_broken(output: ExecOutput) -> bool:
     """Whether a command ended as in a broken cell, perhaps by its own fault."""
     failed = output.returncode in {126, 127}
     return output.not_started_errno is not None or output.timed_out or failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    """What a cell uses now, and may use.
-
-    Attributes:
-        cpu_s: processor time since it was made.
-        memory_bytes, memory_limit_bytes: of a virtual machine, the whole machine's.
-        disk_bytes: what its writable file system holds.
-        processes: and threads, of the workload.
-        uptime_s: since it was ready for its first operation.
-        guest_reported: fields that the guest counted, and may lie about; the host counted the
-            others. None: neither can tell.
-    """
-
-    cpu_s: float | None
-    memory_bytes: int | None
-    memory_limit_bytes: int
-    disk_bytes: int | None
-    disk_limit_bytes: int
-    processes: int | None
-    processes_limit: int
-    uptime_s: float
-    guest_reported: frozenset[str]
-
-    def as_data(self) -> Mapping[str, JsonValue]:
-        """As the ledger has it."""
-        return {**asdict(self), "guest_reported": sorted(self.guest_reported)}
-
-
-def join_metrics(host: HostUsage, guest: Usage, limits: Resources) -> Metrics:
-    """The host's counts, else the guest's, whose 0 is no count."""
-    words: dict[str, float | int | None] = {
-        "cpu_s": guest.cpu_us / 1e6 if guest.cpu_us else None,
-        "memory_bytes": guest.memory_bytes or None,
-        "disk_bytes": guest.disk_bytes if guest.disk_limit_bytes else None,
-        "processes": guest.processes if guest.processes_limit else None,
-    }
-    counted = {name: getattr(host, name) for name in words}
-    from_guest = frozenset(
-        name for name in words if counted[name] is None and words[name] is not None
-    )
-    found = {name: words[name] if name in from_guest else counted[name] for name in words}
-    return Metrics(
-        **found,  # type: ignore[arg-type]
-        memory_limit_bytes=host.memory_limit_bytes or limits.memory_bytes,
-        disk_limit_bytes=limits.disk_bytes,
-        processes_limit=limits.processes,
-        uptime_s=host.uptime_s,
-        guest_reported=from_guest,
-    )
 
 
 class HealthWatch:

@@ -80,7 +80,6 @@ class OpKind(IntEnum):
     WALK = 5
     PUT = 6
     REMOVE = 7
-    USAGE = 8
 
 
 class Outcome(IntEnum):

@@ -211,33 +211,6 @@ class TreeReader:
         self._over = not self._directories
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What the guest says that its workload uses; 0 where it can't tell."""
-
-    cpu_us: int
-    memory_bytes: int
-    memory_limit_bytes: int
-    disk_bytes: int
-    disk_limit_bytes: int
-    files: int
-    processes: int
-    processes_limit: int
-
-
-USAGE_BYTES: Final = 64
-
-
-def read_usage(raw: bytes) -> Usage:
-    """The answer to a question for usage. Raises `ProtocolViolation`."""
-    if len(raw) != USAGE_BYTES:
-        _violated(f"a usage of {len(raw)} bytes")
-    values = struct.unpack("<8Q", raw)
-    if max(values) > MAX_COUNT:
-        _violated("a usage that can't be")
-    return Usage(**dict(zip(Usage.__dataclass_fields__, values, strict=True)))
-
-
 def _place(user: str, cwd: str, path: str, flags: int) -> bytes:
     """The beginning of each request, and all of a removal's (flag 1: with all below)."""
     return struct.pack("<I", flags) + frames.place(user, cwd, path)
@@ -344,26 +317,14 @@ async def remove(
 ) -> int:
     """Remove a file or link, or with `recursive` a directory too; how many entries there were."""
     body = _place(user, cwd, path, int(recursive))
-    raw = await _answer(client, OpKind.REMOVE, body, _COUNT_BYTES, path, timeout_s)
+    raw = b""
+    async with client.operation(OpKind.REMOVE, body, timeout_s, stdout=_COUNT_BYTES) as operation:
+        while (chunk := await operation.next_chunk()) is not None:
+            raw += chunk[1]
+        judge(operation, path, timeout_s)
     if len(raw) != _COUNT_BYTES:
         violated(f"a count of {len(raw)} bytes", FrameType.DATA, 0)
     removed = int.from_bytes(raw, "little")
     if removed > MAX_COUNT:
         violated("a count that can't be", FrameType.DATA, 0)
     return removed
-
-
-async def usage(client: GuestClient, *, timeout_s: float | None = None) -> Usage:
-    """What the guest says that its workload uses."""
-    return read_usage(await _answer(client, OpKind.USAGE, b"", USAGE_BYTES, "usage", timeout_s))
-
-
-async def _answer(
-    client: GuestClient, kind: OpKind, body: bytes, size: int, path: str, timeout_s: float | None
-) -> bytes:
-    answer = b""
-    async with client.operation(kind, body, timeout_s, stdout=size) as operation:
-        while (chunk := await operation.next_chunk()) is not None:
-            answer += chunk[1]
-        judge(operation, path, timeout_s)
-    return answer

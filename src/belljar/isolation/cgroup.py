@@ -303,15 +303,3 @@ def sweep_trials(parent: Path) -> None:
     for path in orphans(parent, prefix=_TRIAL):
         with contextlib.suppress(OSError):
             path.rmdir()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostUsage:
-    """The host's counts of a cell; None: unknown."""
-
-    uptime_s: float
-    cpu_s: float | None = None
-    memory_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    disk_bytes: int | None = None
-    processes: int | None = None

@@ -95,7 +95,6 @@ class Sandbox:
         self._order: KillOrder | None = None
         self._counts = {"oom_kills": 0, "refused_forks": 0}
         self._oom_kills_while_alive = 0
-        self._ready_s = time.monotonic()
         self._owner: AsyncExitStack | None = None
         self._is_ready = False
         self._reason = "closed"
@@ -190,7 +189,7 @@ class Sandbox:
 
     def ready(self, owner: AsyncExitStack) -> None:
         """It is a cell: `destroy` may end it before its owner does."""
-        self._owner, self._ready_s, self._is_ready = owner, time.monotonic(), True
+        self._owner, self._is_ready = owner, True
 
     # ---- what the host sees of it
 
@@ -292,18 +291,6 @@ class Sandbox:
     def disk_full(self) -> bool:
         """Out of room or inodes; False if unknown."""
         return False
-
-    def usage(self) -> cgroup.HostUsage:
-        """As its control groups count now."""
-        groups = self.groups.paths
-        counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
-        memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
-        return cgroup.HostUsage(
-            uptime_s=time.monotonic() - self._ready_s,
-            cpu_s=None if counts is None else cgroup.cpu_s(counts),
-            memory_bytes=memory,
-            memory_limit_bytes=None if memory is None else self.limits.memory_max_bytes,
-        )
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
         """Report opens and reads. Raises `HostError`, `CellError`."""

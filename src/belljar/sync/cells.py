@@ -248,7 +248,6 @@ class Cell(_Facade[AsyncCell]):
     list_dir = _waiting(AsyncCell.list_dir)
     stat = _waiting(AsyncCell.stat)
     remove = _waiting(AsyncCell.remove)
-    metrics = _waiting(AsyncCell.metrics)
     note = _at_once(AsyncCell.note)
     check_health = _waiting(AsyncCell.check_health)
     ping = _waiting(AsyncCell.ping)

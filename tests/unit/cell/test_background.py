@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
-from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
@@ -19,22 +17,6 @@ async def chatty(guest: FakeGuest, op: GuestOp) -> None:
     await guest.started(op)
     await guest.output(op, 1, b"hello")
     await guest.until_killed(op)
-
-
-@pytest.mark.promise("4.2")
-async def test_its_output_is_taken_while_nobody_waits() -> None:
-    """What it says is there without any other operation; its number is the record's."""
-    async with staged({b"chatty": chatty}) as stage:
-        command = await stage.cell.start(["chatty"], max_output_bytes=3)
-        with anyio.fail_after(60):
-            while command.output().stdout != b"hel":
-                await anyio.lowlevel.checkpoint()
-        assert command.output().stdout_dropped_bytes == 2
-        assert command.running
-        assert stage.recorder.events[0].data["op"] == command.id
-        await command.kill()
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_SIGNAL, Kind.EXEC_COMPLETED]
-        assert (command.running, (await command.wait()).stdout_dropped_bytes) == (False, 2)
 
 
 @pytest.mark.promise("4.2")
@@ -77,15 +59,3 @@ async def test_a_cell_that_dies_is_told_to_who_waits() -> None:
         await command.signal(15)
         with pytest.raises(CellError, match="the host killed it"):
             await stage.cell.start(["chatty"])
-
-
-async def test_what_can_not_be_started_has_ended() -> None:
-    """A result, as `exec` gives it."""
-
-    async def absent(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.finish(op, g.NOT_STARTED, 2, stage=3)
-
-    async with staged({b"absent": absent}) as stage:
-        command = await stage.cell.start(["absent"])
-        assert (await command.wait(timeout_s=60)).returncode == 127
-        assert command.returncode == 127

@@ -4,7 +4,7 @@ that is. A real client, a fake guest."""
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
@@ -13,7 +13,6 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import endless
 from tests.fakes.vm import CONSOLE, staged
 
-from belljar.channel import FileTooLargeError
 from belljar.errors import CellError, ProtocolViolation
 from belljar.events import Event, Kind
 from belljar.units import format_size
@@ -81,55 +80,6 @@ async def test_input_that_comes_in_pieces_is_on_record() -> None:
     async with staged() as stage:
         assert (await stage.cell.exec(["cat"], input=pieces())).stdout == b"one two"
         assert stage.last(Kind.EXEC_COMPLETED).bodies[0].content == b"one two"
-
-
-async def test_input_of_a_plain_iterable() -> None:
-    """It is read in a thread, piece by piece, and its error is the call's."""
-
-    def broken() -> Iterator[bytes]:
-        yield b"a"
-        raise LookupError("mine")
-
-    async with staged() as stage:
-        assert (await stage.cell.exec(["cat"], input=[b"a", b"b"])).stdout == b"ab"
-        with pytest.raises(LookupError, match="mine"):
-            await stage.cell.exec(["cat"], input=broken())
-
-
-async def test_a_command_that_can_not_start_is_a_result() -> None:
-    """A failing command is no error, and its outcome is `exec.failed` with the stage."""
-    async with staged() as stage:
-        output = await stage.cell.exec(["missing"])
-        assert (output.returncode, output.why_not_started) == (
-            127,
-            "exec: no such program: No such file or directory",
-        )
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
-        assert stage.last(Kind.EXEC_FAILED).data["stage"] == "exec"
-
-
-async def test_a_timeout() -> None:
-    """The limit that fired and the end are both on record."""
-    async with staged() as stage:
-        output = await stage.cell.exec(["hang"], timeout_s=0.05)
-        assert output.timed_out
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.LIMIT_HIT, Kind.EXEC_TIMED_OUT]
-        assert stage.last(Kind.LIMIT_HIT).data["limit"] == "exec_timeout"
-
-
-async def test_output_beyond_its_cap() -> None:
-    """What was dropped is counted in the result and on record, with the limit."""
-
-    async def loud(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.output(op, 1, b"x" * 100)
-        await guest.finish(op, flags=8, dropped=(900, 0))
-
-    async with staged({b"loud": loud}) as stage:
-        output = await stage.cell.exec(["loud"], max_output_bytes=10)
-        assert (len(output.stdout), output.stdout_dropped_bytes) == (10, 990)
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.LIMIT_HIT, Kind.EXEC_COMPLETED]
-        assert stage.last(Kind.EXEC_COMPLETED).data["stdout_bytes"] == 100
 
 
 async def test_a_cancelled_command() -> None:
@@ -211,20 +161,6 @@ async def test_a_file_in_and_out() -> None:
         assert bodies == [b"contents"] * 2
 
 
-async def test_files_that_fail() -> None:
-    """The guest's errors are builtins and on record; a file that is too large is a limit that
-    fired."""
-    async with staged() as stage:
-        with pytest.raises(FileNotFoundError, match="/missing"):
-            await stage.cell.read_file("/missing", max_bytes=1)
-        assert stage.last(Kind.FILE_READ_FAILED).data["errno"] == errno.ENOENT
-        stage.guest.files["/large"] = b"x" * 100
-        with pytest.raises(FileTooLargeError):
-            await stage.cell.read_file("/large", max_bytes=10)
-        assert stage.last(Kind.LIMIT_HIT).data["limit"] == "read_file"
-        assert stage.kinds()[-2:] == [Kind.FILE_READ_FAILED, Kind.LIMIT_HIT]
-
-
 async def test_a_cell_that_ran_out_of_memory_says_what_its_limit_is_made_of() -> None:
     """The policy's memory and disk and the tier's overhead, which together are the limit that the
     host saw reached."""
@@ -240,20 +176,6 @@ async def test_a_cell_that_ran_out_of_memory_says_what_its_limit_is_made_of() ->
         assert str(stage.last(Kind.CELL_FAILED).data["reason"]) in died.value.what
 
 
-async def test_destroy_says_what_was_found() -> None:
-    """The answer stays with the cell."""
-    async with staged() as stage:
-        assert stage.cell.destruction is None
-        destruction = await stage.cell.destroy()
-        assert destruction.clean
-        assert stage.cell.destruction is destruction
-        assert (stage.cell.emulated, stage.cell.tier, stage.cell.timings_ms) == (
-            True,
-            "microvm",
-            {"total": 1.0},
-        )
-
-
 @pytest.mark.parametrize("argv", ["echo hi", b"echo hi", ["sleep", 1]])
 async def test_argv_is_a_list_of_text(argv: list[str]) -> None:
     """A line of shell is refused with what to write instead, before anything is on record."""
@@ -264,21 +186,3 @@ async def test_argv_is_a_list_of_text(argv: list[str]) -> None:
             async with stage.cell.open_exec(argv):
                 pass
         assert stage.kinds() == []
-
-
-async def test_the_default_environment_is_shown() -> None:
-    """`env` is what a command gets, and nobody changes it."""
-    async with staged() as stage:
-        assert stage.cell.env == stage.cell.plan.env
-        with pytest.raises(TypeError):
-            stage.cell.env["A"] = "b"  # type: ignore[index]
-        await stage.cell.exec(["cat"])
-        assert set(stage.cell.env) == set(stage.recorder.events[0].data["env_names"])  # type: ignore[arg-type]
-
-
-async def test_text_is_sent_as_utf8() -> None:
-    """As input and as a file's contents."""
-    async with staged() as stage:
-        assert (await stage.cell.exec(["cat"], input="é")).stdout == "é".encode()
-        await stage.cell.write_file("/a", "é")
-        assert await stage.cell.read_file("/a", max_bytes=10) == "é".encode()

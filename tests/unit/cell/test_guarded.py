@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from belljar.capture import body_of
 from belljar.cell import guarded as guarded_module
-from belljar.cell.guarded import GuardedRecorder, guarded_recorder
+from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import LedgerError, PolicyError
 from belljar.events import Body, Event, JsonValue, Kind, MemoryRecorder
 from belljar.policy.guarding import Action, GuardRules, Place
-from belljar.policy.load import parse_policy
 from belljar.signals.observe import output_part
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
@@ -163,48 +161,6 @@ def test_what_goes_on_is_by_the_places_action(action: Action, expected: bytes) -
 POLICY = (
     "belljar: 1\nrisk: low\nguard: {protect: [{id: names, file: names.csv, columns: [mail]}]}\n"
 )
-
-
-def test_protected_files_are_read_beside_the_policy(tmp_path: Path) -> None:
-    """The values of a column are looked for."""
-    (tmp_path / "names.csv").write_text("name,mail\nAda,ada.lovelace@corp.example\n")
-    loaded = parse_policy(POLICY.encode(), source="p", base=tmp_path, default_name="p")
-    inner = MemoryRecorder()
-    with guarded_recorder(inner, loaded) as recorder:
-        recorder.record(output(b"mail ada.lovelace@corp.example now"))
-    assert [event.kind for event in inner.events] == [Kind.EXEC_COMPLETED, Kind.GUARD_HIT]
-    assert str(inner.events[1].data["value"]).startswith("names")
-
-
-def test_a_protected_file_that_cannot_be_used_is_the_authors_error(tmp_path: Path) -> None:
-    """It is missing, or has no such column: refused before anything is made."""
-    loaded = parse_policy(POLICY.encode(), source="p", base=tmp_path, default_name="p")
-    with pytest.raises(PolicyError), guarded_recorder(MemoryRecorder(), loaded):
-        pass
-    (tmp_path / "names.csv").write_text("name\nAda\n")
-    with pytest.raises(PolicyError), guarded_recorder(MemoryRecorder(), loaded):
-        pass
-
-
-def test_a_services_stream_is_its_own_also_when_its_end_is_told_late() -> None:
-    """A login to a decoy service is no data that was sent, whoever ends first: cell or gateway."""
-    inner, recorder = guarded()
-    recorder.service_addresses = {"10.1.1.9": "cache"}
-    login = f"AUTH {SECRET}\r\n".encode()
-    body = Body(
-        name="received",
-        content=login,
-        total_bytes=len(login),
-        sha256=hashlib.sha256(login).hexdigest(),
-    )
-    stream = Event(
-        kind=Kind.NETWORK_STREAM, data={"stand_in": "cache", "connection": 1}, bodies=(body,)
-    )
-    with recorder.reporting_services():
-        recorder.record(stream)
-    recorder.record(stream)
-    recorder.close()
-    assert inner.kinds() == [Kind.NETWORK_STREAM, Kind.DECOY_TOUCHED, Kind.NETWORK_STREAM]
 
 
 @pytest.mark.promise("5.7")

@@ -64,30 +64,6 @@ def test_what_is_planned_is_on_record_before_it_is_made() -> None:
     assert data["layers"] == [layer.name for layer in plan.layers]
 
 
-async def test_the_policys_files_are_copied_in(tmp_path: Path) -> None:
-    """Each arrives under its target with its contents, as a recorded write of the policy's
-    owner."""
-    (tmp_path / "notes").write_bytes(b"contents")
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("belljar: 1\nrisk: high\nfiles:\n  - {source: notes, target: /data/notes}\n")
-    async with staged() as stage:
-        await copy_in(stage.cell, load_policy(policy))
-        assert stage.guest.files == {"/data/notes": b"contents"}
-        assert stage.kinds() == [Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED]
-        assert stage.recorder.events[0].data["user"] == "0"
-
-
-async def test_a_policys_work_directory_is_made_first(tmp_path: Path) -> None:
-    """Whatever is written into the cell is written from there; the policy's own is root's."""
-    (tmp_path / "notes").write_bytes(b"contents")
-    policy = tmp_path / "policy.yaml"
-    files = "files:\n  - {source: notes, target: /data/notes}\n"
-    policy.write_text(f"belljar: 1\nrisk: high\nworkdir: /not/there\n{files}")
-    async with staged() as stage:
-        await copy_in(stage.cell, load_policy(policy))
-        assert list(stage.guest.files) == ["/not/there", "/data/notes"]
-
-
 @pytest.mark.parametrize("fields", ["workdir: /etc/hosts/d", "files: [{source: n, target: /n/n}]"])
 async def test_what_a_cell_cannot_take_is_its_error(tmp_path: Path, fields: str) -> None:
     """A work directory or a file that can't be made is a `CellError`, which names it."""

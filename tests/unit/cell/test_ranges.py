@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import cast
 
-import anyio
 import pytest
-from tests.fakes.hosts import capable_host, image_with_a_user, some_image
 
-from belljar.cell.parts import ContainerParts
 from belljar.cell.ranges import (
-    RangePort,
     RangeRouter,
-    trusting,
     wait_for,
 )
-from belljar.cell.task_data import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.network.owner.range import NetworkRange as Network
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.make import make_plan
-from belljar.plan.model import OciPlan
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import load_policy
@@ -84,19 +75,6 @@ def layout(tmp_path: Path) -> RangeLayout:
     return lay_out(network_of(tmp_path), (OWN_CELL,), random_bytes=bytes(range(64)), avoid=())
 
 
-def test_a_ports_settings_are_the_layouts(layout: RangeLayout) -> None:
-    """The resolver is the next hop; a machine's link is without offloads, a container's is as it
-    is."""
-    network = ANetwork(layout)
-    for is_machine in (True, False):
-        port = RangePort(cast("Network", network), OWN_CELL, is_machine=is_machine)
-        anyio.run(port.attach, 17)
-    planned = layout.cell(OWN_CELL)
-    assert (str(port.settings.address), port.settings.mac) == (planned.address, planned.mac)
-    assert port.settings.gateway == port.settings.resolver == IPv4Address(layout.resolver)
-    assert network.attached == [(OWN_CELL, 17, False), (OWN_CELL, 17, True)]
-
-
 @pytest.mark.parametrize(
     ("error", "touched", "word"),
     [
@@ -117,16 +95,6 @@ def test_what_a_look_at_the_router_means(
     assert "network.tcp4" in router.known
     assert "network.metadata" not in router.known
     assert (router.mac, router.namespace) == (layout.cell(OWN_CELL).mac, 17)
-
-
-def test_the_policys_own_variables_win(tmp_path: Path) -> None:
-    """Others lead to the bundle."""
-    loaded = loaded_of(tmp_path)
-    facts = capable_host()
-    plan = make_plan(loaded.policy, facts, image_with_a_user(), base=tmp_path)
-    assert isinstance(plan, OciPlan)
-    env = trusting(ContainerParts(plan=plan, facts=facts, image=some_image())).plan.env
-    assert (env["NODE_EXTRA_CA_CERTS"], env["SSL_CERT_FILE"]) == ("/mine.pem", BUNDLE)
 
 
 @pytest.mark.anyio

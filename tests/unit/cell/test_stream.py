@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from signal import SIGTERM
-from typing import Any
 
 import anyio
 import pytest
@@ -12,7 +11,6 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
 from belljar.cell.exec import RunningCommand, signal_number
-from belljar.channel import PtySize
 from belljar.events import Kind
 
 pytestmark = pytest.mark.anyio
@@ -26,33 +24,6 @@ async def polite(guest: FakeGuest, op: GuestOp) -> None:
     while not (op.signals and op.sizes):
         await op.news.wait()
     await guest.finish(op, g.SIGNALED, 15)
-
-
-@pytest.mark.parametrize("keystrokes", [False, True])
-async def test_a_conversation(*, keystrokes: bool) -> None:
-    """Start, signal and end in order; the end carries what was said by both sides, and when; of
-    what was typed in a terminal only where the policy says so."""
-    async with staged({b"polite": polite}, keystrokes=keystrokes) as stage:
-        async with stage.cell.open_exec(["polite"], pty=PtySize(rows=24, cols=80)) as running:
-            await heard(running, b"hello ")
-            await running.send_stdin(b"you")
-            await running.resize(3, 4)
-            await running.signal(SIGTERM)
-            assert [chunk async for _, chunk in running] == [b"you"]
-            output = await running.wait()
-        assert (output.returncode, output.stdout) == (143, b"")
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_SIGNAL, Kind.EXEC_COMPLETED]
-        assert stage.last(Kind.EXEC_SIGNAL).data["signal"] == "SIGTERM"
-        assert stage.last(Kind.EXEC_SIGNAL).data["scope"] == "main"
-        bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
-        assert bodies == {"stdin": b"you", "stdout": b"hello you"}
-        data: Any = stage.last(Kind.EXEC_COMPLETED).data
-        begun: Any = stage.last(Kind.EXEC_STARTED).data
-    assert (begun["cols"], begun["rows"]) == (80, 24)
-    assert [size for _, *size in data["size_times"]] == [[4, 3]]
-    assert data["stdout_times"][-1][1] == len(b"hello you")
-    typed = [total_bytes for _, total_bytes in data.get("stdin_times", ())]
-    assert typed == ([3] if keystrokes else [])
 
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview])
@@ -133,16 +104,6 @@ async def test_leaving_early_is_on_record() -> None:
         failed = stage.last(Kind.EXEC_FAILED)
         assert "left before" in str(failed.data["reason"])
         assert failed.bodies[0].content == b"hello "
-
-
-async def test_there_is_no_timeout_unless_asked_for() -> None:
-    """A conversation may take its time; a terminal isn't cut off by the policy's default for
-    commands."""
-    async with staged() as stage:
-        async with stage.cell.open_exec(["hang"]) as running:
-            await running.signal(SIGTERM, whole_tree=True)
-        assert stage.recorder.events[0].data["timeout_s"] is None
-        assert stage.last(Kind.EXEC_SIGNAL).data["scope"] == "tree"
 
 
 def test_a_signal_in_every_spelling() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,7 +13,7 @@ import anyio
 import pytest
 
 from belljar.cell import targets
-from belljar.cell.targets import LOGS, health_command, serve, target_policy
+from belljar.cell.targets import LOGS, serve, target_policy
 from belljar.channel import ExecOutput
 from belljar.errors import CellError
 from belljar.plan.network import StandInPlan, plan_network
@@ -260,27 +256,6 @@ async def test_tries_within_a_time() -> None:
         await served({"command": ["mine"], "health": {**health, "within": 0.3}}, status=1)
 
 
-@pytest.mark.anyio
-async def test_what_an_unhealthy_target_s_check_said() -> None:
-    """Its last line alone, before the end of what the program wrote: a client's progress meter
-    would take the place of both."""
-    health = {"command": ["ask"], "interval": 0.0, "timeout": 1.0, "retries": 2}
-    says = b"  % Total    % Received\r\n  0     0    0\r  0     0    0\rcurl: (7) nobody listens\n"
-    with pytest.raises(
-        CellError, match=r"2 tries: curl: \(7\) nobody listens; its output ends with: the log"
-    ):
-        await served({"command": ["mine"], "health": health}, status=1, says=says)
-    with pytest.raises(CellError, match="2 tries: /log; its"):
-        await served({"command": ["mine"], "health": health}, status=1, says=b"\n")
-
-
-def test_only_a_target_has_a_cell(tmp_path: Path) -> None:
-    """What the gateway answers has none: to ask is a fault of ours."""
-    loaded, plans = loaded_of(tmp_path)
-    with pytest.raises(TypeError, match="page"):
-        target_policy(loaded, plans["page"])
-
-
 class _Health(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/fine" else 503)
@@ -299,23 +274,3 @@ def port() -> Iterator[int]:
         yield server.server_port
         server.shutdown()
         thread.join()
-
-
-@pytest.mark.parametrize("client", ["curl", "wget", "python3"])
-def test_health_by_http_with_whatever_client_there_is(
-    client: str, port: int, tmp_path: Path
-) -> None:
-    """Success is an answer below 400; anything else is a failure."""
-    program = sys.executable if client == "python3" else shutil.which(client)
-    if program is None:
-        pytest.skip(f"{client} is not installed")
-    (tmp_path / client).symlink_to(os.path.realpath(program))
-    for path, is_fine in (("/fine", True), ("/ill", False)):
-        argv = health_command({"http": path, "port": port})
-        done = subprocess.run(argv, env={"PATH": str(tmp_path)}, capture_output=True, check=False)
-        assert (done.returncode == 0) is is_fine, done.stderr
-
-
-def test_health_by_command() -> None:
-    """As it is written."""
-    assert health_command({"command": ["pg_isready", "-q"], "retries": 3}) == ["pg_isready", "-q"]

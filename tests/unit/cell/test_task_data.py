@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import deque
 from collections.abc import Iterator
@@ -86,55 +85,6 @@ def data_of(root: Path, *files: TaskFile, hosts: tuple[tuple[str, str], ...] = (
 async def put(cell: Asked, data: TaskData) -> None:
     """As into a cell that runs."""
     await put_in(cell, data)  # type: ignore[arg-type] # it has what is used of one
-
-
-@pytest.mark.promise("1.7")
-async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
-    """They are root's, with their modes; each source is on record with its digest."""
-    (tmp_path / "a").write_text("contents")
-    (tmp_path / "a").chmod(0o640)
-    cell = Asked()
-    await put(cell, data_of(tmp_path, TaskFile(target="/a", source="a")))
-    assert cell.files == {"/a": (b"contents", 0o640, "0:0")}
-    assert [note["sha256"] for note in cell.notes] == [hashlib.sha256(b"contents").hexdigest()]
-    assert "contents" not in str(cell.notes)
-
-
-@pytest.mark.promise("1.7")
-async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None:
-    """As a mount hides what is below it; empty directories, modes and links too. Another tree has
-    another digest."""
-    (tmp_path / "d" / "s").mkdir(parents=True)
-    (tmp_path / "d" / "s").chmod(0o700)
-    (tmp_path / "d" / "f").write_text("x")
-    (tmp_path / "d" / "-l").symlink_to("f")
-    cell = Asked()
-    data = data_of(tmp_path, TaskFile(target="/srv", source="d"))
-    await put(cell, data)
-    assert cell.removed == [("/srv", True, "0:0")]
-    assert cell.trees == [
-        (
-            "/srv",
-            [("-l", "link", "0777"), ("f", "file", "0644"), ("s", "directory", "0700")],
-            0o755,
-        )
-    ]
-    assert cell.files == {}
-    (note,) = cell.notes
-    assert (note["files"], note["bytes"], note["source"], note["target"]) == (1, 1, "d", "/srv")
-    (tmp_path / "d" / "s").chmod(0o755)
-    await put(cell, data)
-    assert cell.notes[1]["sha256"] != note["sha256"]
-
-
-@pytest.mark.promise("1.5")
-async def test_names_are_added_to_the_hosts_file(tmp_path: Path) -> None:
-    """Behind what the image has, each on a line of its own."""
-    cell = Asked()
-    await put(cell, data_of(tmp_path, hosts=(("shop", "10.0.0.7"), ("six", "::1"))))
-    contents, mode, owner = cell.files["/etc/hosts"]
-    assert contents == b"127.0.0.1\tlocalhost\n10.0.0.7\tshop\n::1\tsix\n"
-    assert (mode, owner) == (0o644, "0:0")
 
 
 async def test_what_fails_is_an_error_with_its_place(

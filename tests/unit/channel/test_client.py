@@ -4,14 +4,12 @@ misbehaves. Under both event loops."""
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, endless, talking
 
-from belljar.channel import ExecRequest, Stream
+from belljar.channel import ExecRequest
 from belljar.channel.client import BusyError
 from belljar.errors import CellError
 
@@ -19,68 +17,6 @@ pytestmark = pytest.mark.anyio
 
 
 # ---- what it promises
-
-
-async def test_input_in_pieces() -> None:
-    """An async iterable is sent as it comes; a command that ends before it leaves it, closed,
-    behind."""
-    closed = False
-
-    async def pieces() -> AsyncIterator[bytes]:
-        nonlocal closed
-        try:
-            for _ in range(100):
-                yield b"x" * 10_000
-        finally:
-            closed = True
-
-    async def short(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.stdin(op)
-        await guest.finish(op, code=4)
-
-    async with talking({b"short": short}) as (_, client):
-        assert len((await client.exec(CAT, input=pieces())).stdout) == 1_000_000
-        assert (await client.exec(ExecRequest(argv=["short"]), input=pieces())).code == 4
-    assert closed
-
-
-async def test_on_output_sees_everything() -> None:
-    """Every byte passes the callback, kept or not; what it raises ends the command and reaches the
-    caller."""
-    seen = bytearray()
-    async with talking() as (guest, client):
-        await client.exec(
-            CAT,
-            input=b"x" * 50_000,
-            keep_bytes=1,
-            on_output=lambda _stream, chunk: seen.extend(chunk),
-        )
-        assert len(seen) == 50_000
-
-        def fail(_stream: Stream, _chunk: bytes) -> None:
-            raise LookupError("mine")
-
-        for content in (b"small", b"x" * 500_000):
-            with pytest.raises(LookupError, match="mine"):
-                await client.exec(CAT, input=content, on_output=fail)
-        assert guest.ops == {}
-
-
-async def test_output_that_nobody_iterated_is_counted() -> None:
-    """`wait` drops what is left and says how much."""
-
-    async def script(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.output(op, 1, b"x" * 3_000_000)
-        await guest.finish(op, dropped=(5, 0))
-
-    async with (
-        talking({b"script": script}) as (_, client),
-        client.open_exec(ExecRequest(argv=["script"])) as running,
-    ):
-        outcome = await running.wait()
-    assert (outcome.stdout, outcome.stdout_dropped_bytes) == (b"", 3_000_005)
 
 
 async def test_credit_is_returned_as_output_is_taken() -> None:
@@ -244,15 +180,6 @@ async def test_death_ends_all_at_once() -> None:
         with pytest.raises(CellError, match="gone"):
             await client.exec(CAT)
         assert client.failure is not None
-
-
-async def test_closing() -> None:
-    """After `aclose` every operation is a `CellError`; closing again does nothing."""
-    async with talking() as (_, client):
-        await client.aclose()
-        await client.aclose()
-        with pytest.raises(CellError, match="closed"):
-            await client.ping()
 
 
 # ---- around a snapshot

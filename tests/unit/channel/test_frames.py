@@ -107,23 +107,6 @@ def test_exec_body(
     assert reader.raw == b""
 
 
-def test_file_bodies() -> None:
-    """Read and write requests, with and without a mode."""
-    reader = Reader(frames.read_body(user="u", cwd="/c", path="p", max_bytes=7))
-    assert reader.number(4) == 0
-    assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
-    assert (reader.number(8), reader.raw) == (7, b"")
-    for mode, directory, said in ((None, True, 0xFFFFFFFF), (0o4755, False, 0o4755)):
-        reader = Reader(
-            frames.write_body(
-                user="u", cwd="/c", path="p", mode=mode, owner="o", directory=directory
-            )
-        )
-        assert reader.number(4) == 4 * directory
-        assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
-        assert (reader.number(4), reader.text(), reader.raw) == (said, b"o", b"")
-
-
 def test_connection_payloads() -> None:
     """CONFIG and RENEW."""
     reader = Reader(
@@ -159,23 +142,6 @@ NETWORK: dict[str, Any] = {
     "resolver": IPv4Address("10.1.2.53"),
     "mtu": 1500,
 }
-
-
-def test_a_renewal_with_a_network() -> None:
-    """The network's part follows what version 1 always had, byte for byte; without it the payload
-    is what it was."""
-    plain: dict[str, Any] = {
-        "realtime_ns": 5,
-        "seed": b"s" * 32,
-        "machine_id": "m" * 32,
-        "boot_id": "b" * 36,
-        "hostname": "h",
-    }
-    part = frames.network_part(**NETWORK)
-    assert part.hex(" ") == (
-        "0a 01 02 03 0a 01 02 01 02 00 00 0a 0b 0c 02 00 00 0d 0e 0f 0a 01 02 35 dc 05"
-    )
-    assert frames.renew_payload(**plain, network=part) == frames.renew_payload(**plain) + part
 
 
 @pytest.mark.parametrize("name", ["mac", "gateway_mac"])

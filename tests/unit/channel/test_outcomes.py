@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 
 import pytest
 
@@ -132,15 +131,6 @@ def test_returncode_is_the_shells(
     output = output_of(result(status, code), kept=(b"", b""), dropped=(0, 0), is_overdue=False)
     assert (output.returncode, output.code, output.signalled) == (returncode, code, signalled)
     assert output.not_started_errno == (code if status is Outcome.NOT_STARTED else None)
-
-
-def test_why_it_did_not_start() -> None:
-    """One line with the stage and the guest's detail, or the errno's words; nothing for a command
-    that ran."""
-    missing = ExecOutput(returncode=127, code=errno.ENOENT, not_started_errno=errno.ENOENT)
-    assert ExecOutput(returncode=1, code=1, stage="exec", detail="x").why_not_started == ""
-    assert replace(missing, stage="fork").why_not_started == "fork: No such file or directory"
-    assert missing.why_not_started == "No such file or directory"
 
 
 @pytest.mark.parametrize(

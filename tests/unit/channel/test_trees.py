@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.channel.trees import (
-    USAGE_BYTES,
     RecordKind,
     TreeReader,
     TreeRecord,
     encode,
-    read_usage,
     stream_bytes,
 )
 from belljar.errors import ProtocolViolation
@@ -168,16 +166,6 @@ def test_all_names_together_are_bounded() -> None:
     entries = (raw(RecordKind.LINK, b"%d" % n, link=b"x" * 4000) for n in range(3_000))
     with pytest.raises(OSError, match="characters"):
         list(taking.feed(raw(5) + b"".join(entries)))
-
-
-@given(st.binary(max_size=80))
-def test_usage(answer: bytes) -> None:
-    """64 bytes of numbers that the ledger can hold, or a violation."""
-    if len(answer) == USAGE_BYTES and max(struct.unpack("<8Q", answer)) < 1 << 53:
-        assert read_usage(answer).processes_limit == int.from_bytes(answer[-8:], "little")
-    else:
-        with pytest.raises(ProtocolViolation):
-            read_usage(answer)
 
 
 @given(mtime_s=st.integers(-(1 << 63), (1 << 53)))

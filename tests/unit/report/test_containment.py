@@ -68,25 +68,3 @@ def test_each_verdict_stands_in_its_column() -> None:
     assert "| gvisor | **breached** | 4 | 1 | 1 | 0 | 1 | 1 |" in page
     assert "## What is not contained" in page
     assert "calls.mount` breached: reached a\\|b &lt;i>" in page
-
-
-def test_the_limits_are_said() -> None:
-    """Emulation, a shared kernel, the version of the control groups and a tier that this host has
-    not are in the page."""
-    page = containment_page(
-        [
-            result("container"),
-            {"tier": "gvisor", "error": {"message": "no runsc"}},
-            result("microvm", emulated=True),
-        ],
-        CATALOGUE,
-        HOST,
-    )
-    assert all(
-        word in page
-        for word in ("shared by all cells", "Emulated", "version 1", "no such cell: no runsc")
-    )
-    assert "not on this host" in page
-    assert len(row(page, "files.canary")) == 2
-    assert "Emulated" not in containment_page([result("container")], CATALOGUE, HOST)
-    assert "not contained" not in containment_page([result("container")], CATALOGUE, HOST)

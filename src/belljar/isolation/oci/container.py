@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Recorder
-from belljar.isolation.cgroup import HostUsage
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import ImageTree, inner_tmp
@@ -190,17 +189,6 @@ class Container(Sandbox):
         """False for an ordinary user, who can't look."""
         found = self._layer()
         return found is not None and (not found.f_bavail or not found.f_favail)
-
-    def usage(self) -> HostUsage:
-        """With its writable layer; processes except gVisor's."""
-        disk, processes = self._layer(), self.count_processes()[0]
-        return replace(
-            super().usage(),
-            disk_bytes=None if disk is None else (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
-            processes=None
-            if self._is_gvisor or not processes
-            else max(0, processes - _AGENTS_PROCESSES),
-        )
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
         """By inode marks, or gVisor's trace."""
