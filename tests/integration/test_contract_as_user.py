@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions
-from tests.machine import TEMPLATES_VARIABLE
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.slow]
 # What the user changes is how a cell is made, bounded and ended, and in a virtual machine who owns
@@ -62,7 +61,7 @@ def test_the_contract_holds_for_an_ordinary_user(
         timeout_s=WITHIN_S + 100,
         PYTHONPATH=f"{grouped.libraries}{os.pathsep}{checkout}",
         CONTRACT_CARRIERS=carrier,
-        **{TEMPLATES_VARIABLE: str(grouped.home / "templates")},
+        BELLJAR_TEST_TEMPLATES=str(grouped.home / "templates"),
     )
     said = ran.stdout.decode(errors="replace")
     print(said)  # pytest shows it when something fails
