@@ -49,7 +49,7 @@ LONGEST_FIRST = (
     "tests/integration/test_range.py",
     "tests/integration/test_ranges.py",
     "tests/integration/test_kill.py",
-    "tests/integration/test_tier_faults.py",
+    "tests/integration/test_faults.py",
     "tests/contract",
     "tests/integration",
     "tests/security",

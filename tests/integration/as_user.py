@@ -2,7 +2,7 @@
 can read, and the command line on a store of its own.
 
 The checkout, its virtual environment and even this interpreter may lie where only root can read. So
-the tests, run by root, copy what is needed (some 40 MiB; with Inspect 300) beside the store, and
+the tests, run by root, copy what is needed (some 40 MiB) beside the store, and
 use an interpreter of the same version that the user can run.
 """
 
@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import functools
 import importlib.metadata
-import json
 import os
 import pwd
 import shutil
@@ -96,10 +95,6 @@ class UsersBelljar(Belljar):
     def start_on(self, argv: Sequence[str], terminal: int) -> subprocess.Popen[bytes]:
         """Start any program on a terminal."""
         return self.start_program(argv, terminal, {}, terminal)
-
-    def start_into(self, argv: Sequence[str], output: int, **extra: str) -> subprocess.Popen[bytes]:
-        """Start any program whose words go to a file."""
-        return self.start_program(argv, subprocess.DEVNULL, extra, output)
 
     def start_program(
         self,
@@ -250,13 +245,6 @@ def started(user: UsersBelljar, *args: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def program(user: UsersBelljar, *words: str) -> dict[str, Any]:
-    """What the user's own program found."""
-    done = user.run([user.python, str(user.libraries.parent / "user_program.py"), *words])
-    assert done.returncode == 0, done.stderr.decode()
-    return dict(json.loads(done.stdout))
-
-
 def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
     """Copies, never links: they get another owner. The directory above is closed to all others, as
     homes are in Debian."""
@@ -311,11 +299,6 @@ def _package() -> Path:
     subprocess.run(compiler, check=True)
     copy_distributions(_project()["dependencies"], folder)
     return folder
-
-
-def copy_inspect(target: Path) -> None:
-    """Inspect and what it needs, beside what is there."""
-    copy_distributions(_project()["optional-dependencies"]["inspect"], target)
 
 
 def _project() -> dict[str, Any]:

@@ -171,16 +171,13 @@ def clean_after(belljar: Belljar) -> Iterator[Callable[[], Path]]:
 def installed(
     prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates
 ) -> Iterator[UsersBelljar]:
-    """An ordinary user's Belljar, without control groups, and beside it a program of the user's
-    own."""
+    """An ordinary user's Belljar, without control groups."""
     from tests.integration.as_user import installed_for
 
-    program = Path(__file__).parent / "user_program.py"
     with (
         installed_for(prepared_home, *ordinary_user) as made,
         templates.serving(made.home, ordinary_user),
     ):
-        shutil.copy(program, made.libraries.parent / program.name)
         yield made
 
 

@@ -10,24 +10,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import Belljar
+from tests.integration import faults
+from tests.integration.faults import FETCH, PATIENCE_S, SITE, Host, hide, mounted
 from tests.integration.processes import wait_for
 from tests.integration.remains import below
-from tests.integration.test_tier_faults import Host
 
 from belljar.errors import HostError
 from belljar.network.owner.processes import ForkServer
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
-_HEAD = "belljar: 1\nrisk: low\nuser: root\nnetwork:\n  stand_ins:\n"
-_SITE = (
-    "    site: {kind: http, names: [shop.example], ports: [80], routes: [{path: /, body: hello}]}\n"
-)
-FETCH = ("curl", "-s", "http://shop.example/")
+host, policy = faults.host, faults.policy
 _HALF = (
     "import socket, time\n"
     "half = socket.create_connection(('shop.example', 80))\n"
@@ -38,63 +33,16 @@ _HALF = (
 """A guest that has sent half a request, says so, and waits."""
 
 
-@pytest.fixture
-def host(home: Path, tmp_path: Path) -> Host:
-    """This host, with the session's store."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    return Host(Belljar(home), scratch)
-
-
-@pytest.fixture
-def policy(tmp_path: Path) -> Callable[..., str]:
-    """Writes a policy with these stand-ins, and files beside it."""
-
-    def write(stand_ins: str = _SITE, **files: str) -> str:
-        (tmp_path / "own").mkdir()
-        for name, text in files.items():
-            (tmp_path / "own" / name.replace("_", ".")).write_text(text)
-        (tmp_path / "p.yaml").write_text(_HEAD + stand_ins)
-        return str(tmp_path / "p.yaml")
-
-    return write
-
-
-def refused(
-    host: Host,
-    policy: str,
-    *,
-    code: int,
-    mounts: tuple[str, ...] = (),
-    command: tuple[str, ...] = FETCH,
-    **extra: str,
-) -> str:
-    """What `exec` says when it can't: once, with a hint, on record; and nothing is left."""
-    before = len(host.belljar.runs())
-    ran = host.run("exec", policy, "--", *command, mounts=mounts, **extra)
-    said = ran.stderr.decode()
-    assert (ran.returncode, ran.stdout) == (code, b""), said
-    told_and_gone(host, said, before)
-    return said
-
-
-def told_and_gone(host: Host, said: str, runs_before: int) -> None:
-    """No traceback, a hint, and of the run only its record."""
-    assert "Traceback" not in said
-    assert "\n  hint: " in said
-    (run,) = host.belljar.runs()[runs_before:]
-    host.check(run)
-
-
-def kinds(host: Host, runs_before: int) -> list[str]:
-    """The events of the run that is new, as far as they are written."""
-    with contextlib.suppress(OSError, ValueError):
-        return [
-            str(event["kind"])
-            for run in host.belljar.runs()[runs_before:]
-            for event in host.belljar.events(run)
-        ]
-    return []
+def ran_by(host: Host, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A program of this interpreter's on the host's store."""
+    return subprocess.run(
+        argv,
+        env=host.belljar.environment(TMPDIR=str(host.scratch)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
 # ---- what the host lacks
@@ -103,90 +51,30 @@ def kinds(host: Host, runs_before: int) -> list[str]:
 @pytest.mark.promise("1.3")
 def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
     """Named, with the package; before anything is made."""
-    hidden = [
-        f"mount --bind /dev/null {path}"
-        for path in ("/usr/sbin/nft", "/sbin/nft")
-        if Path(path).exists()
-    ]
-    said = refused(host, policy(), code=3, mounts=tuple(hidden[:1]))
-    assert "nft is missing" in said
-    assert "install nftables" in said
+    assert "install nftables" in host.refusal(policy(), mounts=hide("nft"), command=FETCH)
 
 
 @pytest.mark.promise("1.3")
-@pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
-def test_neither_tun_nor_ip_is_needed(tier: str, host: Host, policy: Callable[..., str]) -> None:
-    """Links are made without the program `ip`, and a virtual machine's frames go through a socket
-    pair."""
-    hidden = [
-        f"mount --bind /dev/null {path}"
-        for path in ("/usr/sbin/ip", "/usr/bin/ip")
-        if Path(path).is_file()
-    ]
-    patient = replace(host, timeout_s=600)
-    ran = patient.run(
-        "exec",
-        policy(),
-        "--tier",
-        tier,
-        "--",
-        *FETCH,
-        mounts=[*hidden[:1], "mount -t tmpfs none /dev/net"],
-    )
-    assert (ran.returncode, ran.stdout) == (0, b"hello"), ran.stderr
-    host.check(host.belljar.runs()[-1])
-
-
-@pytest.mark.promise("1.3")
-def test_ports_that_the_host_has_taken_are_no_matter(
-    host: Host, policy: Callable[..., str]
-) -> None:
-    """A range listens in a namespace of its own: on port 80 and 53 whoever has them here."""
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_what_a_range_does_not_need(tier: str, host: Host, policy: Callable[..., str]) -> None:
+    """Links are made without the program `ip`, a virtual machine's frames go through a socket pair,
+    and a range listens in a namespace of its own: on port 80 and 53 whoever has them here."""
     with contextlib.ExitStack() as stack:
         for port in (80, 53):
             taken = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):  # taken already: as good
                 taken.bind(("0.0.0.0", port))  # noqa: S104 - so that a range would meet it
                 taken.listen()
-        ran = host.run("exec", policy(), "--", *FETCH)
+        hidden = [*hide("ip"), "mount -t tmpfs none /dev/net"]
+        ran = host.run("exec", policy(), "--tier", tier, "--", *FETCH, mounts=hidden)
     assert (ran.returncode, ran.stdout) == (0, b"hello"), ran.stderr
+    host.check(host.belljar.runs()[-1])
 
 
-_TAKEN = """\
-import socket
-from belljar.network.supervisor.main import open_listeners
-from belljar.plan.addresses import lay_out
-from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
-network = NetworkPlan(stand_ins=(StandInPlan(id="a", kind="http", names=("a.example",), ports=(PortPlan(number=80, protocol="http"),)),))
-layout = lay_out(network, ("agent",), random_bytes=bytes(64), avoid=())
-import subprocess
-subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-subprocess.run(["ip", "address", "add", layout.resolver, "dev", "lo"], check=True)
-taken = socket.create_server(("0.0.0.0", 80))
-try:
-    open_listeners(layout, network)
-except OSError as error:
-    print(error.filename, error.strerror)
-"""
-
-
-def test_a_port_that_is_taken_in_the_range_is_named() -> None:
-    """By its number, in the supervisor's words."""
-    ran = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", _TAKEN],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.stdout == "port 80 of the range Address already in use\n", ran.stderr
-
-
-# Root of a user namespace that has every id; so many network namespaces may be made in it, and one
-# there is.
+# Root of a user namespace that has every id; no network namespace may be made in it.
 _LIMITED = """\
 import ctypes, os, subprocess, sys
-most, *argv = sys.argv[1:]
+argv = sys.argv[1:]
 parent_read, child_write = os.pipe()
 child_read, parent_write = os.pipe()
 pid = os.fork()
@@ -205,7 +93,7 @@ os.read(child_read, 1)
 if libc.unshare(0x00020000 | 0x40000000):
     raise OSError(ctypes.get_errno(), "unshare")
 with open("/proc/sys/user/max_net_namespaces", "w") as file:
-    file.write(most)
+    file.write("0")
 sys.exit(subprocess.run(argv).returncode)
 """
 
@@ -213,72 +101,12 @@ sys.exit(subprocess.run(argv).returncode)
 @pytest.mark.promise("1.3")
 def test_network_namespaces_are_forbidden(host: Host, policy: Callable[..., str]) -> None:
     """The switch, and the command that puts it; before anything is made."""
-    before = len(host.belljar.runs())
-    argv = [
-        sys.executable,
-        "-c",
-        _LIMITED,
-        "0",
-        sys.executable,
-        "-m",
-        "belljar",
-        "exec",
-        policy(),
-        "--",
-        *FETCH,
-    ]
-    environment = host.belljar.environment(TMPDIR=str(host.scratch))
-    ran = subprocess.run(argv, env=environment, capture_output=True, timeout=120, check=False)
-    said = ran.stderr.decode()
-    assert ran.returncode == 3, said
-    assert "needs network namespaces, and user.max_net_namespaces is 0" in said
-    assert "as root: sysctl -w user.max_net_namespaces=" in said
-    told_and_gone(host, said, before)
-
-
-_OPEN = """\
-import sys
-from pathlib import Path
-import anyio
-from belljar.errors import BelljarError
-from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.range import open_range
-from belljar.plan.addresses import lay_out
-from belljar.plan.network import NetworkPlan
-
-class Recorder:
-    def record(self, event):
-        print(event.kind.value)
-
-async def main():
-    home = Path(sys.argv[1])
-    network = NetworkPlan()
-    layout = lay_out(network, ("agent",), random_bytes=bytes(64), avoid=())
-    try:
-        async with open_range(RangeSpec(network=network, layout=layout, directory=home), recorder=Recorder(), home=home):
-            print("opened")
-    except BelljarError as error:
-        print(error.exit_code, error)
-
-anyio.run(main)
-"""
-
-
-def test_too_many_network_namespaces(tmp_path: Path) -> None:
-    """Where the kernel's limit is reached the supervisor says which, and what raises it; the range
-    is gone, and so is its entry."""
-    argv = [sys.executable, "-c", _LIMITED, "0", sys.executable, "-c", _OPEN, str(tmp_path)]
-    ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-    assert (
-        "the kernel gives the range no net namespace of its own: No space left on device"
-        in ran.stdout
-    ), ran.stderr
-    assert "\n3 range r-" in ran.stdout
-    assert "hint: as root: raise user.max_net_namespaces" in ran.stdout
-    assert [line for line in ran.stdout.splitlines() if line.startswith("range.")] == [
-        "range.opening", "range.failed", "range.destroying", "range.destroyed",
-    ]  # fmt: skip
-    assert list((tmp_path / "journal").iterdir()) == []
+    before = host.belljar.runs()
+    command = [sys.executable, "-m", "belljar", "exec", policy(), "--", *FETCH]
+    ran = ran_by(host, sys.executable, "-c", _LIMITED, *command)
+    assert ran.returncode == 3, ran.stderr
+    assert "as root: sysctl -w user.max_net_namespaces=" in ran.stderr
+    host.told_and_gone(ran.stderr, before)
 
 
 _HIDING = """\
@@ -300,11 +128,7 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
     (tmp_path / "hooks").mkdir()
     (tmp_path / "hooks/sitecustomize.py").write_text(_HIDING)
     path = f"{tmp_path / 'hooks'}:{os.environ.get('PYTHONPATH', '')}"
-    said = refused(host, policy(), code=3, PYTHONPATH=path)
-    assert (
-        "a range's network needs the Python modules uvicorn, wsproto, which are not installed"
-        in said
-    )
+    said = host.refusal(policy(), command=FETCH, env={"PYTHONPATH": path})
     assert "pip install 'belljar-sandbox[network,stand-ins]'" in said
     doctor = host.run("doctor", "--no-prove", PYTHONPATH=path).stdout.decode()
     assert "the Python modules uvicorn, wsproto" in doctor
@@ -325,54 +149,75 @@ def test_a_fork_server_that_can_not_import_says_what() -> None:
     assert "belljar-sandbox[network,stand-ins]" in refused.value.hint
 
 
+_MANY = """
+import anyio, sys
+from contextlib import AsyncExitStack
+from belljar.cell.open import open_range
+async def main():
+    async with AsyncExitStack() as stack:
+        for _ in range(int(sys.argv[2])):
+            await stack.enter_async_context(open_range(sys.argv[1]))
+        print("all stand", flush=True)
+anyio.run(main)
+"""
+
+
+@pytest.mark.promise("1.3")
+def test_few_open_files(host: Host, policy: Callable[..., str]) -> None:
+    """A soft limit stands in nobody's way, neither a cell's nor a range's, whose gateway may have
+    ten thousand connections; a hard one that is too low is the host's fault, on the command line
+    and in the library, and nothing is left of what had begun."""
+    path = policy()
+
+    def limited(limit: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        shell = ["/bin/sh", "-c", f'ulimit {limit}; exec "$@"', "sh", sys.executable]
+        return ran_by(host, *shell, *argv)
+
+    command = ("-m", "belljar", "exec")
+    assert limited("-Sn 16", *command, "low", "--", "echo", "hello").stdout == "hello\n"
+    asked = limited("-Sn 16", *command, path, "--", *FETCH)
+    assert (asked.stdout, asked.stderr) == ("hello", "")
+    for limit, refused in (("-n 16", "low"), ("-n 300", path)):
+        told = limited(limit, *command, refused, "--", "true")
+        assert told.returncode == 3, told.stderr
+        assert "Traceback" not in told.stderr
+    many = limited("-n 600; ulimit -Sn 96", "-c", _MANY, path, "6")
+    assert many.returncode == 1
+    assert "belljar.errors.HostError: this process has no open files left" in many.stderr
+    assert host.belljar("reap").returncode == 0
+    assert host.belljar.leftovers() == []
+
+
 # ---- what the author got wrong
 
 
 @pytest.mark.parametrize(
-    ("stand_in", "files", "said"),
-    [
-        ("{kind: har, names: [a.example], recording: own/a.har}", {"a_har": '{"log":\n  ]'}, "own/a.har:2:3: not JSON"),
-        ("{kind: http, names: [a.example], routes: [{path: /, bodyy: x}]}", {}, "routes[0].bodyy"),
-        ("{kind: har, names: [a.example], recording: own/none.har}", {}, "`own/none.har` can't be used: no such file or directory\n"),
-        ("{kind: har, names: [a.example], recording: ../a.har}", {}, "`../a.har` contains `..`"),
-        ("{kind: pypi, names: [a.example], packages: own}", {}, "empty; put wheels"),
-    ],
-)  # fmt: skip
+    ("recording", "said"),
+    [("own/a.har", "own/a.har:2:3: not JSON"), ("../a.har", "`../a.har` contains `..`")],
+)
 def test_files_that_will_not_do(
-    stand_in: str, files: dict[str, str], said: str, host: Host, policy: Callable[..., str]
+    recording: str, said: str, host: Host, policy: Callable[..., str]
 ) -> None:
     """Refused with the policy's line and the file's, before anything is made."""
-    found = refused(host, policy(f"    site: {stand_in}\n", **files), code=4)
-    assert "p.yaml:6:" in found
-    assert said in found
+    stand_in = f"    site: {{kind: har, names: [a.example], recording: {recording}}}\n"
+    path = policy(stand_in, a_har='{"log":\n  ]')
+    ran = host.run("exec", path, "--", *FETCH)
+    assert ran.returncode == 4, ran.stderr
+    assert "p.yaml:6:" in ran.stderr.decode()
+    assert said in ran.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("[sh, -c, 'echo words of its own; exit 3']", "its output ends with: words of its own"),
-        ("[no-such-program]", "no-such-program: No such file"),
-    ],
-)
-def test_a_target_that_does_not_get_healthy(
-    command: str, said: str, host: Host, policy: Callable[..., str]
-) -> None:
+def test_a_target_that_does_not_get_healthy(host: Host, policy: Callable[..., str]) -> None:
     """How often it was tried, what it said last, and where to fix it."""
-    health = "{command: ['false'], retries: 2, interval: 100ms}"
     target = (
-        f"    shop: {{kind: cell, names: [a.example], ports: [80], user: root, command: {command},"
-        f" health: {health}}}\n"
+        "    shop: {kind: cell, names: [a.example], ports: [80], user: root, command: [sh, -c, 'echo"
+        " words of its own; exit 3'], health: {command: ['false'], retries: 2, interval: 100ms}}\n"
     )
-    found = refused(host, policy(target), code=5)
+    found = host.refusal(policy(target), code=5, command=FETCH)
     assert "network.stand_ins.shop (cell c-" in found
-    ends = (
-        "did not become healthy in 2 tries",
-        "its program ended with status 3",
-        "its program can't be started",
-    )
+    ends = ("did not become healthy in 2 tries", "its program ended with status 3")
     assert any(end in found for end in ends)
-    assert said in found
-    assert "fix its `command` or its `health`" in found
+    assert "its output ends with: words of its own" in found
 
 
 # ---- what dies
@@ -403,97 +248,104 @@ def part(owner: int, victim: str) -> int | None:
     return None
 
 
-def started(host: Host, *args: str) -> subprocess.Popen[bytes]:
-    """`belljar` that heeds SIGINT, whoever started the tests."""
-    argv = ["env", "--default-signal=INT", sys.executable, "-m", "belljar", *args]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        env=host.belljar.environment(TMPDIR=str(host.scratch)),
-    )
+@pytest.mark.parametrize(
+    ("victim", "is_asked"), [("fork_server", True), ("supervisor", False), ("gateway", True)]
+)
+def test_a_part_is_killed(
+    victim: str, host: Host, policy: Callable[..., str], *, is_asked: bool
+) -> None:
+    """SIGKILL as soon as it is there, or while a request is half sent: the range ends, which one
+    died is said, exit 5."""
+    before = host.belljar.runs()
+    process = host.start("exec", policy(), "--", "python3", "-c", _HALF)
+    assert process.stdout is not None
+    found: list[int] = []
+
+    def there() -> bool:
+        found[:] = [pid for pid in [part(process.pid, victim)] if pid is not None]
+        return bool(found) or process.poll() is not None
+
+    if is_asked:
+        assert process.stdout.readline() == b"half\n"
+    wait_for(there, f"the {victim}", within_s=PATIENCE_S)
+    os.kill(found[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    said = err.decode()
+    assert process.returncode == 5, said
+    # At its start the other, whose peer is gone, may be noticed first.
+    assert "the range's " in said or "the ranges' fork server" in said
+    assert "belljar-sandbox[network,stand-ins]" not in said
+    host.told_and_gone(said, before)
+
+
+# ---- whose disk is full
+
+
+def test_a_disk_that_is_full_at_the_start(host: Host, policy: Callable[..., str]) -> None:
+    """Whatever file of the run the disk has no room for, it is said which, and what helps."""
+    for inodes in (5, 11):  # before the range, and in it
+        with mounted(host.belljar.home / "runs", f"mode=755,size=4m,nr_inodes={inodes}"):
+            ran = host.run("exec", policy(), "--", *FETCH)
+            said = ran.stderr.decode()
+            assert ran.returncode in (3, 5), said
+            assert "Traceback" not in said
+            assert "No space left on device" in said
+            assert "\n  hint: " in said
+            assert (host.belljar.leftovers(), list(below(os.getpid()))) == ([], [])
+            verified = host.belljar("ledger", "verify", str(host.belljar.runs()[-1]))
+            assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+_FILLING = """\
+import subprocess, sys
+import anyio
+from belljar.cell.open import open_cell
+from belljar.cell.parts import start_run
+from belljar.errors import BelljarError
+from belljar.policy.load import load_policy
+
+async def main():
+    with start_run("exec", None, []) as run:
+        ranges = run.path / "ranges"
+        ranges.mkdir(mode=0o700)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", sys.argv[2], "none", str(ranges)], check=True)
+        try:
+            async with open_cell(load_policy(sys.argv[1]), run=run) as cell:
+                await cell.exec(["sh", "-c", "while curl -s http://shop.example/; do :; done; sleep 600"])
+        except BelljarError as error:
+            print(error.exit_code, error)
+        finally:
+            subprocess.run(["umount", str(ranges)], check=True)
+    print(run.path)
+
+anyio.run(main)
+"""
 
 
 @pytest.mark.parametrize(
-    ("victim", "moment", "tier"),
+    ("options", "code", "word", "events"),
     [
-        *(
-            (victim, moment, "container")
-            for victim in ("fork_server", "supervisor", "gateway")
-            for moment in ("start", "request")
+        # Its directory is all that there is room for: nothing was made for a cell.
+        ("size=128k,nr_inodes=2", "3 ", "the packet record can't be made: No space left", set()),
+        (
+            "size=128k",
+            "5 range r-",
+            "the range's supervisor gave up: the packet record: No space left on device",
+            {"cell.starting", "range.opened", "range.failed"},
         ),
-        ("gateway", "request", "gvisor"),
-        ("supervisor", "start", "gvisor"),
     ],
 )
-@pytest.mark.thorough_in("gvisor")
-def test_a_part_is_killed(
-    victim: str, moment: str, tier: str, host: Host, policy: Callable[..., str]
+def test_a_packet_record_without_room(
+    host: Host, policy: Callable[..., str], options: str, code: str, word: str, events: set[str]
 ) -> None:
-    """SIGKILL as soon as it is there (the fork server: as soon as it has a child; before that
-    another takes its place), or while a request is half sent: the range ends, which one died is
-    said, exit 5.
-    """
-    before = len(host.belljar.runs())
-    with started(host, "exec", policy(), "--tier", tier, "--", "python3", "-c", _HALF) as process:
-        assert process.stdout is not None
-        found: list[int] = []
-
-        def there() -> bool:
-            is_used = (
-                part(process.pid, "supervisor" if victim == "fork_server" else victim) is not None
-            )
-            found[:] = [pid for pid in [part(process.pid, victim)] if pid is not None and is_used]
-            return bool(found) or process.poll() is not None
-
-        if moment == "request":
-            assert process.stdout.readline() == b"half\n"
-        wait_for(there, f"the {victim}")
-        os.kill(found[0], signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
-    said = err.decode()
-    assert process.returncode == 5, said
-    assert "the range's " in said or "the ranges' fork server" in said
-    if victim != "fork_server":
-        # At its start the other, whose peer is gone, may be noticed first.
-        assert (
-            "the range's supervisor ended" in said
-            or "the range's gateway ended" in said
-            or "ended at once" in said
-        )
-    assert "belljar-sandbox[network,stand-ins]" not in said
-    told_and_gone(host, said, before)
-    assert {"range.failed", "cell.failed"} & set(kinds(host, before))
-
-
-_MOMENTS: dict[str, Callable[[int, list[str]], bool]] = {
-    "fork_server": lambda owner, _: part(owner, "fork_server") is not None,
-    "supervisor": lambda owner, _: part(owner, "supervisor") is not None,
-    "gateway": lambda owner, _: part(owner, "gateway") is not None,
-    "opened": lambda _, seen: "range.opened" in seen,
-    "command": lambda _, seen: "exec.started" in seen,
-}
-
-
-@pytest.mark.parametrize("moment", _MOMENTS)
-def test_ctrl_c(moment: str, host: Host, policy: Callable[..., str]) -> None:
-    """While the range comes up and while it runs: exit 130, and nothing is left."""
-    before = len(host.belljar.runs())
-    with started(host, "exec", policy(), "--", "sleep", "600") as process:
-        wait_for(
-            lambda: (
-                _MOMENTS[moment](process.pid, kinds(host, before)) or process.poll() is not None
-            ),
-            moment,
-            within_s=90,
-        )
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err.decode()
-    assert "interrupted; nothing was left running" in err.decode()
-    (run,) = host.belljar.runs()[before:]
-    host.check(run)
-    seen = kinds(host, before)
-    assert seen.count("range.opening") == seen.count("range.destroyed")
+    """When the packet record can't go on, or can't begin, the range ends, and the message says what
+    is full."""
+    before = host.belljar.runs()
+    path = policy(SITE.replace("hello", "x" * 20_000))
+    ran = ran_by(host, sys.executable, "-c", _FILLING, path, options)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(code)
+    assert word in ran.stdout
+    host.told_and_gone(ran.stdout, before)
+    told = {"cell.starting", "range.opened"} | events
+    assert told & set(host.kinds(before)) == events

@@ -123,58 +123,56 @@ async def ready(cell: Cell, **settings: object) -> None:
 
 async def said(cell: Cell, script: str) -> str:
     """What a shell in the cell says."""
-    output = await cell.exec(["sh", "-c", script], timeout_s=60.0)
+    output = await cell.exec(["sh", "-c", script], timeout_s=300)
     return (output.stdout_text + output.stderr_text).strip()
 
 
 @pytest.mark.parametrize("tier", TIERS)
-async def test_the_program_is_process_1(tier: str, home: Path, tmp_path: Path) -> None:
-    """Commands beside it see it as that, in a /proc that is covered as the cell's own is; a timeout
-    ends all that they started; no process of the cell can make or enter a namespace."""
+async def test_a_cell_and_its_programs(tier: str, home: Path, tmp_path: Path) -> None:
+    """One after another in one cell, of which the probes find at the end that it is contained."""
     async with opened(tmp_path, tier) as cell:
-        covered = "for f in kcore keys sys/kernel/random/boot_id cmdline; do cat /proc/$f; done"
-        before = await said(cell, covered)
-        frozen = await said(cell, "echo x > /proc/sys/kernel/hostname")
-        await ready(cell, command=["sh", "-c", "test $$ = 1 || exit 100; exec sleep 1d"])
-        assert await said(cell, "cat /proc/1/comm; kill -0 1 && readlink /proc/self/exe") == (
-            "sleep\n/usr/bin/readlink"
-        )
-        assert await said(cell, "readlink /proc/self/ns/pid /proc/1/ns/pid | uniq | wc -l") == "1"
-        assert await said(cell, covered) == before
-        assert (frozen == "") is (await said(cell, "echo x > /proc/sys/kernel/hostname") == "")
-        late = "(setsid sh -c 'setsid sleep 7777 & exec setsid sleep 7778' &); sleep 100"
-        assert (await cell.exec(["sh", "-c", late], timeout_s=2)).timed_out
-        assert "sleep 777" not in await said(cell, "ps axww | grep -v grep")
-        for forbidden in ("unshare -p true", "unshare -m true", "nsenter -t 1 -p true"):
-            assert "not permitted" in await said(cell, forbidden)
-
-
-@pytest.mark.parametrize("tier", TIERS)
-async def test_a_cell_outlives_its_program(tier: str, home: Path, tmp_path: Path) -> None:
-    """When process 1 ends, all beside it end; commands run on without, another program may begin,
-    and the probes at the end find the cell contained."""
-    async with opened(tmp_path, tier) as cell:
-        await ready(cell, command=["sh", "-c", "sleep 2; sleep 3; exit 3"])
-        assert not (await cell.exec(["sleep", "60"], timeout_s=50)).success
-        for _ in range(20):  # one that begins while the namespace is dying ends with it
-            if found := await said(cell, "test $$ != 1 && cat /proc/self/comm"):
-                break
-        assert found == "cat"
-        await ready(cell, command=["sleep", "1d"])
-        assert await said(cell, "cat /proc/1/comm") == "sleep"
+        await ends_at_once(cell)
+        await is_outlived(cell)
+        await is_process_1(cell)
         report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)
         assert report.verdict is Verdict.CONTAINED, report
 
 
-@pytest.mark.parametrize("tier", TIERS)
-async def test_a_program_that_ends_at_once_leaves_the_cell_as_it_was(
-    tier: str, home: Path, tmp_path: Path
-) -> None:
+async def ends_at_once(cell: Cell) -> None:
     """As an idle image's shell does: what is started later finds itself in /proc."""
-    async with opened(tmp_path, tier) as cell:
-        for _ in range(20):
-            await ready(cell, command=["true"])
-            assert await said(cell, "cat /proc/self/comm") == "cat"
+    for _ in range(8):
+        await ready(cell, command=["true"])
+        assert await said(cell, "cat /proc/self/comm") == "cat"
+
+
+async def is_outlived(cell: Cell) -> None:
+    """When process 1 ends, all beside it end; commands run on without, and another may begin."""
+    await ready(cell, command=["sh", "-c", "sleep 2; sleep 3; exit 3"])
+    assert not (await cell.exec(["sleep", "600"], timeout_s=300)).success
+    for _ in range(20):  # one that begins while the namespace is dying ends with it
+        if found := await said(cell, "test $$ != 1 && cat /proc/self/comm"):
+            break
+    assert found == "cat"
+
+
+async def is_process_1(cell: Cell) -> None:
+    """Commands beside it see it as that, in a /proc that is covered as the cell's own is; a timeout
+    ends all that they started; no process of the cell can make or enter a namespace."""
+    covered = "for f in kcore keys sys/kernel/random/boot_id cmdline; do cat /proc/$f; done"
+    before = await said(cell, covered)
+    frozen = await said(cell, "echo x > /proc/sys/kernel/hostname")
+    await ready(cell, command=["sh", "-c", "test $$ = 1 || exit 100; exec sleep 1d"])
+    assert await said(cell, "cat /proc/1/comm; kill -0 1 && readlink /proc/self/exe") == (
+        "sleep\n/usr/bin/readlink"
+    )
+    assert await said(cell, "readlink /proc/self/ns/pid /proc/1/ns/pid | uniq | wc -l") == "1"
+    assert await said(cell, covered) == before
+    assert (frozen == "") is (await said(cell, "echo x > /proc/sys/kernel/hostname") == "")
+    late = "(setsid sh -c 'setsid sleep 7777 & exec setsid sleep 7778' &); sleep 1000"
+    assert (await cell.exec(["sh", "-c", late], timeout_s=2)).timed_out
+    assert "sleep 777" not in await said(cell, "ps axww | grep -v grep")
+    for forbidden in ("unshare -p true", "unshare -m true", "nsenter -t 1 -p true"):
+        assert "not permitted" in await said(cell, forbidden)
 
 
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
@@ -182,23 +180,22 @@ async def test_a_command_that_kills_its_leader(tier: str, home: Path, tmp_path: 
     """Ends with all that it started, and the program with it: what is left below process 1 can't be
     told apart. The record has it."""
     leader = "ps -eo pid,comm | awk '$2 == \"init\" && $1 != 1 {print $1}'"
-    script = f"(setsid sleep 7777 &); sleep 0.3; kill -9 $({leader}); sleep 5555"
+    script = (
+        f"(setsid sleep 7777 &); until pidof sleep; do :; done; kill -9 $({leader}); sleep 5555"
+    )
     async with opened(tmp_path, tier) as cell:
         await ready(cell, command=["sleep", "1d"])
         for has_program in (True, False):  # the second one in a namespace without
-            output = await cell.exec(["sh", "-c", script], timeout_s=20)
+            output = await cell.exec(["sh", "-c", script], timeout_s=120)
             assert (output.returncode, output.program_ended) == (137, has_program)
             assert await said(cell, "ps axww | grep 'sleep [1-9]'  | grep -v grep") == ""
 
 
-@pytest.mark.parametrize("tier", TIERS)
-async def test_a_program_let_go_before_it_has_started(
-    tier: str, home: Path, tmp_path: Path
-) -> None:
+async def test_a_program_let_go_before_it_has_started(home: Path, tmp_path: Path) -> None:
     """Is let go when it has: on a slow machine the host is faster than the start."""
-    async with opened(tmp_path, tier) as cell:
+    async with opened(tmp_path, "microvm") as cell:
         program = await cell.start(["sleep", "1d"], service=True)
-        with anyio.fail_after(30):
+        with anyio.fail_after(300):
             await program.leave()
         assert (await program.wait()).runs_on
         assert await said(cell, "cat /proc/1/comm") == "sleep"
@@ -213,18 +210,18 @@ async def test_commands_while_a_namespace_ends(tier: str, home: Path, tmp_path: 
         async def run_commands(scope: anyio.CancelScope) -> None:
             while not scope.cancel_called:
                 script = "(setsid sleep 0.3 &); cat /proc/1/comm /proc/stat"
-                outputs.append(await cell.exec(["sh", "-c", script], timeout_s=30))
+                outputs.append(await cell.exec(["sh", "-c", script], timeout_s=300))
 
         stop = anyio.CancelScope()
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
                 tasks.start_soon(run_commands, stop)
-            for number in range(25):
+            for number in range(12):
                 script = f"(setsid sleep 99 &); sleep {number % 4 / 20}; exit 3"
                 program = await cell.start(["sh", "-c", script], service=True)
                 assert (await program.wait()).returncode == 3
             stop.cancel()
-    assert len(outputs) > 10
+    assert len(outputs) > 4
     assert {(o.not_started_errno, o.processes_full) for o in outputs} == {(None, False)}
 
 
@@ -256,7 +253,7 @@ async def test_a_tracer_holds_no_program(home: Path, tmp_path: Path) -> None:
             await said(cell, "setsid python3 /tmp/tracer.py >/dev/null 2>&1 </dev/null &")
             await said(cell, "until rm /tmp/ready 2>&-; do sleep 0.1; done")
             program = await cell.start(argv, cwd="/tmp", service=True)
-            assert (await program.wait(timeout_s=60)).returncode == status
+            assert (await program.wait(timeout_s=300)).returncode == status
         assert await said(cell, "cat /tmp/traced") == "victim\nvictim"
 
 
@@ -277,10 +274,10 @@ while True:
     async with opened(tmp_path, "gvisor") as cell:
         await cell.write_file("/tmp/stopper.py", script)
         await said(cell, "setsid python3 /tmp/stopper.py >/dev/null 2>&1 </dev/null &")
-        for _ in range(3):
+        for _ in range(2):
             program = await cell.start(["sh", "-c", "sleep 0.05; exit 3"], service=True)
-            assert (await program.wait(timeout_s=30)).returncode == 3
-            await cell.exec(["true"], timeout_s=5)
+            assert (await program.wait(timeout_s=300)).returncode == 3
+            await cell.exec(["true"], timeout_s=120)
         report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)
         assert report.verdict is Verdict.CONTAINED, report
 
@@ -323,7 +320,7 @@ async def test_a_program_of_an_ordinary_user(tier: str, home: Path, tmp_path: Pa
         )
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
 async def test_a_program_that_fails_at_first(tier: str, home: Path, tmp_path: Path) -> None:
     """Is started again until its check passes, and each start is on record; without `restart` its
     end is the end, with its status and its last words."""
@@ -355,17 +352,6 @@ def bare_image(home: Path, folder: Path, *, user: str = "root", owner: int = 0) 
 
 
 @pytest.mark.root
-async def test_owners_beyond_65_535_in_a_microvm(home: Path, tmp_path: Path) -> None:
-    """A user is any number, and its files are its own."""
-    own = bare_image(home, tmp_path, user="1000660000", owner=1000660000)
-    async with opened(tmp_path, "microvm", user="1000660000", image="bare", home=own) as cell:
-        assert (await cell.exec(["/serve", "id"])).stdout == b"1000660000\n"
-        assert await cell.read_file("/data/kept", max_bytes=9) == b"kept"
-        await cell.write_file("/data/more", "more", mode=0o600)
-        assert (await cell.stat("/data/more")).size_bytes == 4
-
-
-@pytest.mark.root
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 async def test_owners_beyond_65_535_elsewhere(tier: str, home: Path, tmp_path: Path) -> None:
     """Are named before a cell is made, with the tier that has them."""
@@ -378,12 +364,20 @@ async def test_owners_beyond_65_535_elsewhere(tier: str, home: Path, tmp_path: P
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("tier", TIERS)
-async def test_an_image_without_a_shell(tier: str, home: Path, tmp_path: Path) -> None:
-    """Its program runs and its check is asked; nothing of the cell needs more than it has."""
-    own = bare_image(home, tmp_path)
-    async with opened(tmp_path, tier, image="bare", home=own) as cell:
-        health = {"command": ["/serve", "ask"], "interval": 0.2, "timeout": 9.0, "retries": 50}
+@pytest.mark.parametrize(
+    ("tier", "owner"), [("container", 0), ("gvisor", 0), ("microvm", 1_000_660_000)]
+)
+async def test_an_image_without_a_shell(tier: str, owner: int, home: Path, tmp_path: Path) -> None:
+    """Its program runs and its check is asked; nothing of the cell needs more than it has. In a
+    microVM its user may be any number, whose files are its own."""
+    own = bare_image(home, tmp_path, user=str(owner or "root"), owner=owner)
+    async with opened(tmp_path, tier, user=str(owner), image="bare", home=own) as cell:
+        if owner:
+            assert (await cell.exec(["/serve", "id"])).stdout == b"%d\n" % owner
+            assert await cell.read_file("/data/kept", max_bytes=9) == b"kept"
+            await cell.write_file("/data/more", "more", mode=0o600)
+            assert (await cell.stat("/data/more")).size_bytes == 4
+        health = {"command": ["/serve", "ask"], "interval": 0.2, "timeout": 60.0, "retries": 50}
         await ready(cell, health=health, directories=["/data/deep", "/scratch:mode=1777"])
         assert (await cell.exec(["/serve", "ask"])).stdout == b"pid 1\n"
         report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)

@@ -1,102 +1,127 @@
-"""Faults of the host as an ordinary user meets them in the container and gVisor tiers: what he
-lacks, named with the commands that give it; nothing of his is left."""
+"""Faults of the host as an ordinary user meets them: what he lacks is named with the commands that
+give it, a stronger tier is taken where his risk leaves the choice, and nothing of his is left."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.integration.as_user import UsersBelljar, installed_for
-from tests.integration.handed_groups import handed_groups
-from tests.integration.processes import wait_for
-from tests.machine import Templates
+from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, kinds
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
+EXEC = ("exec", "low", "--tier", "container", "--", "true")
+RANGE = (
+    "belljar: 1\nrisk: low\nnetwork:\n  stand_ins:\n    a: {kind: http, names: [a.example], routes:"
+    " [{path: /}]}\n"
+)
+# As a user's own program does it: in a user namespace in which nobody may make another.
+NO_NAMESPACES = (
+    *("unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c"),
+    (
+        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all"
+        ' --inh-caps=-all "$@"'
+    ),
+    "sh",
+)
 
 
-@pytest.fixture(scope="module")
-def user(
-    prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates
-) -> Iterator[UsersBelljar]:
-    """An ordinary user with a store of his own, and no control group."""
-    with (
-        installed_for(prepared_home, *ordinary_user) as installed,
-        templates.serving(installed.home, ordinary_user),
-    ):
-        yield installed
+@pytest.fixture
+def with_a_range(user: UsersBelljar) -> Sequence[str]:
+    """`belljar exec` of a policy with a network, whose libraries are installed for the user."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    copy_distributions([*extras["network"], *extras["stand-ins"]], user.libraries)
+    policy = user.home.parent / "range.yaml"
+    policy.write_text(RANGE)
+    policy.chmod(0o644)
+    return ("exec", str(policy), "--", "true")
 
 
-_EXEC = ("exec", "low", "--tier", "container", "--", "true")
-
-
-def user_refused(
-    user: UsersBelljar,
-    *mounts: str,
-    prefix: Sequence[str] = (),
-    command: Sequence[str] = _EXEC,
-    argv: Sequence[str] | None = None,
-) -> str:
-    """What an ordinary user is told by `exec`, in a mount namespace prepared by root (or by `argv`,
-    which becomes the user); nothing of his is left."""
-    become = [
-        "setpriv",
-        f"--reuid={user.uid}",
-        f"--regid={user.gid}",
-        "--clear-groups",
-        "--inh-caps=-all",
-    ]
-    argv = argv or [*become, *prefix, *user.argv(*command)]
+def on_a_host(
+    user: UsersBelljar, command: Sequence[str], *mounts: str
+) -> subprocess.CompletedProcess[bytes]:
+    """The user's program in a mount namespace that root has prepared by these commands."""
+    become = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups"]
+    argv = (
+        [*become, "--inh-caps=-all", *command]
+        if user.groups is None
+        else user.groups.enter(command, uid=user.uid, gid=user.gid)
+    )
     words = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *argv]
-    ran = subprocess.run(
+    return subprocess.run(
         words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False
     )
+
+
+def refused(
+    user: UsersBelljar, *mounts: str, command: Sequence[str] = EXEC, prefix: Sequence[str] = ()
+) -> str:
+    """What he is told, on record; `user` looks whether anything of his is left."""
+    ran = on_a_host(user, [*prefix, *user.argv(*command)], *mounts)
     said = ran.stderr.decode()
-    assert ran.returncode == 3, said
+    assert (ran.returncode, ran.stdout) == (3, b""), said
     assert "\n  hint: " in said
-    assert {"policy.refused", "cell.failed"} & {
-        event["kind"] for event in user.events(user.runs()[-1])
-    }
-    wait_for(lambda: not user.processes(), f"the end of {user.processes()}")
-    assert user.left() == []
+    assert {"policy.refused", "cell.failed"} & set(kinds(user))
     return said
 
 
-def test_a_user_without_subordinate_ids(user: UsersBelljar, tmp_path: Path) -> None:
-    """Neither in /etc/subuid nor /etc/subgid: the command that gives them."""
+@pytest.fixture
+def without_ids(tmp_path: Path) -> Sequence[str]:
+    """Neither in /etc/subuid nor in /etc/subgid."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
-    said = user_refused(
-        user, f"mount --bind {empty} /etc/subuid", f"mount --bind {empty} /etc/subgid"
-    )
-    assert "no 65,536 subordinate ids in /etc/subuid or /etc/subgid" in said
+    return [f"mount --bind {empty} {path}" for path in ("/etc/subuid", "/etc/subgid")]
+
+
+@pytest.mark.promise("1.3")
+def test_without_subordinate_ids(
+    grouped: UsersBelljar, with_a_range: Sequence[str], without_ids: Sequence[str]
+) -> None:
+    """A container by name, and a range in whatever tier: the command that gives them. A low risk
+    runs in a virtual machine, and the plan says why."""
+    assert "usermod --add-subuids" in refused(grouped, *without_ids)
+    said = refused(grouped, *without_ids, command=with_a_range)
+    assert "a range's network needs ids of its own: " in said
     assert "usermod --add-subuids" in said
+    shown = on_a_host(grouped, grouped.argv("plan", "low", "--json"), *without_ids)
+    plan = json.loads(shown.stdout)
+    assert plan["tier"] == "microvm"
+    assert any("subordinate ids" in warning for warning in plan["warnings"])
+    ran = on_a_host(grouped, grouped.argv("exec", "low", "--", "true"), *without_ids)
+    assert ran.returncode == 0, ran.stderr
 
 
-def test_a_user_without_the_mappers(user: UsersBelljar, tmp_path: Path) -> None:
+def test_without_the_mappers(user: UsersBelljar, tmp_path: Path) -> None:
     """newuidmap is missing: the package to install."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
-    said = user_refused(
-        user, *(f"mount --bind {empty} {shutil.which(name)}" for name in ("newuidmap", "newgidmap"))
-    )
-    assert "newuidmap and newgidmap can't be found" in said
-    assert "install the package uidmap" in said
+    hidden = (f"mount --bind {empty} {shutil.which(name)}" for name in ("newuidmap", "newgidmap"))
+    assert "install the package uidmap" in refused(user, *hidden)
 
 
-def test_a_user_without_control_groups(user: UsersBelljar) -> None:
-    """His cells could not be bounded: refused, with the commands for the version of control groups
-    that this host has; the microVM tier is left to him."""
+def test_mappers_that_may_do_nothing(grouped: UsersBelljar) -> None:
+    """newuidmap is there and the ids are his, but where nothing gains rights by a program's file it
+    is refused: said as such."""
+    assert "no-new-privileges" in refused(grouped, prefix=("setpriv", "--no-new-privs"))
+
+
+@pytest.mark.promise("1.3")
+def test_without_control_groups(user: UsersBelljar) -> None:
+    """His cells could not be bounded: a low risk runs in a virtual machine, and the plan says why;
+    the container tier is refused, with the commands for this host's version of control groups."""
     facts = json.loads(user("doctor", "--json", "--no-prove").stdout)["facts"]
     if len(facts["cgroup"]["parents"]) == 3:
         pytest.skip("control groups are handed to every user here")
-    said = user_refused(user)
-    assert "limits need the control groups cpu, memory, pids" in said
+    plan = json.loads(user("plan", "low", "--json").stdout)
+    assert plan["tier"] == "microvm"
+    assert "not handed to this user" in " ".join(plan["warnings"])
+    assert user("exec", "low", "--", "true").returncode == 0
+    said = refused(user)
     if facts["cgroup"]["version"] == "v2":
         assert "systemd-run --user --scope -p Delegate=yes" in said
     else:
@@ -110,80 +135,41 @@ def as_told(user: UsersBelljar, said: str) -> None:
     try:
         subprocess.run(["sh", "-ec", by_root], check=True)
         command = f'{by_user.partition(chr(10))[0]}; exec "$@"'
-        ran = user.run(
-            [
-                "sh",
-                "-ec",
-                command,
-                "sh",
-                *user.argv("exec", "low", "--tier", "container", "--", "echo", "fine"),
-            ]
-        )
-        assert (ran.returncode, ran.stdout) == (0, b"fine\n"), ran.stderr
+        ran = user.run(["sh", "-ec", command, "sh", *user.argv(*EXEC)])
+        assert ran.returncode == 0, ran.stderr
     finally:
         for group in groups:
             group.rmdir()
-    assert user.left() == []
 
 
-# A user namespace in which nobody may make another; the user is in it as himself.
-NO_NAMESPACES = """\
-import ctypes, os, sys
-uid, gid, *argv = sys.argv[1:]
-parent_read, child_write = os.pipe()
-child_read, parent_write = os.pipe()
-pid = os.fork()
-if pid:
-    os.read(parent_read, 1)
-    for name, own in (("uid_map", uid), ("gid_map", gid)):
-        with open(f"/proc/{pid}/{name}", "w") as file:
-            file.write(f"0 0 1\\n{own} {own} 1\\n")
-    os.write(parent_write, b"g")
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
-    raise OSError(ctypes.get_errno(), "unshare")
-os.write(child_write, b"r")
-os.read(child_read, 1)
-with open("/proc/sys/user/max_user_namespaces", "w") as file:
-    file.write("0")
-os.setgroups([])
-os.setgid(int(gid))
-os.setuid(int(uid))
-os.execv(argv[0], argv)
-"""
+@pytest.mark.promise("1.3")
+def test_without_user_namespaces(user: UsersBelljar, with_a_range: Sequence[str]) -> None:
+    """Doctor says no; in each tier and for a range the switch is named, and the command that puts
+    it; nothing weaker is used instead."""
+    shown = user.run([*NO_NAMESPACES, *user.argv("doctor", "--json")])
+    found = json.loads(shown.stdout)
+    assert (shown.returncode, found["ready"], found["facts"]["is_root"]) == (3, False, False)
+    assert "user.max_user_namespaces" in found["facts"]["userns"]["reason"]
+    for command in (("exec", "low", "--", "true"), EXEC, with_a_range):
+        said = refused(user, command=command, prefix=NO_NAMESPACES)
+        assert "as root: sysctl -w user.max_user_namespaces=" in said
+        assert "cell.planned" not in kinds(user)
 
 
-def test_a_user_who_may_make_no_user_namespace(user: UsersBelljar) -> None:
-    """The switch that forbids it, and the command that puts it."""
-    argv = user.argv("exec", "low", "--tier", "container", "--", "true")
-    ran = subprocess.run(
-        [user.python, "-c", NO_NAMESPACES, str(user.uid), str(user.gid), *argv],
-        env=user.environment(),
-        cwd="/",
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    said = ran.stderr.decode()
-    assert ran.returncode == 3, said
-    assert "user.max_user_namespaces is 0" in said
-    assert "as root: sysctl -w user.max_user_namespaces=" in said
-    assert user.left() == []
-
-
-def test_a_user_whose_mappers_may_do_nothing(prepared_home: Path, user: UsersBelljar) -> None:
-    """newuidmap is there and the ids are his, but where nothing gains rights by a program's file it
-    is refused: said as such."""
-    with handed_groups(f"f{user.uid}-{os.getpid()}", user.uid, user.gid) as groups:
-        given = replace(user, groups=groups)
-        argv = [
-            "setpriv",
-            "--no-new-privs",
-            *user.argv("exec", "low", "--tier", "container", "--", "true"),
-        ]
-        ran = given.run(argv, timeout_s=60)
-        said = ran.stderr.decode()
-        assert ran.returncode == 3, said
-        assert "the host gives this user no ids for a jail" in said
-        assert "no-new-privileges" in said
-        assert given.left() == []
+def test_a_store_of_another_user(user: UsersBelljar) -> None:
+    """Root's store, or one that can't be made: exit 3, the place, and `BELLJAR_HOME`; never a
+    traceback, never an empty list that looks like an answer; doctor says it before anything
+    fails."""
+    foreign = user.home.parent.parent / "foreign"
+    for name in ("", "journal", "runs", "locks", "images"):
+        (foreign / name).mkdir(mode=0o700 if name else 0o711)
+    ran = [user(*args, BELLJAR_HOME=str(foreign)) for args in (("exec", "--", "true"), ("ps",))]
+    shutil.rmtree(foreign)
+    for one in ran:
+        assert one.returncode == 3, one.stderr
+        assert str(foreign).encode() in one.stderr
+        assert b"BELLJAR_HOME" in one.stderr
+        assert b"Traceback" not in one.stderr
+    shown = user("doctor", "--json", "--no-prove", BELLJAR_HOME="/nonexistent/store")
+    store = next(check for check in json.loads(shown.stdout)["checks"] if check["what"] == "store")
+    assert (shown.returncode, store["state"]) == (3, "no")

@@ -3,13 +3,9 @@ that what has other owners than himself is removed all the same."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pwd
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +13,12 @@ import pytest
 from tests.integration.as_user import (
     UsersBelljar,
     another_store,
-    copy_inspect,
     kinds,
-    program,
     started,
     subordinate_uids,
     uids_of,
 )
 from tests.integration.processes import wait_for
-from tests.machine import locked
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 TIERS = ("container", "gvisor")
@@ -76,11 +69,10 @@ def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
 
 
 @pytest.mark.promise("6.2")
-@pytest.mark.parametrize("tier", TIERS)
-def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str) -> None:
+def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar) -> None:
     """SIGKILL of one owner: its container dies; `reap` removes what is left, control groups too,
     and the other owner's cell lives on."""
-    living, dying = started(grouped, "low", "--tier", tier), started(grouped, "low", "--tier", tier)
+    living, dying = (started(grouped, "low", "--tier", "container") for _ in range(2))
     dying.kill()
     dying.communicate(timeout=60)
     states = [cell["state"] for cell in json.loads(grouped("ps", "--json").stdout)]
@@ -92,80 +84,6 @@ def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str
     assert reaped.returncode == 0, reaped.stderr
     assert [one["remaining"] for one in json.loads(reaped.stdout)] == [[]]
     assert (kept, living.returncode) == (["alive"], 130), stderr
-
-
-@pytest.mark.promise("1.3")
-def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar) -> None:
-    """The stronger tier is taken and the plan says why; one that is asked for by name is refused
-    with the hint, on record, and nothing is made."""
-    plan = planned(user)
-    assert plan["tier"] == "microvm"
-    why = " ".join(plan["warnings"])
-    assert "container, gvisor can't be used here" in why
-    assert "not handed to this user" in why
-    assert user("exec", "low", "--", "true").returncode == 0
-    for tier in TIERS:
-        refused = user("exec", "low", "--tier", tier, "--", "true")
-        assert (refused.returncode, refused.stdout) == (3, b""), refused.stderr
-        assert b"control groups cpu, memory, pids" in refused.stderr
-        assert b"cgroup.procs" in refused.stderr or b"systemd-run --user --scope" in refused.stderr
-        assert "policy.refused" in kinds(user)
-        assert "cell.planned" not in kinds(user)
-
-
-@contextlib.contextmanager
-def without_ids(user: UsersBelljar, accounts: Path) -> Iterator[None]:
-    """The administrator takes the user's subordinate ids, and gives the same ones back."""
-    name, ids = pwd.getpwuid(user.uid).pw_name, subordinate_uids(user.uid)
-    gids = next(
-        line.split(":")[1:]
-        for line in Path("/etc/subgid").read_text().splitlines()
-        if line.startswith(name)
-    )
-    words = [
-        f"-subuids={ids.start}-{ids.stop - 1}",
-        f"-subgids={gids[0]}-{int(gids[0]) + int(gids[1]) - 1}",
-    ]
-
-    def change(how: str) -> None:
-        options = [f"--{how}{word}" for word in words]
-        with locked(accounts):
-            subprocess.run(["/usr/sbin/usermod", *options, name], check=True, capture_output=True)
-
-    change("del")
-    try:
-        yield
-    finally:
-        change("add")
-
-
-@pytest.mark.promise("1.3")
-def test_without_ids_containers_are_refused_with_the_hint(
-    grouped: UsersBelljar, accounts: Path
-) -> None:
-    """No subordinate ids: the plan takes the virtual machine and says why; a container by name is
-    refused with the command that gives ids."""
-    with without_ids(grouped, accounts):
-        plan = planned(grouped)
-        refused = grouped("exec", "low", "--tier", "container", "--", "true")
-        ran = grouped("exec", "low", "--", "true")
-        listed = grouped("image", "ls")
-    assert plan["tier"] == "microvm"
-    assert any("subordinate ids" in warning for warning in plan["warnings"])
-    assert refused.returncode == 3, refused.stderr
-    assert b"has no 65,536 subordinate ids in /etc/subuid or /etc/subgid" in refused.stderr
-    assert b"usermod --add-subuids" in refused.stderr
-    assert (ran.returncode, listed.returncode) == (0, 0), ran.stderr
-    assert grouped("exec", "low", "--tier", "container", "--", "true").returncode == 0
-
-
-def unpacked(user: UsersBelljar) -> list[str]:
-    """The names in the store's directory of unpacked images."""
-    return (
-        sorted(path.name for path in (user.home / "trees").iterdir())
-        if (user.home / "trees").is_dir()
-        else []
-    )
 
 
 @pytest.mark.promise("6.2")
@@ -207,18 +125,6 @@ def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
         writable = 'chmod -R u+w "$1" && rm -rf "$1"'
         removed = grouped.run(["sh", "-c", writable, "sh", str(store)])
         assert (removed.returncode, store.exists()) == (0, False), removed.stderr
-
-
-@pytest.mark.promise("1.6")
-@pytest.mark.thorough  # by default the contract's tests are run so
-@pytest.mark.parametrize("tier", ["container", "gvisor"])
-def test_inspects_own_checks(grouped: UsersBelljar, tier: str) -> None:
-    """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all,
-    none known to fail."""
-    copy_inspect(grouped.libraries)
-    found = program(grouped, "checks", tier)
-    assert found["failed"] == {}
-    assert found["checks"] >= 44
 
 
 def test_a_cell_is_probed(grouped: UsersBelljar) -> None:
