@@ -226,7 +226,7 @@ def test_a_remembered_failure_does_not_last(host: Host) -> None:
     refute(0)
     assert "it was broken" in host.refusal(*CONTAINER)
     doctor = json.loads(host.run("doctor", "--json").stdout)
-    assert doctor["tiers"]["container"] == {"works": True, "proof": "proven", "obstacles": []}
+    assert doctor["tiers"]["container"] is True
     refute(3600)
     assert host.run("exec", *CONTAINER, "--", "true").returncode == 0
 
