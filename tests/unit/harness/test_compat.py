@@ -158,14 +158,14 @@ def test_a_dockerfile_beside_a_docker_task_counts(tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.5")
 def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) -> None:
-    """By `--override` alone, and reported; what a cell can stand in for is kept."""
+    """By `--override` alone, and reported; without a network, and what a cell can stand in for is kept."""
     with pytest.raises(PolicyError):
         adapted(tmp_path, ("k8s", "values.toml"))
     task = adapted(tmp_path, ("k8s", "values.toml"), may_override=True)
     assert task.sandbox is not None
     (said,) = task.sandbox.config.differences
     assert (said.kind, said.key) == (DifferenceKind.OVERRIDDEN, "sandbox")
-    assert task.sandbox.config == BelljarConfig(differences=(said,))
+    assert task.sandbox.config == BelljarConfig(network="none", differences=(said,))
     own = adapted(tmp_path, ("k8s", "values.toml"), ("belljar", "sample.yaml"), may_override=True)
     assert own.dataset[0].sandbox == SandboxEnvironmentSpec(
         "belljar", BelljarConfig(policy="sample.yaml")

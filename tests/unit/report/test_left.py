@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,18 +180,16 @@ def test_missing_evidence_is_never_nothing() -> None:
 
 
 @pytest.mark.promise("7.6")
-def test_the_report_shows_what_left_in_red(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_shows_what_left_in_red(capsys: pytest.CaptureFixture[str]) -> None:
     """Each on a line of its own, on a terminal in red, in the JSON too."""
     left = left_of(dial(), ranges_end(real_example=10), evaluated())
     findings = RunFindings(left=left)
     show_findings(findings, Path("/runs/r"))
     assert "\n  real upstream: real.example (93.184.215.1): 1 " in capsys.readouterr().out
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    show_findings(findings, Path("/runs/r"))
-    assert "\x1b[1;31m  real upstream: real.example" in capsys.readouterr().out
+    with click.Context(click.Command("verdict"), color=True).scope():  # as on a terminal
+        show_findings(findings, Path("/runs/r"))
+    shown = capsys.readouterr().out.partition("real upstream: real.example")[0]
+    assert "\x1b[31m" in shown
     shown = collect(findings)["left_this_host"]
     assert (shown["claim"], shown["destinations"][0]["name"]) == ("something", "real.example")
 

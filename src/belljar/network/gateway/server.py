@@ -1,23 +1,316 @@
-"""One HTTP connection: requests one after the other, each an exchange."""
+"""HTTP connections: requests one after the other, each an exchange with a stand-in.
+
+A request is whole before it is recorded, recorded before it is scanned, and scanned before its
+stand-in is called; `network.http.answered` is recorded before the answer's last byte. A cut
+exchange is recorded as it was.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping
 from email.utils import formatdate
 from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import unquote
 
 import h11
 
-from belljar.capture import body_of
+from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
-from belljar.network.gateway.context import ClientGoneError, RefusedRequestError
-from belljar.network.gateway.exchange import PHRASES, Exchange
+from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
+from belljar.network.gateway.context import ClientGoneError, Message, RefusedRequestError, Scope
 from belljar.network.gateway.http1 import RequestParser
 from belljar.network.gateway.pipe import Pipe
-from belljar.network.gateway.reporter import printable_text
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone
+from belljar.network.gateway.reporter import (
+    MAX_RECORDED_URL_CHARS,
+    head_of,
+    printable_headers,
+    printable_text,
+)
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
+from belljar.signals.observe import USUAL_METHODS
+from belljar.signals.values import Channel
+
+LEFT: Final = "the connection ended"
+PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+_BODILESS: Final = frozenset({204, 304})
+# A larger piece of a body is written by itself: to join it with what frames it would copy it. For a
+# smaller one that costs less than more system calls and packets.
+_JOINED_BYTES: Final = 256 << 10
+_STATUS: Final[Mapping[str, int]] = {
+    Refusal.CONNECT: 405,
+    Refusal.NO_HOST: 400,
+    Refusal.HOST_IS_NO_NAME: 400,
+    Refusal.TARGET_IS_NO_PATH: 400,
+    Refusal.METHOD_NOT_TAKEN: 405,
+}
+_MISDIRECTED: Final = 421
+
+
+class Exchange:
+    """One request, from its head to the end of its answer."""
+
+    def __init__(
+        self, site: Site, connection: HttpConnection, request: h11.Request, head: bytes
+    ) -> None:
+        self._site, self._connection, self._peer = site, connection, connection.peer
+        self._parser, self._http = connection.parser, connection.parser.http
+        self._request, self._raw_head = request, head
+        self._start = time.monotonic()
+        self._number = next(site.numbers)
+        self._judged = RequestHead(
+            method=request.method.decode("ascii"),
+            target=request.target,
+            hosts=tuple(value for name, value in request.headers if name == b"host"),
+        )
+        self.verdict: FlowVerdict = site.judge(self._peer, self._judged)
+        self._refused: RefusedRequestError | None = None
+        if not self.verdict.allowed:
+            status = _STATUS.get(self.verdict.reason, _MISDIRECTED)
+            self._refused = RefusedRequestError(self.verdict.reason, status)
+        self._reason = ""
+        self._received = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
+        self._pieces: deque[bytes] = deque()
+        self._is_received = False
+        self._posted: asyncio.Future[Any] | None = None
+        self._sent = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
+        self._head: Message | None = None
+        self._has_begun = False
+        self._is_over = False
+
+    async def run(self) -> None:
+        """Answer, on record. Raises only what cancels it."""
+        site = self._site
+        site.exchanges += 1
+        try:
+            async with asyncio.timeout(site.bounds.request_timeout_s):
+                await self._answer()
+        except TimeoutError:
+            await self._fail("took too long", 504 if self._parser.is_body_over else 408)
+        except RefusedRequestError as refused:
+            await self._fail(refused.reason, refused.status)
+        except asyncio.CancelledError:
+            self._cut()
+            raise
+        except ClientGoneError:
+            self._cut()
+        except Exception as error:  # noqa: BLE001
+            # A stand-in's fault ends its exchange, not the gateway.
+            await self._fail(f"the stand-in failed: {type(error).__name__}", 500)
+        finally:
+            site.exchanges -= 1
+            site.unreported += not self._is_over
+            site.bodies_bytes -= self._received.total_bytes
+
+    async def _answer(self) -> None:
+        site = self._site
+        if site.exchanges > site.bounds.exchanges:
+            site.hit("exchanges")
+            raise RefusedRequestError("too many requests are being answered", 503)
+        await self._read_body()
+        await site.reporter.wait_for_room()
+        # What is answered, or asked of the owner, follows in order and is waited for.
+        self._posted = site.post(self._request_item)
+        if self._refused is not None:
+            raise self._refused
+        app = site.apps.get(self.verdict.stand_in)
+        if app is None:
+            raise RefusedRequestError("the stand-in speaks no HTTP", 502)
+        if site.guard.scans(self.verdict.stand_in):
+            parts = [*self._head_parts(), ("body", b"".join(self._pieces))]
+            fields = self._common_fields()
+            if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, fields):
+                raise RefusedRequestError("blocked by the guard", 403)
+        await app(self._scope(), self._receive, self._send)
+        if not self._is_over:
+            raise RefusedRequestError("the stand-in gave no answer", 500)
+
+    async def _read_body(self) -> None:
+        """Take the whole body. Raises `RefusedRequestError`, `ClientGoneError`."""
+        bounds = self._site.bounds
+        over = self._refused or RefusedRequestError("the body is over the bound", 413)
+        # Of a request that is refused anyway, what its event keeps.
+        most = bounds.body_bytes if self._refused is None else bounds.kept_body_bytes
+        declared = dict(self._request.headers).get(b"content-length", b"0")
+        if int(declared) > bounds.body_bytes:
+            raise over
+        while not self._parser.is_body_over:
+            if (data := self._parser.next_data()) is None:
+                await self._read_more()
+                continue
+            self._received.feed(data)
+            self._pieces.append(data)
+            self._site.bodies_bytes += len(data)
+            if self._site.bodies_bytes > bounds.bodies_bytes:
+                self._site.hit("bodies_bytes")
+                raise RefusedRequestError("the bodies of all requests are over the bound", 503)
+            if self._received.total_bytes > most:
+                raise over
+
+    async def _read_more(self) -> None:
+        if self._http.they_are_waiting_for_100_continue:
+            # botocore takes an answer without a reason phrase for the last one.
+            go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            await self._connection.write(self._http.send(go_on))
+        if not (data := await self._connection.receive()):
+            raise ClientGoneError(LEFT)
+        self._parser.held += data
+
+    def _head_parts(self) -> list[tuple[str, bytes]]:
+        fields = b"\n".join(b"%s: %s" % pair for pair in self._request.headers)
+        parts = [("url", self._request.target), ("header", fields)]
+        method = self._request.method
+        return parts if method.decode() in USUAL_METHODS else [("method", method), *parts]
+
+    def _scope(self) -> Scope:
+        """Return what the stand-in sees: no authority, one Host and a state of its own."""
+        _, path, query = split_target(self._request.target)
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": self._request.http_version.decode("ascii"),
+            "method": self._judged.method,
+            "scheme": self._scheme,
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(self._request.headers),
+            "client": (self._peer.cell, 0),
+            "server": (self._peer.address, self._peer.port),
+            "state": {"cell": self._peer.cell, "name": self.verdict.name},
+            "extensions": {},
+        }
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self._peer.hello else "http"
+
+    async def _receive(self) -> Message:
+        """Return the next piece of the body; behind its end there is nothing to wait for."""
+        if self._is_received:
+            await asyncio.Event().wait()
+        data = self._pieces.popleft() if self._pieces else b""
+        self._is_received = not self._pieces
+        return {"type": "http.request", "body": data, "more_body": not self._is_received}
+
+    async def _send(self, message: Message) -> None:
+        """Send a part of the answer, on record. Raises `ClientGoneError`."""
+        if self._is_over:
+            return
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        if message["type"] != "http.response.body" or self._head is None:
+            return
+        data, has_more = bytes(message.get("body", b"")), bool(message.get("more_body", False))
+        self._sent.feed(data)
+        if not has_more:
+            await self._record_end(int(self._head["status"]))
+        elif not self._has_begun and self._posted is not None:
+            await self._posted
+        pieces = [] if self._has_begun else [self._head_bytes(self._head)]
+        self._has_begun = True
+        is_bodiless = self._request.method == b"HEAD" or self._head["status"] in _BODILESS
+        if data and not is_bodiless:
+            pieces += self._http.send_with_data_passthrough(h11.Data(data=data)) or ()
+        if not has_more:
+            pieces.append(self._http.send(h11.EndOfMessage()))
+        pieces = [piece for piece in pieces if piece]
+        is_small = len(data) <= _JOINED_BYTES
+        await self._connection.write(*([b"".join(pieces)] if is_small else pieces))
+
+    def _head_bytes(self, head: Message) -> bytes:
+        fields, status = list(head.get("headers", ())), int(head["status"])
+        if not any(name.lower() == b"date" for name, _ in fields):
+            fields.append((b"date", formatdate(usegmt=True).encode()))
+        if self._connection.is_last:
+            fields.append((b"connection", b"close"))
+        reason = PHRASES.get(status, b"")
+        return self._http.send(h11.Response(status_code=status, headers=fields, reason=reason))
+
+    async def _fail(self, reason: str, status: int) -> None:
+        """Answer a status and close, or break off a begun answer."""
+        self._reason = reason
+        if self._has_begun:
+            await self._record_end(None)
+            return
+        self._sent = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
+        self._head = {"status": status, "headers": headers}
+        with contextlib.suppress(ClientGoneError):  # on record by then
+            await self._send({"type": "http.response.body"})
+
+    def _cut(self) -> None:
+        """Record an exchange that is over before its end."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._reason = RANGE_ENDED if self._site.is_ending else LEFT
+        if self._posted is None:
+            self._site.post(self._request_item)
+        self._site.post(partial(self._answer_item, status=None))
+
+    async def _record_end(self, status: int | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        first = [] if self._posted is not None else [self._request_item]
+        await self._site.record(*first, partial(self._answer_item, status=status))
+
+    def _common_fields(self) -> dict[str, JsonValue]:
+        return {
+            **self._peer.connection_fields(),
+            "exchange": self._number,
+            "stand_in": self.verdict.stand_in,
+        }
+
+    def _request_item(self) -> Item:
+        version = self._request.http_version.decode("ascii")
+        authority, path, query = split_target(self._request.target)
+        host = authority if authority is not None else b"".join(self._judged.hosts[:1])
+        named = host or f"{self._peer.address}:{self._peer.port}".encode()
+        origin = b"%s://%s" % (self._scheme.encode(), named)
+        url = printable_text(
+            origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS
+        )
+        method = printable_text(self._request.method, 64)
+        line = f"{method} {url[len(origin) :]} HTTP/{version}\r\n"
+        fields = self._request.headers.raw_items()
+        headers, bodies = head_of(line, fields, self._raw_head, self._site.bounds.head_bytes)
+        data: dict[str, JsonValue] = {
+            **self._common_fields(),
+            "method": method,
+            "url": url,
+            "verdict": "allowed" if self.verdict.allowed else "refused",
+            "reason": self.verdict.reason,
+            "bytes": self._received.total_bytes,
+            "complete": self._parser.is_body_over,
+            "version": version,
+            "head_bytes": len(self._raw_head),
+            **headers,
+        }
+        return Item(Kind.NETWORK_HTTP, data, self._received.bodies("request") + bodies)
+
+    def _answer_item(self, *, status: int | None) -> Item:
+        headers, _ = printable_headers(() if self._head is None else self._head.get("headers", ()))
+        begun = int(self._head["status"]) if self._has_begun and self._head else 0
+        data: dict[str, JsonValue] = {
+            **self._common_fields(),
+            "status": status or begun,
+            "bytes": self._sent.total_bytes,
+            "request_bytes": self._received.total_bytes,
+            "duration_ms": since_ms(self._start),
+            "headers": headers,
+            **({"reason": self._reason} if self._reason else {}),
+        }
+        return Item(Kind.NETWORK_HTTP_ANSWERED, data, self._sent.bodies("response"))
 
 
 class HttpConnection:
