@@ -9,11 +9,9 @@ from belljar.events import Body
 
 Keep: TypeAlias = Literal["head", "tail"]
 
+# How much of one stream or file the ledger keeps. What is beyond it is hashed and counted, not
+# stored.
 MAX_CAPTURED_BYTES: Final = 4 << 20
-"""How much of one stream or file the ledger keeps.
-
-What is beyond it is hashed and counted, not stored.
-"""
 
 
 class Capture:

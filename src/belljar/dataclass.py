@@ -124,8 +124,8 @@ _WRITTEN_BY_HAND: Final = {"__slots__", "__init__", "__repr__", "__eq__", "__has
 
 _Written = tuple[dict[str, Any], dict[str, Any], dict[str, bool]]
 
+# Each class with late methods: the kinds of its fields, its bases' first, defaults and options.
 _written: Final[dict[type, _Written]] = {}
-"""Each class with late methods: the kinds of its fields, its bases' first, defaults and options."""
 
 
 def _is_plain(cls: type, options: dict[str, bool]) -> bool:

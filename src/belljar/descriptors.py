@@ -16,10 +16,9 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
+# Errors that say nothing about the file that was to be opened: after one of them nothing counts
+# as absent.
 CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
-"""Errors that say nothing about the file that was to be opened: after one of them nothing counts as
-absent.
-"""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HINT: Final = (
     "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit "

@@ -14,8 +14,8 @@ from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 from belljar.units import printable
 
+# Samples that are named where many have the same outcome.
 MAX_NAMED: Final = 3
-"""Samples that are named where many have the same outcome."""
 
 
 class DifferenceKind(StrEnum):

@@ -14,8 +14,8 @@ from belljar.dataclass import dataclass
 from belljar.descriptors import CANNOT_LOOK
 
 PROC: Final = Path("/proc")
+# Makes a range's supervisor put every port down and end at once.
 PORTS_DOWN: Final = signal.SIGUSR1
-"""Makes a range's supervisor put every port down and end at once."""
 # Parents change while they are looked up: a circle must end.
 _MAX_GENERATIONS: Final = 32
 NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")

@@ -41,8 +41,8 @@ class State(StrEnum):
     UNKNOWN = "can't tell"
 
 
+# One piece of evidence, and what it shows by itself.
 Seen: TypeAlias = tuple[State, str]
-"""One piece of evidence, and what it shows by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

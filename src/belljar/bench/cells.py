@@ -19,14 +19,13 @@ from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.isolation.cgroup import memory_bytes
 from belljar.ledger.rundir import RunDirectory
 
+# The smallest policy in which all tiers run all measures: 100 cells at once are 25 GiB at most,
+# and far less as long as they are idle.
 POLICY: Final[dict[str, Any]] = {
     "belljar": 1,
     "risk": "low",
     "resources": {"memory": "256MiB", "disk": "128MiB"},
 }
-"""The smallest policy in which all tiers run all measures: 100 cells at once are 25 GiB at most,
-and far less as long as they are idle.
-"""
 _FILE_ROUNDS: Final = 3
 _BLOB: Final = "/tmp/blob"  # noqa: S108 - the guest's
 

@@ -31,15 +31,14 @@ class Measure(StrEnum):
 
 
 SHARES: Final = (50, 95, 99)  # the percentiles that are shown
+# Each measure is compared with this one of a peer. Cells made ahead are compared with a whole
+# `docker run`, though their making is moved, not saved: the user waits for the one or the other.
 PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
     Measure.FIRST_OUTPUT: Measure.LIFE,
     Measure.POOL_FIRST_OUTPUT: Measure.LIFE,
     **{each: each for each in Measure if each.name in {"LIFE", "EXEC", "FILE_IN", "FILE_OUT"}},
     Measure.DESTROY: Measure.DESTROY,
 }
-"""Each measure is compared with this one of a peer. Cells made ahead are compared with a whole
-`docker run`, though their making is moved, not saved: the user waits for the one or the other.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ _ANSWER_TIMEOUT_S: Final = 2.0
 _MAX_OUTPUT_BYTES: Final = 64 << 10
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CHUNK_BYTES: Final = 4 << 20
+# A larger mapping is an address space that a runtime reserves: its page table is too long to
+# read.
 _MAX_MAPPING_BYTES: Final = 64 << 30
-"""A larger mapping is an address space that a runtime reserves: its page table is too long to read.
-"""
 _PRESENT, _OF_FILE = 1 << 63, 1 << 61  # /proc/PID/pagemap
 _FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have as its own end
 

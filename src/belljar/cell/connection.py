@@ -27,8 +27,8 @@ from belljar.events import Body, JsonValue, Kind
 from belljar.units import format_duration, printable
 
 CONNECT_TIMEOUT_S: Final = 10.0
+# How much of each direction the ledger keeps: a cell may have many streams.
 KEEP_STREAM_BYTES: Final = 1 << 20
-"""How much of each direction the ledger keeps: a cell may have many streams."""
 _CLOSE_TIMEOUT_S: Final = 10.0
 _MAX_PATH_BYTES: Final = 107  # sockaddr_un
 _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the channel's window

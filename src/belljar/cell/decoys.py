@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 
 KEY_FILE: Final = "decoys.key"
 MAX_PASSWD_BYTES: Final = 1 << 20
+# Directories that their programs make for one user alone.
 PRIVATE: Final = (".ssh", ".aws", ".kube", ".mozilla")
-"""Directories that their programs make for one user alone."""
+# 1990: a file of an image that is older has the constant time of a reproducible build (0, 1980).
 MIN_BUILD_S: Final = 631_152_000
-"""1990: a file of an image that is older has the constant time of a reproducible build (0, 1980).
-"""
 _key_lock: Final = threading.Lock()
 
 

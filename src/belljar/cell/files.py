@@ -69,8 +69,8 @@ class FileInfo:
     link_target: str = ""
 
 
+# Of a downloaded file; the rest is recorded as not scanned.
 MAX_SCANNED_FILE_BYTES: Final = 64 << 20
-"""Of a downloaded file; the rest is recorded as not scanned."""
 
 
 class FileOperations(CellBase):

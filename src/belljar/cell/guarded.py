@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from belljar.signals.streams import StreamScanner
     from belljar.signals.values import Hit, KnownValue, ScanSpec
 
+# Waiting for a scan; what exceeds it is recorded as not scanned.
 MAX_QUEUED_BYTES: Final = 64 << 20
-"""Waiting for a scan; what exceeds it is recorded as not scanned."""
+# Added for each waiting part, so that many small events don't fill the memory.
 PART_OVERHEAD_BYTES: Final = 1 << 10
-"""Added for each waiting part, so that many small events don't fill the memory."""
+# For the last scans, at the end of a cell.
 DRAIN_TIMEOUT_S: Final = 30.0
-"""For the last scans, at the end of a cell."""
+# Values of the run's other cells that one cell's guard looks for: the newest.
 MAX_FOREIGN: Final = 20_000
-"""Values of the run's other cells that one cell's guard looks for: the newest."""
+# Hits that wait for the gateway's own report; more are reported at once.
 MAX_HELD: Final = 10_000
-"""Hits that wait for the gateway's own report; more are reported at once."""
+# Events of one value in one operation; after that each power of two.
 MAX_SAME: Final = 20
-"""Events of one value in one operation; after that each power of two."""
 
 REDACTED: Final = b"[redacted]"
 WITHHELD: Final = b"[withheld: it could not be scanned]"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 SHELL: Final = "/bin/sh"
 ARGV: Final = (SHELL, "-c", "echo +began; ls -d / >/dev/null 2>&1 && echo +ran; echo +end")
+# Of a check. It takes milliseconds, but a busy host must not look like a broken cell.
 TIMEOUT_S: Final = 15.0
-"""Of a check. It takes milliseconds, but a busy host must not look like a broken cell."""
 MAX_OUTPUT_BYTES: Final = 4096
 
 

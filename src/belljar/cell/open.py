@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from belljar.isolation.renewal import GivenPort
     from belljar.isolation.sandbox import Sandbox
 
+# A cell keeps a dozen open, and needs more while it is made and destroyed.
 _CELL_DESCRIPTORS: Final = 32
-"""A cell keeps a dozen open, and needs more while it is made and destroyed."""
+# A range with one cell keeps some thirty open.
 _RANGE_DESCRIPTORS: Final = 64
-"""A range with one cell keeps some thirty open."""
 
 
 @asynccontextmanager

@@ -140,8 +140,8 @@ def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
     return find_facts(home, kernel=None if kernel is None else lambda: kernel, runtimes=runtimes)
 
 
+# Cells are made in the event loops of several threads.
 _describing: Final = threading.Lock()
-"""Cells are made in the event loops of several threads."""
 
 
 def start_run(

@@ -39,12 +39,11 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZE: Final = 1
 MAX_SIZE: Final = 16
+# The next cell is made later, not to slow down the taker's first step.
 HEAD_START_S: Final = 0.25
-"""The next cell is made later, not to slow down the taker's first step."""
+# Of a cell's lifetime, which counts from its making: one that has waited longer would be missed
+# by the sample that takes it.
 STALE_SHARE: Final = 0.05
-"""Of a cell's lifetime, which counts from its making: one that has waited longer would be missed by
-the sample that takes it.
-"""
 _MIN_USEFUL_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
 _END_TIMEOUT_S: Final = 10.0

@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from belljar.network.owner.range import NetworkRange as Network
     from belljar.probe.judge import Router
 
+# CLOCK_REALTIME_COARSE, which Python doesn't name: the kernel takes files' times from it.
 _COARSE: Final = 5
-"""CLOCK_REALTIME_COARSE, which Python doesn't name: the kernel takes files' times from it."""
+# Kind and body of a request to its answer; called in a thread of the range. Raises `ValueError`
+# to refuse.
 Handler: TypeAlias = Callable[[str, bytes], bytes]
-"""Kind and body of a request to its answer; called in a thread of the range.
-
-Raises `ValueError` to refuse.
-"""
 
 
 class ModelRequests:

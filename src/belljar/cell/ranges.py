@@ -46,17 +46,16 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
 PORT_NAME: Final = "eth0"
+# Where in a run directory its ranges' packet records are, each in a directory that
+# `range.opening` names.
 RANGES: Final = "ranges"
-"""Where in a run directory its ranges' packet records are, each in a directory that `range.opening`
-names.
-"""
+# Called with a running target cell and its router (None: it has no port), before its program is
+# started.
 OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
-"""Called with a running target cell and its router (None: it has no port), before its program is
-started."""
 
 
+# `ready_cell` of one sample: a cell at its port of the range's network, if it has one.
 MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager["Cell"]]
-"""`ready_cell` of one sample: a cell at its port of the range's network, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from belljar.cell.range import Range
     from belljar.isolation.hold import KillOrder
 
+# Old machines whose destruction a revert doesn't wait for: beyond these their memory would add
+# up.
 MAX_RETIRING: Final = 2
-"""Old machines whose destruction a revert doesn't wait for: beyond these their memory would add up.
-"""
 MakeMachine: TypeAlias = "Callable[[], AbstractAsyncContextManager[Range]]"
 OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
 

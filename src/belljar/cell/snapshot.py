@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from belljar.cell.range import CellOrigin
     from belljar.channel.outcomes import ExecOutput
 
+# Executables there run as root in a fork before anything else, in the order of their names.
 HOOKS: Final = "/etc/resume.d"
-"""Executables there run as root in a fork before anything else, in the order of their names."""
 MAX_HOOKS: Final = 16
 _HOOKS_TIMEOUT_S: Final = 10.0
 _MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10

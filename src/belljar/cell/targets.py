@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")
+# The first that the program's user can write has its output (native/guest/child.c).
 LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in the cell
-"""The first that the program's user can write has its output (native/guest/child.c)."""
+# A program with a health check that ends with another status within it is not asked for its
+# health.
 _EARLY_END_S: Final = 0.2
-"""A program with a health check that ends with another status within it is not asked for its
-health."""
+# With Docker's pauses of 100 ms, 200 ms, … a minute and a half of them.
 _MAX_STARTS: Final = 11
-"""With Docker's pauses of 100 ms, 200 ms, … a minute and a half of them."""
 _FIRST_PAUSE_S: Final = 0.1
 _MAX_LOG_BYTES: Final = 1 << 20
 _MIN_TIMEOUT_S: Final = 1.0

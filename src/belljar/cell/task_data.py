@@ -160,11 +160,13 @@ _JAVA_STORES: Final = (
     "/usr/lib/jvm/*/lib/security/cacerts",
     "/opt/java/*/lib/security/cacerts",
 )
+# Where OpenSSL looks by a name's hash; Debian's Python reads no bundle by default.
 _HASHED: Final = "/etc/ssl/certs"
-"""Where OpenSSL looks by a name's hash; Debian's Python reads no bundle by default."""
+# Where every cell of a range has all authorities together, whatever its image had.
 BUNDLE: Final = "/etc/ssl/certs/ca-certificates.crt"
-"""Where every cell of a range has all authorities together, whatever its image had."""
 _NAME: Final = "local-root.crt"
+# For programs that bring authorities of their own: Python's certifi, Node, pip, git's and curl's
+# static builds.
 ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
     """
     SSL_CERT_FILE CURL_CA_BUNDLE REQUESTS_CA_BUNDLE PIP_CERT NODE_EXTRA_CA_CERTS GIT_SSL_CAINFO
@@ -172,9 +174,6 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
     """.split(),  # noqa: SIM905 - shorter to read
     BUNDLE,
 )
-"""For programs that bring authorities of their own: Python's certifi, Node, pip, git's and curl's
-static builds.
-"""
 
 
 def trust_script() -> str:

@@ -131,13 +131,13 @@ class RenewedBit(IntFlag):
     NETWORK = 32
 
 
+# Without these it is a copy. Not every kernel renews the boot id.
 NEEDED_OF_CLONE: Final = (
     RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
 )
-"""Without these it is a copy. Not every kernel renews the boot id."""
 NEEDED_ON_A_NETWORK: Final = NEEDED_OF_CLONE | RenewedBit.NETWORK
+# Its kernel has its own randomness and clock.
 NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
-"""Its kernel has its own randomness and clock."""
 
 
 class Stream(IntEnum):

@@ -384,8 +384,8 @@ def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
 
 
 Phase: TypeAlias = Literal["begins", "ended"]
+# Called with the path before it is read, and afterwards.
 Listener: TypeAlias = Callable[[str, Phase], None]
-"""Called with the path before it is read, and afterwards."""
 
 
 class OwnReads:

@@ -14,8 +14,8 @@ from belljar.channel.messages import Result
 from belljar.dataclass import dataclass
 from belljar.units import printable
 
+# Of a failed command's standard error, in the message.
 MAX_SHOWN_CHARS: Final = 500
-"""Of a failed command's standard error, in the message."""
 
 
 class OutputTexts:

@@ -22,19 +22,19 @@ from belljar.channel.operations import feed_file, judge
 from belljar.channel.outcomes import FileTooLargeError
 from belljar.dataclass import dataclass
 
+# Of directories in each other, counted from the one that is walked.
 MAX_DEPTH: Final = 64
-"""Of directories in each other, counted from the one that is walked."""
+# Of a path below the one that is walked.
 MAX_PATH_BYTES: Final = 4_096
-"""Of a path below the one that is walked."""
 _HEAD: Final = struct.Struct("<BHQqIHH")
 _MAX_NAME_BYTES: Final = 255
 _MAX_LINK_BYTES: Final = 4_095
 _MAX_MODE: Final = 0o7777
 _MAX_SIZE: Final = (1 << 63) - 1
+# What a number in the ledger may be.
 MAX_COUNT: Final = (1 << 53) - 1
-"""What a number in the ledger may be."""
+# Characters of all paths and links of one walk: on this host each may take many bytes.
 _MAX_PATHS: Final = 8 << 20
-"""Characters of all paths and links of one walk: on this host each may take many bytes."""
 _NS: Final = 1_000_000_000
 
 

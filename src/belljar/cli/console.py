@@ -36,11 +36,9 @@ INTERRUPTED_CODE = "interrupted"
 DEFECT_CODE = "internal_error"
 TIERS: Final = ("container", "gvisor", "microvm")
 COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
+# A signal this long after the first ends the process at once. Its cells die with it, and `belljar
+# reap` cleans up.
 FORCED_AFTER_S: Final = 15.0
-"""A signal this long after the first ends the process at once.
-
-Its cells die with it, and `belljar reap` cleans up.
-"""
 # Turns of the loop until a signal's task has run: asyncio takes three, trio two.
 _SIGNAL_CHECKPOINTS: Final = 10
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -24,6 +24,7 @@ from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.interrupts import hold_ignored_interrupt
 from belljar.package import __version__
 
+# Module, attribute and summary, printed without an import.
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     name: (f"belljar.cli.{module}", attribute, summary)
     for name, module, attribute, summary in (
@@ -62,14 +63,13 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("ledger", "ledger", "ledger", "Verify or show the record of a run; prove single events."),
     )
 }
-"""Module, attribute and summary, printed without an import."""
+# Names from other tools, and what has it here.
 ELSEWHERE: Final = {
     "logs": "`belljar ledger show RUN --output` shows commands and what they printed; "
     "`belljar replay RUN` plays them",
     "stats": "`belljar watch` shows what running cells use; `belljar serve` does so as a page",
     "view": "`belljar report RUN --open` shows a run; `belljar serve` shows those that last",
 }
-"""Names from other tools, and what has it here."""
 
 
 class _LazyGroup(click.Group):

@@ -33,8 +33,8 @@ _BACKPORTS: Final = "bookworm-backports"
 # Debian 12 and the suites that have everything new enough themselves
 _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
 _VERSION: Final = re.compile(r"version (\d{1,6}\.\d{1,6})")
+# Carries a step out; its argument takes a line for each stage.
 Act = Callable[[Callable[[str], None]], object]
-"""Carries a step out; its argument takes a line for each stage."""
 
 
 @dataclass(frozen=True, slots=True)

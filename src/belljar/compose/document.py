@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
+# The key of the directory that a parsed file was read from.
 DIRECTORY_KEY: Final = "x-belljar-directory"
-"""The key of the directory that a parsed file was read from."""
+# The key of an included file's directory, from the root, in each of its services.
 HOME_KEY: Final = "x-belljar-home"
-"""The key of an included file's directory, from the root, in each of its services."""
+# Values of a file; a YAML alias counts as all it names.
 MAX_NODES: Final = 20_000
-"""Values of a file; a YAML alias counts as all it names."""
+# Of all texts together, likewise.
 MAX_CHARACTERS: Final = 1 << 20
-"""Of all texts together, likewise."""
 MAX_DEPTH: Final = 64
 MAX_SERVICES: Final = 64
 MAX_BYTES: Final = 128 << 10
+# Of any further file.
 MAX_TEXT_BYTES: Final = 256 << 10
-"""Of any further file."""
+# Included in one compose file, repeats counted.
 MAX_FILES: Final = 32
-"""Included in one compose file, repeats counted."""
 MAX_INCLUDES: Final = 8
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
 _SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
+# Directories and roots of the files read so far.
 _read_here: Final[set[str]] = set()
-"""Directories and roots of the files read so far."""
 _MAX_ABOVE: Final = 8
 
 

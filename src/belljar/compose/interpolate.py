@@ -29,10 +29,10 @@ _REFERENCE: Final = re.compile(
     re.ASCII,
 )
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
+# Of all inserted text.
 MAX_CHARACTERS: Final = 1 << 20
-"""Of all inserted text."""
+# Of all of a service's files of variables.
 MAX_VARIABLES: Final = 1024
-"""Of all of a service's files of variables."""
 
 
 @dataclass

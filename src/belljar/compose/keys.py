@@ -22,8 +22,8 @@ from belljar.policy.reference import IMAGE_ID, is_idle, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
+# Belljar's image for tasks that name none, or the one of Inspect's Docker provider.
 GENERIC_IMAGE: Final = "inspect"
-"""Belljar's image for tasks that name none, or the one of Inspect's Docker provider."""
 INSPECTS_IMAGE: Final = "aisiuk/inspect-tool-support"
 GENERIC_DETAIL: Final = (
     f"Belljar's image `{GENERIC_IMAGE}` instead of `{INSPECTS_IMAGE}`: Debian 12 with its Python "
@@ -340,6 +340,7 @@ _REPORTED: Final[Mapping[DifferenceKind, Mapping[str, str]]] = {
         f"{_HARD_FILES:,}) and writes no core dump; other limits are those of the cell's kernel",
     },
 }
+# Every key that Compose knows of a service.
 KEYS: Final[Mapping[str, Key]] = {
     **dict.fromkeys(Service.model_fields, Key(KeyOutcome.APPLIED)),
     **{key: Key(KeyOutcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
@@ -397,4 +398,3 @@ KEYS: Final[Mapping[str, Key]] = {
         },
     ),
 }
-"""Every key that Compose knows of a service."""

@@ -27,18 +27,18 @@ from belljar.policy.reference import is_idle
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 
+# The keys of a file; others are refused.
 SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
-"""The keys of a file; others are refused."""
 _REASONS: Final = {key: KEYS[key].why for key in ("secrets", "configs")}
+# `health` of a service whose check the file switches off.
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
-"""`health` of a service whose check the file switches off."""
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
 _MAX_TRIES: Final = 1000
 _TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
 _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+# The implicit network, and the sample's own cell in a range.
 _DEFAULT: Final = "default"
-"""The implicit network, and the sample's own cell in a range."""
 _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
 
 

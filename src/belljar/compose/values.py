@@ -26,10 +26,10 @@ _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3,
     "w": 604800.0,
 }
 _MAX_TIME_CHARS: Final = 40
+# A program without a health check is ready after this time.
 SETTLE_S: Final = 1.0
-"""A program without a health check is ready after this time."""
+# Of one command, as text or as a list.
 MAX_COMMAND_CHARS: Final = 64 << 10
-"""Of one command, as text or as a list."""
 GATEWAY: Final = "host-gateway"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")

@@ -14,14 +14,14 @@ from belljar.units import printable
 # Often enough that one late answer is far from the end of a node's patience.
 BEAT_S: Final = 1.0
 CELLS: Final = "belljar_cells"
+# Of cells: a sample's count with all that their policies allow them.
 MEMORY: Final = "belljar_memory_mib"
-"""Of cells: a sample's count with all that their policies allow them."""
+# MicroVMs run on hardware virtualisation; a node without this marker emulates them.
 HARDWARE: Final = "belljar_hardware"
-"""MicroVMs run on hardware virtualisation; a node without this marker emulates them."""
+# Longer than a node's check of a task may take.
 CALL_S: Final = 660.0
-"""Longer than a node's check of a task may take."""
+# To remove a run's files: a busy node takes long to start a worker.
 CLEAR_S: Final = 120.0
-"""To remove a run's files: a busy node takes long to start a worker."""
 # Shared address space (RFC 6598) is what EKS and Tailscale give machines.
 _NEAR: Final = tuple(
     ipaddress.ip_network(each)

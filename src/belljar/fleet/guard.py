@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Final
 
 POLL_S: Final = 0.5
+# The same until its first sign of life: what passes it on may have to be started.
 START_S: Final = 180.0
-"""The same until its first sign of life: what passes it on may have to be started."""
 # An interrupted run destroys its cells with proof, and seals its record.
 END_S: Final = 90.0
 STOP: Final = "stop"
+# How a command ends when interrupted while it loads: once it can make a cell, it handles that.
 NEVER_BEGAN: Final = 128 + signal.SIGTERM
-"""How a command ends when interrupted while it loads: once it can make a cell, it handles that."""
 _PR_SET_PDEATHSIG: Final = 1
 
 

@@ -14,14 +14,12 @@ from belljar.image.store import Image, Store, is_like_digest
 from belljar.units import format_size, printable
 from belljar.waiting import print_status
 
+# So much of an image is in memory at a time, on the head and on each node. With Slurm each piece
+# waits in the queue: small ones would take longer to wait than to go.
 PIECE_BYTES: Final = 64 << 20
-"""So much of an image is in memory at a time, on the head and on each node.
 
-With Slurm each piece waits in the queue: small ones would take longer to wait than to go.
-"""
-
+# A node, and what the event says of the image that it took.
 Sent: TypeAlias = tuple[str, dict[str, Any]]
-"""A node, and what the event says of the image that it took."""
 
 
 def send_images(

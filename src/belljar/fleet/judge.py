@@ -15,8 +15,8 @@ from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.units import printable
 
+# The kind of a fleet's run.
 KIND: Final = "fleet"
-"""The kind of a fleet's run."""
 _NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
 

@@ -32,17 +32,17 @@ from belljar.units import printable
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
 LEASE: Final = "lease"
 CHECK_S: Final = 600.0
+# As `harness.evaluate` names it, which takes long to import; `STARTS` as `harness.source` does.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
-"""As `harness.evaluate` names it, which takes long to import; `STARTS` as `harness.source` does."""
 STARTS: Final = "BELLJAR_MAX_STARTS"
 _TAIL_CHARS: Final = 2000
+# A workspace changes with each sign of life of its head.
 _KEPT_S: Final = 24 * 3600.0
-"""A workspace changes with each sign of life of its head."""
 SILENCE: Final = "BELLJAR_FLEET_SILENCE_S"
+# Without a sign of life for so long, a node is lost: a dead one is seen within 15 s.
 SILENCE_S: Final = 12.0
-"""Without a sign of life for so long, a node is lost: a dead one is seen within 15 s."""
+# So many times as long a node waits for its head, which gives it up before.
 _LEASE: Final = 2.5
-"""So many times as long a node waits for its head, which gives it up before."""
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
 _SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS", SILENCE)
 # Ray's own, with its token, and what would change the unit's options unseen.
@@ -230,10 +230,10 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
     return _name(), done.returncode, _tail(done.stdout + done.stderr)
 
 
+# The functions that a head may call here.
 CALLED: Final[tuple[Callable[..., Any], ...]] = (
     *(describe, prepare, check, take_piece, take_image, clear, kill_all),
 )
-"""The functions that a head may call here."""
 
 
 class HeadWatch:

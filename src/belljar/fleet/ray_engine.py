@@ -23,8 +23,8 @@ from belljar.host.cgroups import free_bytes
 from belljar.policy.limits import Tier
 from belljar.units import printable
 
+# A piece of an archive that takes longer comes from a node that hangs.
 TRANSFER_S: Final = 60.0
-"""A piece of an archive that takes longer comes from a node that hangs."""
 # An older one takes RAY_AUTH_MODE for nothing.
 _FIRST_WITH_TOKENS: Final = (2, 52)
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"

@@ -32,8 +32,8 @@ from belljar.units import printable
 
 MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
 JOB: Final = "belljar"
+# Kept free for a function on a node: a check loads the task, and Inspect.
 CALL_MIB: Final = 1024
-"""Kept free for a function on a node: a check loads the task, and Inspect."""
 _USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
 _HEAD: Final = struct.Struct(">cI")
 _GO_ON, _STOP = b"g", b"s"

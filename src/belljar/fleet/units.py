@@ -14,14 +14,16 @@ from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import Row, RunFindings
 
+# One command line names them, and one lost unit costs no more.
 MAX_UNIT_SAMPLES: Final = 64
-"""One command line names them, and one lost unit costs no more."""
+# Loading Inspect takes a node some seconds: a shorter unit would mostly do that.
 MIN_UNIT_S: Final = 30.0
-"""Loading Inspect takes a node some seconds: a shorter unit would mostly do that."""
+# A node that dies takes a quarter of an hour's work along, and no more.
 MAX_UNIT_S: Final = 900.0
-"""A node that dies takes a quarter of an hour's work along, and no more."""
 MAX_ATTEMPTS: Final = 3
 
+# Causes by which a void sample is tried again: evidence went with a process or a disk. None that
+# a guest can bring about alone: a model must not be able to choose between two scores.
 INFRASTRUCTURE: Final = frozenset(
     {
         ReasonCode.LEDGER_UNFINISHED,
@@ -35,12 +37,8 @@ INFRASTRUCTURE: Final = frozenset(
         ReasonCode.CELL_DESTRUCTION_UNPROVEN,
     }
 )
-"""Causes by which a void sample is tried again: evidence went with a process or a disk.
-
-None that a guest can bring about alone: a model must not be able to choose between two scores.
-"""
+# The same of a record that ends with its process: nothing could be probed or destroyed then.
 _NEVER_ENDED: Final = frozenset({ReasonCode.PROBES_MISSING, ReasonCode.RANGE_NOT_DESTROYED})
-"""The same of a record that ends with its process: nothing could be probed or destroyed then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,8 +59,8 @@ from belljar.units import printable
 
 DEFAULT_POLICY: Final = "high"
 DEFAULT_IMAGE: Final = "default"
+# Names of a policy beside a task.
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
-"""Names of a policy beside a task."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
 _REFERENCE: Final = re.compile(
     rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
@@ -72,6 +72,7 @@ _START_AGAIN: Final = (
     "TASK`), with --sample-id for the samples that failed"
 )
 _M = TypeVar("_M", bound=BaseModel)
+# A section of a policy, logged in the words that it is read from.
 AsWritten: TypeAlias = Annotated[
     _M,
     PlainSerializer(
@@ -82,7 +83,6 @@ AsWritten: TypeAlias = Annotated[
         )
     ),
 ]
-"""A section of a policy, logged in the words that it is read from."""
 
 
 class BelljarConfig(BaseModel):

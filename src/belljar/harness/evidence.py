@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from belljar.ledger.rundir import RunDirectory
 
 
+# A scorer's metadata key that worsens a verdict.
 CONTAINMENT: Final = "containment"
-"""A scorer's metadata key that worsens a verdict."""
 NOTE: Final = "containment_note"
+# Metadata key of Belljar's own score.
 OWN_SCORE: Final = "judged_by_run"
-"""Metadata key of Belljar's own score."""
 
 
 def logs_in(directory: Path) -> list[str]:
@@ -234,8 +234,8 @@ def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
                 yield ToolCall(name=name, outside=HOSTED_USE.get(each.tool_type, Outside.HOSTED))
 
 
+# The findings in a run directory, when it was sealed.
 FINDINGS: Final = "findings.json"
-"""The findings in a run directory, when it was sealed."""
 
 
 def own_evidence(run: RunDirectory) -> Evidence:

@@ -243,8 +243,8 @@ def _one(
     return list(preview([made], operator))
 
 
+# Replaces unknown metadata of a sample.
 PLACEHOLDER: Final = "sample-metadata"
-"""Replaces unknown metadata of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,15 +79,13 @@ def is_preparing() -> bool:
 _NOT_PROBED: Final = ProbeReport(
     verdict=Verdict.VOID, findings=(), which="", duration_ms=0, problem="it was not probed"
 )
+# Key of the sample's metadata in Inspect's log.
 CONTAINMENT_KEY: Final = "containment"
-"""Key of the sample's metadata in Inspect's log."""
+# Source of Belljar's transcript events.
 SOURCE: Final = "belljar probes"
-"""Source of Belljar's transcript events."""
+# Key of each score's metadata there. Not `containment`: with that a *scorer* makes a verdict
+# worse.
 CELL_VERDICT_KEY: Final = "containment_cell_verdict"
-"""Key of each score's metadata there.
-
-Not `containment`: with that a *scorer* makes a verdict worse.
-"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,8 +169,8 @@ def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
     transcript().info(data, source=SOURCE)
 
 
+# Key in the metadata of the sample and of each score.
 DEGRADED_KEY: Final = "sandbox_degraded"
-"""Key in the metadata of the sample and of each score."""
 
 
 def bind_degraded(watches: Iterable[HealthWatch], identity: SampleIdentity) -> None:

@@ -63,8 +63,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _STOP_TIMEOUT_S: Final = 10.0
 _MAX_KEPT_BYTES: Final = 1 << 20
+# The model learns nothing of host or cause.
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
-"""The model learns nothing of host or cause."""
 
 
 @dataclass

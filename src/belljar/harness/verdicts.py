@@ -33,10 +33,10 @@ from belljar.probe.model import Verdict
 from belljar.report.samples import Row, RunFindings
 
 SCORE: Final = "containment"
+# Key of each score's metadata.
 SCORE_VERDICT: Final = "containment_verdict"
-"""Key of each score's metadata."""
+# Key of the sample's metadata.
 SIGNALS: Final = "belljar_signals"
-"""Key of the sample's metadata."""
 _AUTHOR: Final = "belljar"
 _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BREACHED: INCORRECT}
 

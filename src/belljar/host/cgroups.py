@@ -20,12 +20,12 @@ _LIMIT_FILE_V1: Final = {
     "pids": "pids.max",
 }
 _UNLIMITED_BYTES: Final = 1 << 60  # version 1 has a huge number for "no limit"
+# Left to the host itself.
 RESERVED_BYTES: Final = 1 << 30
-"""Left to the host itself."""
 # A VMM's own memory and the guest kernel's, beside what the policy gives the workload.
 OVERHEAD_BYTES: Final = 192 << 20
+# Makes a group, looks for its limit file.
 TryGroup: TypeAlias = Callable[[Path, str], bool]
-"""Makes a group, looks for its limit file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,11 +29,11 @@ _UNKNOWN_HINT: Final = (
     "namespaces), or as root"
 )
 _USUAL_OPEN_FILES: Final = 1 << 20
+# Import names of the extras `network` and `stand-ins`.
 NETWORK_MODULES: Final = (
     *("h11", "uvicorn", "wsproto"),
     *("asyncssh", "dulwich", "jinja2", "packaging"),
 )
-"""Import names of the extras `network` and `stand-ins`."""
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 
 

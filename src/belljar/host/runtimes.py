@@ -28,12 +28,12 @@ from belljar.host.tools import (
     write_json,
 )
 
+# Name or path of the container tier's runtime.
 RUNTIME_VARIABLE: Final = "BELLJAR_OCI_RUNTIME"
-"""Name or path of the container tier's runtime."""
 RUNC_MIN: Final = "1.1"
 RUNSC_MIN: Final = "20231009"
+# Saves the cells of a run repeated failing trials.
 REFUTED_FOR_S: Final = 30.0
-"""Saves the cells of a run repeated failing trials."""
 _DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)", re.IGNORECASE)
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
@@ -47,10 +47,10 @@ class HostTrial:
     hint: str = ""
 
 
+# Boots a guest, in seconds. Raises `BelljarError`: it can't try.
 ProveKvm: TypeAlias = Callable[[], HostTrial]
-"""Boots a guest, in seconds. Raises `BelljarError`: it can't try."""
+# Runs a container, in seconds. Raises `BelljarError`: it can't try.
 ProveRuntime: TypeAlias = Callable[[RuntimeFact], HostTrial]
-"""Runs a container, in seconds. Raises `BelljarError`: it can't try."""
 
 
 def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:

@@ -21,8 +21,8 @@ from belljar.package import program_path
 from belljar.subids import NEEDED_IDS, first_subordinate_id, grant_hint, user_name
 
 QEMU_MIN: Final = "8.2"
+# Its JSON is what the rules use (Debian 12).
 NFT_MIN: Final = "1.0.6"
-"""Its JSON is what the rules use (Debian 12)."""
 _VERSION: Final = re.compile(r"\d{1,8}(?:\.\d{1,8})+(?:~\d{1,8})?")
 _TIMEOUT_S: Final = 10.0
 _MAX_OUTPUT_CHARS: Final = 4096  # any program may have a tool's name

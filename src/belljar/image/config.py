@@ -25,6 +25,7 @@ _MAX_WORDS: Final = 1000
 _MAX_WORD_CHARS: Final = 128 << 10
 _MAX_VOLUMES: Final = 100
 _MAX_NS: Final = (1 << 63) - 1
+# Fields of `HealthCheck`, and Docker's names.
 HEALTH_NUMBERS: Final = {
     "interval_ns": "Interval",
     "timeout_ns": "Timeout",
@@ -32,7 +33,6 @@ HEALTH_NUMBERS: Final = {
     "start_interval_ns": "StartInterval",
     "retries": "Retries",
 }
-"""Fields of `HealthCheck`, and Docker's names."""
 # What no argument, variable or path of a process can hold.
 _UNSPEAKABLE: Final = "[\0\ud800-\udfff]"
 _SHELL: Final = ("/bin/sh", "-c")

@@ -27,8 +27,8 @@ MAX_ENTRIES: Final = 200_000
 MAX_RULES: Final = 1000
 _MAX_IGNORE_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20
+# A character that makes a name a pattern.
 PATTERN: Final = re.compile(r"[*?[\\]")
-"""A character that makes a name a pattern."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from belljar.image.variables import Expander
 
 __all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
 
+# An empty directory in the context of here-documents.
 EMPTY: Final = "empty"
-"""An empty directory in the context of here-documents."""
 _SHELL: Final = ("/bin/sh", "-c")
 _OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
 _LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")

@@ -279,17 +279,15 @@ def dependencies(module: bytes) -> tuple[str, ...]:
     return tuple(module_name(name) for name in names if name)
 
 
+# The modules that each guest needs, after those they depend on. From `modules.dep` of Debian's
+# 6.12 cloud kernels. On amd64 `virtio_ring`, `virtio`, `virtio_console` and `rng-core` are built
+# in.
 REQUIRED_MODULES: Final = (
     *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console"),
     *("rng-core", "virtio-rng", "squashfs", "overlay", "virtio_net"),
 )
-"""The modules that each guest needs, after those they depend on.
-
-From `modules.dep` of Debian's 6.12 cloud kernels. On amd64 `virtio_ring`, `virtio`,
-`virtio_console` and `rng-core` are built in.
-"""
+# Loaded by guests with a network device only.
 NIC_MODULES: Final = frozenset({"failover", "net_failover", "dimlib", "virtio_net"})
-"""Loaded by guests with a network device only."""
 
 _MODULE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _DIRECTORIES: Final = ("dev", "m", "proc", "r", "sys")

@@ -235,8 +235,8 @@ class Obtained:
     error: BelljarError | None = None
 
 
+# Builds an image into the store. Raises `BelljarError`.
 Build: TypeAlias = Callable[[WantedImage, Report], None]
-"""Builds an image into the store. Raises `BelljarError`."""
 
 
 def obtain(

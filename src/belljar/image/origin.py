@@ -48,8 +48,8 @@ _LAYER_TYPES: Final = re.compile(
     r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
 _BLOB: Final = re.compile(r"(?:blobs/sha256/)?[0-9a-f]{64}|index\.json|manifest\.json")
+# Gives a file of an image by its name, until the next is asked for. Raises `LayerError`.
 Files: TypeAlias = Callable[[str], Path]
-"""Gives a file of an image by its name, until the next is asked for. Raises `LayerError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

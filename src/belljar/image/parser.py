@@ -17,8 +17,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
+# Of a Dockerfile.
 MAX_BYTES: Final = 1 << 20
-"""Of a Dockerfile."""
 MAX_LINE_BYTES: Final = 65_000  # BuildKit's and buildah's readers drop what follows a longer line
 _TIMEOUT_S: Final = 10
 _PROGRAM: Final = Path(__file__).with_name("parser_process.py")

@@ -13,8 +13,8 @@ from belljar.image.config import debian_arch
 from belljar.image.parser import DockerfileError, Instruction, escape_of, parse
 from belljar.image.variables import Expander
 
+# Words that Go reads as true, in lower case.
 TRUE: Final = frozenset({"true", "1", "t"})
-"""Words that Go reads as true, in lower case."""
 _MAX_STAGES: Final = 200  # of one file: each looks at all before it
 _NAME: Final = re.compile(r"[^\s\"'\\$=]+")
 _STAGE: Final = re.compile(r"[a-z][a-z0-9_.-]*")

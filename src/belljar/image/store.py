@@ -28,19 +28,19 @@ from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+# Images that Belljar makes, and their commands.
 MADE_HERE: Final = {
     "default": "belljar setup",
     "debian-dev": "belljar image build debian-dev",
     "inspect": "belljar image build inspect",
 }
-"""Images that Belljar makes, and their commands."""
+# Of llama.cpp's server; anybody's image may have that name.
 MODEL_IMAGE: Final = "llama-cpp"
-"""Of llama.cpp's server; anybody's image may have that name."""
 _SEAL_BYTES: Final = 4096
 
 
+# The fate of an image's set-user-ID bits at its import.
 SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
-"""The fate of an image's set-user-ID bits at its import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

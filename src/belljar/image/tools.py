@@ -235,10 +235,10 @@ _ROOTS_SLOTS: Final = 1 << 12
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
 _END_TIMEOUT_S: Final = 10.0
+# The working directory, whose host path may be closed.
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
-"""The working directory, whose host path may be closed."""
+# Directories below are seen read-only, or the namespace is not made.
 SHOWN: Final = Path("/bases")
-"""Directories below are seen read-only, or the namespace is not made."""
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")

@@ -31,16 +31,16 @@ from belljar.plan.jail import (
 from belljar.subids import NEEDED_IDS
 
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
+# First host id of root's cells with a range.
 RANGES_START: Final = 0x8000_0000
-"""First host id of root's cells with a range."""
 _RANGE_STEP: Final = 0x2_0000
+# Cells with a range on one host, all stores together.
 RANGE_SLOTS: Final = 1 << 12
-"""Cells with a range on one host, all stores together."""
 _RANGE_BLOCK: Final = 64
+# A container's ids: 0 to 65535.
 WORKLOAD_IDS: Final = NEEDED_IDS
-"""A container's ids: 0 to 65535."""
+# Owner of root's unpacked images; no cell's.
 TREE_IDS_START: Final = 0xFFF0_0000
-"""Owner of root's unpacked images; no cell's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -360,8 +360,8 @@ def grow_pipe(fd: int, size_bytes: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
 
 
+# For a jail to come up.
 START_DEADLINE_S: Final = 20.0
-"""For a jail to come up."""
 ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
 _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.ASCII)
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)

@@ -47,8 +47,8 @@ from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry
 from belljar.store.scratch import owned_name
 from belljar.units import printable
 
+# For owners' own destruction.
 OWNER_GRACE_S: Final = 5.0
-"""For owners' own destruction."""
 HALT_TIMEOUT_S: Final = 5.0
 # How long a range's supervisor has for that, and what was struck for dying
 _PORTS_DOWN_S: Final = 0.1

@@ -49,8 +49,8 @@ from belljar.store.scratch import owned_name
 
 _LIFETIME_S: Final = 40.0  # ends it though its owner is stopped
 _OPEN_FILES: Final = 1024
+# The rule of the order by which the kill switch tests itself.
 SELF_TEST: Final = "self-test"
-"""The rule of the order by which the kill switch tests itself."""
 
 
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> HostTrial:

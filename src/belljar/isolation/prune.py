@@ -29,6 +29,7 @@ PartKind: TypeAlias = Literal["template", "tree", "build", "root", "kernel"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's are
+# By the directory of the store.
 _KINDS: Final[dict[str, PartKind]] = {
     "templates": "template",
     "trees": "tree",
@@ -39,7 +40,6 @@ _KINDS: Final[dict[str, PartKind]] = {
     "wires": "root",
     "kernels": "kernel",
 }
-"""By the directory of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

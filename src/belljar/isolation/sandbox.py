@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from belljar.channel import GuestClient
     from belljar.isolation.touches import FileWatch
 
+# Sockets close a little before the supervisor reports.
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
-"""Sockets close a little before the supervisor reports."""
 _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
 _NAMELESS_CHILD_S: Final = 2.0
 

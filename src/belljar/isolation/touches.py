@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 Operation: TypeAlias = Literal["open", "read"]
 
 INTERVAL_S: Final = 1.0
+# In one interval, over all files.
 MAX_REPORTS: Final = 32
-"""In one interval, over all files."""
+# Accesses that a queue holds before it reports a loss (fanotify(7), inotify(7); gVisor's is
+# smaller).
 MAX_QUEUED: Final = 16_384
-"""Accesses that a queue holds before it reports a loss (fanotify(7), inotify(7); gVisor's is
-smaller).
-"""
+# The cell chooses process names: more count as one.
 MAX_KEYS: Final = 128
-"""The cell chooses process names: more count as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,13 +198,13 @@ class HostReads:
             ]
 
 
+# Entries that are read in one go.
 FULL_READ: Final = 64
-"""Entries that are read in one go."""
+# After a full read: at most 12,000 marks a second.
 _PAUSE_S: Final = 0.005
-"""After a full read: at most 12,000 marks a second."""
 _MAX_DRAIN_S: Final = 2.0
+# For the queue, before a host's read.
 _MAX_SETTLE_S: Final = 0.5
-"""For the queue, before a host's read."""
 _TICK_MS: Final = 1000
 
 
@@ -372,8 +371,8 @@ class ThreadWatch:
         self._thread.wake()
 
 
+# Per guest: an hour's flood at 256 a second.
 _MAX_TOUCHES: Final = 1 << 20
-"""Per guest: an hour's flood at 256 a second."""
 _MAX_EARLY: Final = 1024
 _MAX_NAME: Final = 64
 

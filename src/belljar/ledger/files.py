@@ -54,8 +54,8 @@ def write_file(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
+# An open directory's descriptor; its path where the system has none to open.
 Directory: TypeAlias = int | Path
-"""An open directory's descriptor; its path where the system has none to open."""
 
 
 @contextmanager

@@ -30,8 +30,8 @@ MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20
 MAX_BODIES: Final = 64
 SPILLED_BODY: Final = "data"
+# Replaces data too large for a line; the body of that name is its canonical JSON.
 SPILLED: Final = {"$body": SPILLED_BODY}
-"""Replaces data too large for a line; the body of that name is its canonical JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

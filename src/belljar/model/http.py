@@ -25,14 +25,14 @@ from belljar.units import printable
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
 # h11 takes time that grows with the square of a header's blanks: 0.3 s for this many
 MAX_HEAD_BYTES: Final = 8 << 10
+# Of one server-sent event: a tool call comes whole in one.
 MAX_LINE_BYTES: Final = 4 << 20
-"""Of one server-sent event: a tool call comes whole in one."""
 MAX_DEPTH: Final = 64
+# Of `,`, `[` and `{` in one document: each may be a value of a hundred bytes here.
 MAX_MARKS: Final = 1_000_000
-"""Of `,`, `[` and `{` in one document: each may be a value of a hundred bytes here."""
 _INLINE_BYTES: Final = 64 << 10  # parsed at once
+# Of a request or an answer, in the record.
 KEEP_BYTES: Final = 1 << 20
-"""Of a request or an answer, in the record."""
 _PATH: Final = re.compile(r"/v1(/[A-Za-z0-9_-]+)+", re.ASCII)
 _JSON: Final = b"application/json"
 _EVENT_STREAM: Final = b"text/event-stream"

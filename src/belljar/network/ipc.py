@@ -46,8 +46,8 @@ _PIECE_BYTES: Final = 60 << 10
 MAX_DATA_BYTES: Final = 48 << 10  # Of a head, its data among it.
 MAX_BODIES: Final = 8
 MAX_BODY_BYTES: Final = 1 << 20  # Kept of one body.
+# The body with a connection's lines of NSS's key log: without it, TLS can't be decrypted.
 SECRETS: Final = "secrets"
-"""The body with a connection's lines of NSS's key log: without it, TLS can't be decrypted."""
 ASK: Final = "ask"
 DIAL: Final = "dial"  # Requests the end of a relay to a real upstream.
 READY: Final = "ready"

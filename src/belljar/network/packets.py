@@ -20,8 +20,8 @@ from typing import Final
 
 from belljar.network.syscalls import set_receive_buffer
 
+# Stands for the file's name in a write error: the writer has only descriptors.
 RECORD: Final = "the packet record"
-"""Stands for the file's name in a write error: the writer has only descriptors."""
 SNAP_BYTES: Final = 1 << 16
 _LINKTYPE_ETHERNET: Final = 1
 _NANOSECONDS: Final = 9  # if_tsresol: units of 10^-9 s
@@ -58,11 +58,9 @@ _FLIGHT_BYTES: Final = 4096
 # Connections whose flight goes on, the oldest forgotten first; a gateway holds 2,000 in TLS.
 _MAX_FLIGHTS: Final = 16_384
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+# Most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max`
+# allows.
 _SOCKET_BUFFER_BYTES: Final = 64 << 20
-"""Most of a second of what a gateway can send.
-
-An ordinary user gets what `net.core.rmem_max` allows.
-"""
 _MAX_AT_ONCE: Final = 512
 
 

@@ -99,11 +99,9 @@ OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_IP, _IP_PKTINFO),
 )
+# Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which
+# a signal is sent.
 _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)
-"""Commands of fcntl that need no more looking at.
-
-Not among them: F_SETOWN and F_SETSIG, by which a signal is sent.
-"""
 
 
 # The gateway opens for reading alone, removes nothing and takes no connections.

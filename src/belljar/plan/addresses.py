@@ -15,8 +15,8 @@ from belljar.errors import HostError
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
+# Of a range: each has an address in one /24.
 MAX_NAMES: Final = 250
-"""Of a range: each has an address in one /24."""
 MAX_CELLS: Final = 250
 # 128 bits: no range's addresses can be guessed from another's.
 MIN_RANDOM_BYTES: Final = 16

@@ -12,18 +12,18 @@ from typing import Final, Literal
 
 from belljar.dataclass import dataclass
 
+# Host uids of root's cells. (systemd's containers end at 0x6FFF_FFFF.)
 UID_RANGE_START: Final = 0x7000_0000
-"""Host uids of root's cells. (systemd's containers end at 0x6FFF_FFFF.)"""
 SLOTS_PER_HOME: Final = 1 << 12
 INNER_ID: Final = 1000
 # Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a
 # piped `core_pattern` names (fs/coredump.c)
 _NO_CORE: Final = 1
+# The workload's root in the jail's user namespace; 0 is the stage.
 WORKLOAD_ROOT: Final = 1
-"""The workload's root in the jail's user namespace; 0 is the stage."""
 MountKind = Literal["bind", "tree", "device", "tmpfs", "proc", "sysfs", "cgroup", "overlay"]
+# Of an id map: first id inside, first on the host, count.
 IdLine = tuple[int, int, int]
-"""Of an id map: first id inside, first on the host, count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
 
 PLAN_FORMAT: Final = 2
+# How a sentence about something real begins.
 REAL: Final = "REAL network: "
-"""How a sentence about something real begins."""
+# `shared`: as good as the host's kernel.
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
-"""`shared`: as good as the host's kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,5 +200,5 @@ class MicrovmPlan(CellPlan):
     guest: GuestLimits
 
 
+# One cell's plan, of either shape.
 Plan: TypeAlias = OciPlan | MicrovmPlan
-"""One cell's plan, of either shape."""

@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
     from belljar.policy.stand_ins import StandIn
 
 DNS_PORT: Final = 53
+# Kinds that a target cell answers.
 TARGET_KINDS: Final = frozenset({"cell", "python"})
-"""Kinds that a target cell answers."""
+# Where an HTTP decoy service speaks TLS.
 TLS_PORTS: Final = frozenset({443, 8443})
-"""Where an HTTP decoy service speaks TLS."""
+# Of an upstream's budget for each dial's own packets.
 DIAL_BYTES: Final = 512
-"""Of an upstream's budget for each dial's own packets."""
 Default: TypeAlias = Literal["deny", "simulate"]
 
 
@@ -101,10 +101,10 @@ class UpstreamPlan:
         return f"upstream:{self.host}"
 
 
+# A gateway's descriptors beside its connections'.
 GATEWAY_OTHER_FILES: Final = 256
-"""A gateway's descriptors beside its connections'."""
+# Descriptors of a connection between two cells.
 _FILES_OF_CELLS: Final = 2
-"""Descriptors of a connection between two cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,8 +354,8 @@ def _own_cell(own: OwnCell) -> StandInPlan:
     )
 
 
+# Where the catch-all of `default: simulate` answers.
 CATCH_ALL_PORTS: Final = (
     PortPlan(number=80, protocol="http"),
     PortPlan(number=443, protocol="tls"),
 )
-"""Where the catch-all of `default: simulate` answers."""

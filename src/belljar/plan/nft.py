@@ -54,12 +54,12 @@ def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)
 
 
+# A TCP segment that asks for a connection.
 FIRST: Final = flags(("fin", "syn", "rst", "ack"), "syn")
-"""A TCP segment that asks for a connection."""
+# One that doesn't, so that it begins none.
 NOT_FIRST: Final = flags(("syn", "ack"), "syn", "!=")
-"""One that doesn't, so that it begins none."""
+# More fragments follow, or this is not the first (RFC 791).
 FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")
-"""More fragments follow, or this is not the first (RFC 791)."""
 
 
 def counter(name: str) -> Statement:
@@ -90,20 +90,20 @@ def log(group: int, prefix: str, snap_bytes: int) -> Statement:
 # ---- rendered and listed rules, compared
 
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
+# Rules without these words need no `statement`.
 _TO_REWRITE: Final = re.compile(
     "|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable"))
 )
-"""Rules without these words need no `statement`."""
 # They go into an event: a table that is gone differs in each of its objects.
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
 # RFC 792's code, as nft 1.1 lists it.
 _ICMP_PORT_UNREACHABLE: Final = 3
 _Key = tuple[str, str, str, str]
+# Rendered rules as they are compared.
 KnownRules = NewType("KnownRules", "Mapping[_Key, list[str]]")
-"""Rendered rules as they are compared."""
+# As JSON, keys in order.
 canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode
-"""As JSON, keys in order."""
 
 
 def known_rules(rendered: Mapping[str, Any]) -> KnownRules:

@@ -30,11 +30,11 @@ from belljar.units import format_size, printable
 if TYPE_CHECKING:
     from belljar.policy.sections import Rights
 
+# For the container tiers: a tmpfs with user attributes.
 MIN_KERNEL: Final = (6, 6)
-"""For the container tiers: a tmpfs with user attributes."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
+# The kind of stand-in that needs a module.
 MODULE_OF: Final = {"asyncssh": "ssh", "dulwich": "git", "jinja2": "http", "packaging": "pypi"}
-"""The kind of stand-in that needs a module."""
 NETWORK_EXTRA_HINT: Final = (
     "install Belljar with its extras `network` and `stand-ins`: pip install "
     "'belljar-sandbox[network,stand-ins]'"
@@ -45,13 +45,13 @@ KVM_STATES: Final = {
     KvmState.REFUTED: "does not work",
     KvmState.ABSENT: "is not available",
 }
+# How to get proven hardware virtualisation.
 KVM_HINTS: Final = {
     KvmState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
     KvmState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor --prove-again` tests "
     "it again",
     KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
 }
-"""How to get proven hardware virtualisation."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 # The kernel's own patterns are shorter; what an administrator wrote may be a whole command.
 _MAX_PATTERN_CHARS: Final = 80
@@ -174,13 +174,13 @@ def _or_as_root(hint: str) -> str:
 
 # ---- what a policy asks for
 
+# Why a tier grants no more rights.
 _NOT_GRANTED: Final = {
     Tier.CONTAINER: "its kernel is this host's",
     Tier.GVISOR: "the guest agent shares the users of its workload",
     Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of "
     "the guest's kernel",
 }
-"""Why a tier grants no more rights."""
 _NO_GPU: Final = {
     Tier.GVISOR: "runsc's proxy for the driver (`--nvproxy`) was never tried with Belljar",
     Tier.MICROVM: "passing a PCI device to a machine (VFIO) is not built",

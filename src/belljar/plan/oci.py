@@ -22,13 +22,13 @@ AGENT_IN_CELL: Final = "/dev/.i"
 PROBE_IN_CELL: Final = "/dev/.p"
 CHANNEL_FD: Final = 0
 _TMP: Final = "/tmp"  # noqa: S108 - the cell's
+# As the runtime sees it, which is in it.
 STAGES_NETWORK: Final = "/proc/self/ns/net"
-"""As the runtime sees it, which is in it."""
+# One part in so many of the memory may be shared, as in the VM.
 SHM_SHARE: Final = 2
-"""One part in so many of the memory may be shared, as in the VM."""
 OPEN_FILES: Final = (1024, 524_288)
+# Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve).
 MAX_TERMINALS: Final = 64
-"""Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve)."""
 _MAX_SHM_INODES: Final = 65_536
 # A page: a smaller file takes one all the same.
 _BYTES_PER_INODE: Final = 4096
@@ -57,13 +57,13 @@ _MASKED: Final = (
     # these are empty.
     "cgroups devices misc sys/fs sys/kernel/pty"
 )
+# What tells too much of the host, or helped a breakout before.
 MASKED_PROC: Final = tuple(f"/proc/{name}" for name in _MASKED.split())
-"""What tells too much of the host, or helped a breakout before."""
 READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
+# All that is shown of the host's sysfs.
 CPU_FILES: Final = tuple(
     f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
 )
-"""All that is shown of the host's sysfs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from belljar.dataclass import asdict, dataclass
 
 Accel: TypeAlias = Literal["kvm", "tcg"]
 
+# Part of a template's key: raised with each change it could notice.
 ARGV_FORMAT: Final = 1
-"""Part of a template's key: raised with each change it could notice."""
+# Likewise, of a template's directory and of its guest's state.
 TEMPLATE_FORMAT: Final = 2
-"""Likewise, of a template's directory and of its guest's state."""
 
 AGENT_PORT: Final = "org.qemu.guest_agent.0"
 KERNEL_PATH: Final = "/i/kernel"
@@ -38,10 +38,10 @@ KERNEL_COMMAND_LINE: Final = (
     "swiotlb=noforce "
     "lsm=lockdown,landlock,yama"
 )
+# Tells the guest agent (native/guest/boot.c) to wait for the second disk.
 DATA_DISK_WORD: Final = " data_disk"
-"""Tells the guest agent (native/guest/boot.c) to wait for the second disk."""
+# The network device's until RENEW, while its link is down.
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"
-"""The network device's until RENEW, while its link is down."""
 _OFFLOADS: Final = (
     "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
     "guest_ufo guest_announce ctrl_guest_offloads mrg_rxbuf status ctrl_vlan ctrl_rx_extra"

@@ -22,16 +22,16 @@ Rule: TypeAlias = list[nft.Statement]
 TABLE: Final = "range"
 LOG_GROUP: Final = 1
 LOG_SNAP_BYTES: Final = 128
+# On packets to addresses of others that end here, and (SO_MARK) on the answers.
 LOCAL_MARK: Final = 1
-"""On packets to addresses of others that end here, and (SO_MARK) on the answers."""
+# On what the supervisor sends to a target cell's port, on behalf of another cell.
 DIAL_MARK: Final = 2
-"""On what the supervisor sends to a target cell's port, on behalf of another cell."""
+# On a connection's first segment, sent again by loopback: it is let in, or refused.
 ENTER_MARK, REFUSE_MARK = 3, 4
-"""On a connection's first segment, sent again by loopback: it is let in, or refused."""
 _BEFORE_ASSEMBLY: Final = -450
 _CHECK, _UNNAMED = "checked", "unnamed"
+# The counter of everything that is logged.
 _LOGGED: Final = "logged"
-"""The counter of everything that is logged."""
 
 FORBIDDEN: Final = tuple(
     map(
@@ -103,13 +103,13 @@ class DropReason(StrEnum):
 
 
 LET_THROUGH: Final = frozenset({DropReason.CONNECTION})
+# Refused by RST or ICMP port-unreachable (gVisor ignores admin-prohibited).
 ANSWERED: Final = frozenset(
     {
         *(DropReason.FORBIDDEN, DropReason.NEIGHBOUR, DropReason.PORT, DropReason.ADDRESS),
         *(DropReason.UDP, DropReason.ICMP, DropReason.PROTOCOL, DropReason.RATE),
     }
 )
-"""Refused by RST or ICMP port-unreachable (gVisor ignores admin-prohibited)."""
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from belljar.policy.limits import NOTHING_GRANTED, Granted
 
 # Of most arguments the kernel looks at the lower 32 bits alone.
 _WORD: Final = 0xFFFF_FFFF
+# The machine's own: 32-bit and x32 calls on x86_64 kill the caller.
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
-"""The machine's own: 32-bit and x32 calls on x86_64 kill the caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,8 @@ _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,1
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 _URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
+# Of a microVM's guest (native/guest/agent.h).
 MAX_ID: Final = 0xFFFF_FFFD - 100_000
-"""Of a microVM's guest (native/guest/agent.h)."""
 MAX_LINE_CHARS: Final = 4096
 MAX_TEXT_CHARS: Final = 64 * 1024
 # Linux's PATH_MAX without the zero at the end.
@@ -59,8 +59,8 @@ def expected(what: str, value: object, *, shows_text: bool = False) -> ValueErro
     return ValueError(f"expected {what}, got {kind_of(value)}{shown}")
 
 
+# Context of a `model_dump` whose values are written as a person writes them, to be read again.
 WRITTEN: Final = {"written": True}
-"""Context of a `model_dump` whose values are written as a person writes them, to be read again."""
 
 
 # ---- models and lists

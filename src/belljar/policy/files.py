@@ -21,16 +21,16 @@ from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.units import printable
 
+# Of directories; each level holds a descriptor.
 MAX_DEPTH: Final = 32
-"""Of directories; each level holds a descriptor."""
 _CHUNK_BYTES: Final = 1 << 20
+# The same on every architecture (Linux 5.6).
 _OPENAT2: Final = 437
-"""The same on every architecture (Linux 5.6)."""
 # From linux/openat2.h: Python has no names for them.
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
+# For EAGAIN: something is renamed meanwhile (openat2(2)).
 _TRIES: Final = 16
-"""For EAGAIN: something is renamed meanwhile (openat2(2))."""
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -30,6 +30,7 @@ MAX_PORTS: Final = 64
 MAX_NAMES: Final = 250
 # The gateway answers DNS there itself, on each address.
 RESOLVER_PORT: Final = 53
+# Only a cell and a stand-in of kind `metadata` may have them.
 METADATA_NAMES: Final = (
     "instance-data",
     "instance-data.ec2.internal",
@@ -38,7 +39,6 @@ METADATA_NAMES: Final = (
     "metadata.goog",
     "metadata.google.internal",
 )
-"""Only a cell and a stand-in of kind `metadata` may have them."""
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 465: "smtps"}

@@ -15,8 +15,8 @@ from belljar.errors import PolicyError
 from belljar.units import format_size
 
 _S = TypeVar("_S", bound="_Scale")
+# Where a model cell's weights are, read-only.
 WEIGHTS_IN_CELL: Final = "/weights"
-"""Where a model cell's weights are, read-only."""
 
 
 class _Scale(Enum):
@@ -154,19 +154,19 @@ _NAMES: Final = (
     "SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG "
     "WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 )
+# Every capability of Linux 6.12 by its number (linux/capability.h).
 CAPABILITIES: Final[Mapping[str, int]] = MappingProxyType(
     {name: number for number, name in enumerate(_NAMES.split())}
 )
-"""Every capability of Linux 6.12 by its number (linux/capability.h)."""
+# What root of a container has by default, with Docker and in a cell.
 USUAL_CAPABILITIES: Final = frozenset(
     {
         *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "SETFCAP"),
         *("NET_BIND_SERVICE", "NET_RAW", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
     }
 )
-"""What root of a container has by default, with Docker and in a cell."""
+# What `seccomp: unconfined` opens; each needs the right to trace.
 DEBUGGER_CALLS: Final = ("kcmp", "personality", "pidfd_getfd", "process_madvise")
-"""What `seccomp: unconfined` opens; each needs the right to trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
         ),
     }
 )
+# Why what tasks ask for most is refused in every tier.
 NEVER_GRANTED: Final[Mapping[str, str]] = MappingProxyType(
     {"SYS_ADMIN": "mounts and namespaces of a cell are its guest agent's"}
 )
-"""Why what tasks ask for most is refused in every tier."""

@@ -46,6 +46,7 @@ _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "
     "the model may see"
 )
+# The model of each mapping, by the names that lead to it.
 _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     (): Policy,
     ("resources",): ResourcesText,
@@ -64,7 +65,6 @@ _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("network", "own_cell"): OwnCell,
     ("network", "upstreams"): Upstream,
 }
-"""The model of each mapping, by the names that lead to it."""
 _STAND_IN_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("health",): Health,
     ("resources",): ResourcesText,

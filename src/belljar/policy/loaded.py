@@ -103,6 +103,7 @@ _PRESET_TEXTS: Final = {
     "high": "8c1a35d6f8a01e399be0d3334dcf5815220d1a0bedfb705dd4a5f1b0a0b88f1e",
     "critical": "d3190486202a4b51095c302c9adf6bb593429e7da61d34a62976bc7640ebbd89",
 }
+# The same as `presets/*.yaml`, which a test compares with them.
 _PRESET_POLICIES: Final = (
     PresetPolicy(name="low", risk=Risk.LOW),
     PresetPolicy(name="medium", risk=Risk.MEDIUM),
@@ -116,7 +117,6 @@ _PRESET_POLICIES: Final = (
         ),
     ),
 )
-"""The same as `presets/*.yaml`, which a test compares with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,10 +36,11 @@ from belljar.policy.sections import common_rights, written_resources
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import format_duration, format_size, printable
 
+# A task's wish for no network, whatever its policy has.
 NO_NETWORK: Final = "none"
-"""A task's wish for no network, whatever its policy has."""
+# The whole of a task's sandbox, as the place of a difference.
 TASK: Final = "task"
-"""The whole of a task's sandbox, as the place of a difference."""
+# Fields that open nothing, and their values when unset.
 _CONTENT: Final[Mapping[str, Any]] = {
     "image": "default",
     "user": None,
@@ -47,7 +48,6 @@ _CONTENT: Final[Mapping[str, Any]] = {
     "env": {},
     "files": (),
 }
-"""Fields that open nothing, and their values when unset."""
 
 
 # ---- the rule

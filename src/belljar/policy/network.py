@@ -28,8 +28,8 @@ from belljar.units import did_you_mean, listed, quoted
 MAX_STAND_INS: Final = 64
 MAX_TARGETS: Final = 16
 MAX_UPSTREAMS: Final = 32
+# A run's default budget, in samples' budgets.
 RUN_BUDGETS: Final = 100
-"""A run's default budget, in samples' budgets."""
 MIN_REASON_CHARS: Final = 10
 MAX_REASON_CHARS: Final = 500
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

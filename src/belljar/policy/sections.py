@@ -164,8 +164,8 @@ class _FromText:
         return handler(core)
 
 
+# Written resources, or a program's, as `Resources`.
 ResourcesField: TypeAlias = Annotated[Resources, _FromText()]
-"""Written resources, or a program's, as `Resources`."""
 
 
 # ---- the host
@@ -221,12 +221,12 @@ def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
     return files
 
 
+# A list of files, no two of them with one target.
 FilesField: TypeAlias = Annotated[
     tuple[FileCopy, ...],
     list_of("files", MAX_FILES, min_count=0, schema=list[FileCopy]),
     AfterValidator(_each_target_once),
 ]
-"""A list of files, no two of them with one target."""
 
 
 # ---- rights inside the cell: only those that can reach neither the host nor the guest agent, whose

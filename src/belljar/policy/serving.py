@@ -33,8 +33,8 @@ _GPU: Final = kinds.matching(
     re.compile(r"/dev/nvidia[0-9]{1,3}"),
     "is no GPU's device file: write `/dev/nvidia0`, `/dev/nvidia1` and so on",
 )
+# What CUDA opens beside the GPUs' own files.
 _GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-"""What CUDA opens beside the GPUs' own files."""
 
 
 def _read_server(value: object) -> object:

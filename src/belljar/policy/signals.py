@@ -69,8 +69,8 @@ def _without_default(schema: dict[str, Any]) -> None:
     del schema["default"]
 
 
+# Files that can hold the login of a service.
 _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
-"""Files that can hold the login of a service."""
 
 
 class DecoyText(Strict):

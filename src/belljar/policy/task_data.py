@@ -14,10 +14,10 @@ from belljar.policy.files import Tree, list_tree
 from belljar.policy.guarding import OWN_CELL
 from belljar.units import format_size
 
+# Of one cell: each is an operation of its own.
 MAX_ENTRIES: Final = 2_000
-"""Of one cell: each is an operation of its own."""
+# Of one cell together. More belongs into an image.
 MAX_BYTES: Final = 100 << 20
-"""Of one cell together. More belongs into an image."""
 
 
 class TaskFile(Strict):

@@ -8,8 +8,8 @@ from typing import Final
 
 from belljar.probe.model import Probe, Witness
 
+# The one group that is not about containment: it finds what tells a program where it is.
 FINGERPRINT: Final = "fingerprint"
-"""The one group that is not about containment: it finds what tells a program where it is."""
 
 
 def _read(text: str) -> tuple[Probe, ...]:

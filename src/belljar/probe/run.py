@@ -45,8 +45,8 @@ WARM_UP: Final = "warm-up"
 _QUICK_TIMEOUT_S: Final = 20.0
 _ALL_TIMEOUT_S: Final = 90.0
 _GRACE_S: Final = 5.0
+# What the program is called in the cell: other processes of its user can read that.
 _PROGRAM: Final = "sh"
-"""What the program is called in the cell: other processes of its user can read that."""
 
 
 class Probed(Protocol):

@@ -36,10 +36,9 @@ _MAX_PROCESSES: Final = 64
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
 # A directory of our own with a random name is made in it.
 _PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108
+# A socket's path has at most 107 bytes (unix(7)): what a watch puts below its place needs some 35
+# of them.
 _LONGEST_PLACE_BYTES: Final = 64
-"""A socket's path has at most 107 bytes (unix(7)): what a watch puts below its place needs some 35
-of them.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,8 @@ from belljar.report.timeline import RUN, Group, Timelines, shown, transcript_of
 from belljar.report.tools import tool_uses
 from belljar.units import format_duration
 
+# Of all timelines with their bodies; each sample has an equal share.
 MAX_DETAIL_BYTES: Final = 10 << 20
-"""Of all timelines with their bodies; each sample has an equal share."""
 MAX_SAMPLE_BYTES: Final = 2 << 20
 MAX_UNITS: Final = 2000  # samples, and cells and ranges of none
 MAX_CELLS: Final = 20  # of a sample, whose probes and proofs are shown

@@ -126,6 +126,7 @@ _BREACHES: Final = frozenset(
     }
 )
 
+# Causes that void every sample of a run.
 RECORD_IN_DOUBT: Final = frozenset(
     {
         ReasonCode.AIR_GAP_BROKEN,
@@ -135,7 +136,6 @@ RECORD_IN_DOUBT: Final = frozenset(
         ReasonCode.RUN_END_MISSING,
     }
 )
-"""Causes that void every sample of a run."""
 
 # The causes that the record may give for an error of the run; any other is `RUN_ERROR`.
 CAUSES_OF_STOPS: Final = frozenset(

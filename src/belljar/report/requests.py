@@ -14,8 +14,8 @@ NAMED: Final = 3  # names shown of one address
 _MAX_ADDRESSES: Final = 1024
 _MAX_NAME_CHARS: Final = 255
 FIRST: Final = 30
+# Requests shown of a range; the ledger has the others.
 LAST: Final = 20
-"""Requests shown of a range; the ledger has the others."""
 _MAX_WHAT_CHARS: Final = 400
 _MAX_WORD_CHARS: Final = 64
 

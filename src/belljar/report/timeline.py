@@ -22,15 +22,15 @@ from belljar.report.reading import Activity, Kept, ProbeTracker, times_of
 from belljar.units import format_size, printable
 
 FIRST: Final = 150
+# Entries of one group that are kept of a cell or range; the others are counted.
 LAST: Final = 50
-"""Entries of one group that are kept of a cell or range; the others are counted."""
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
 MAX_EDGES: Final = 40  # of a range's graph; the others are one
 MAX_TIMES: Final = 50  # of an output, for the player
 MAX_HITS: Final = 100  # kinds of guard hits
+# The place of what is no cell's and no range's.
 RUN: Final = ""
-"""The place of what is no cell's and no range's."""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
 

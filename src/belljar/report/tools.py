@@ -32,9 +32,11 @@ class Outside(StrEnum):
     EXTRA_BODY = "fields for the model's provider that Inspect does not know"
 
 
+# Name by which a policy allows requests with an `extra_body` of unknown fields.
 EXTRA_BODY_TOOL: Final = "extra_body"
-"""Name by which a policy allows requests with an `extra_body` of unknown fields."""
 
+# Fields of an `extra_body` that make no provider act: sampling, reasoning, bookkeeping. Not
+# `previous_response_id`, which may name what another sample left at the provider.
 _PLAIN_FIELDS: Final = frozenset(
     {
         *("frequency_penalty", "logit_bias", "max_completion_tokens", "max_tokens", "min_p"),
@@ -45,10 +47,6 @@ _PLAIN_FIELDS: Final = frozenset(
         *("service_tier", "store", "truncation", "user", "verbosity"),
     }
 )
-"""Fields of an `extra_body` that make no provider act: sampling, reasoning, bookkeeping.
-
-Not `previous_response_id`, which may name what another sample left at the provider.
-"""
 
 
 def extra_fields(body: Mapping[str, Any] | None) -> list[str]:
@@ -56,6 +54,7 @@ def extra_fields(body: Mapping[str, Any] | None) -> list[str]:
     return sorted(set(body or ()) - _PLAIN_FIELDS)
 
 
+# Where each of Inspect's own tools acts, by its maker's name; None: not outside of a cell.
 BUILT_IN: Final[Mapping[str, Outside | None]] = {
     **dict.fromkeys(("notify_user", "ask_user"), Outside.NOTIFICATION),
     "web_search": Outside.WEB_SEARCH,
@@ -75,7 +74,6 @@ BUILT_IN: Final[Mapping[str, Outside | None]] = {
         ("as_tool", "agent", "agent_status", "agent_wait", "agent_cancel", "agent_list")
     ),
 }
-"""Where each of Inspect's own tools acts, by its maker's name; None: not outside of a cell."""
 
 
 def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
@@ -99,12 +97,12 @@ def policy_name(name: str, options: Mapping[str, Any] | None) -> str:
     return str(kind) if kind in {"web_search", "code_execution"} else name
 
 
+# By the type of a use in a model's answer.
 HOSTED_USE: Final[Mapping[str, Outside]] = {
     "web_search": Outside.WEB_SEARCH,
     "mcp_call": Outside.MCP,
     "code_execution": Outside.HOSTED_CODE,
 }
-"""By the type of a use in a model's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

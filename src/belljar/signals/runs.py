@@ -125,12 +125,12 @@ def group_name(size: int, gap: int) -> str:
 
 _INSIDE: Final = (rb"[A-Za-z0-9+/=]", rb"[A-Za-z0-9+/=_-]")
 _OUTSIDE: Final = (rb"[^A-Za-z0-9+/=]", rb"[^A-Za-z0-9+/=_-]")
+# The prefilter's expressions for such groups.
 GROUP_HINTS: Final = {
     group_name(size, gap): rb"(?:%s{%d}%s{%d}){%d}"
     % (_INSIDE[gap < 0], size, _OUTSIDE[gap < 0], abs(gap), times)
     for size, gap, times in GROUPS
 }
-"""The prefilter's expressions for such groups."""
 GROUPS_OF_LARGE: Final = frozenset(group_name(size, 1) for size in (1, 2, 4))
 _GROUPS: Final = {
     group_name(size, gap): (

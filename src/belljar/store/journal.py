@@ -25,10 +25,10 @@ EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
 _IDS: Final = {**dict.fromkeys(("cell", "template", "proof", "wire"), CELL_ID), "range": RANGE_ID}
+# Of kill orders (`isolation.hold`).
 ORDER_SUFFIX: Final = ".kill"
-"""Of kill orders (`isolation.hold`)."""
+# For who must act now.
 LOOK_TIMEOUT_S: Final = 0.5
-"""For who must act now."""
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 _ABOUT_SUFFIX: Final = ".about"

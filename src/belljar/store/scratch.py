@@ -23,8 +23,8 @@ from belljar.store.locks import alone, claimed, in_use
 
 _REMOVE_TIMEOUT_S: Final = 600.0
 _NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
+# Prefix of parts being made or removed.
 MAKING: Final = ".making-"
-"""Prefix of parts being made or removed."""
 
 
 @contextmanager

@@ -19,15 +19,15 @@ from belljar.isolation.program_root import PACKAGE_HINT
 from belljar.package import PROGRAMS_DIR, program_path
 
 _NUMBERED: Final = re.compile(r"\d+-")
+# `mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed; for trial boots.
 _EMPTY_DISK: Final = (
     "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1Y"
     "BNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
 )
-"""`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed; for trial boots."""
 _DISK_BYTES: Final = 4096
 _NIC_DRIVER: Final = "virtio_net"
+# Raise it when `image.kernel.build_initramfs` changes layout.
 _LAYOUT: Final = 2
-"""Raise it when `image.kernel.build_initramfs` changes layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,8 @@ from belljar.store.locks import claimed, locked
 from belljar.store.scratch import MAKING, owned_name, sweep
 
 BOOT_DEADLINE_S: Final = 180.0  # emulated on a busy host, a boot takes a minute
+# Files and directories of the image that the guest's kernel has at hand in the snapshot; absent
+# ones are skipped.
 PRELOADED: Final = tuple(
     """
     /bin/sh /usr/bin/env /usr/bin/bash /usr/bin/true /usr/bin/cat /usr/bin/ls /usr/bin/echo
@@ -66,9 +68,6 @@ PRELOADED: Final = tuple(
     /etc/passwd /etc/group /root /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin
     """.split()  # noqa: SIM905 - shorter to read
 )
-"""Files and directories of the image that the guest's kernel has at hand in the snapshot; absent
-ones are skipped.
-"""
 _BUILD_LIFETIME_S: Final = 600.0  # ends it though its owner is stopped
 _CONFIGURE_DEADLINE_S: Final = 120.0
 _IDLE_WINDOW_S: Final = 0.25

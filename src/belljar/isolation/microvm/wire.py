@@ -35,26 +35,25 @@ from belljar.plan.jail import JailIds, JailSpec
 from belljar.process import signal_name
 from belljar.store.journal import new_cell_id
 
+# What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
+# Ethernet frame's.
 MAX_MTU: Final = 1500
-"""What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
-Ethernet frame's.
-"""
 _INNER: Final = "/wire"
 _MIB: Final = 1 << 20
 _ADDRESS_SPACE_BYTES: Final = 16 * _MIB
+# Lets the VMM's lifetime end first.
 _MORE_LIFETIME_S: Final = 60.0
-"""Lets the VMM's lifetime end first."""
 _STEP_DEADLINE_S: Final = 20.0
 _NAMESPACE_MADE: Final = b"n"
 _LINK_IS_THERE: Final = b"g"
 _RELAYS: Final = b"r"
 _NET_SETTINGS: Final = "/proc/sys/net"
+# By the exit status (`native/wire/wire.h`).
 _ENDS: Final = {
     0: "its owner had gone",
     4: "the VMM had closed its network device",
     5: "its link was taken away",
 }
-"""By the exit status (`native/wire/wire.h`)."""
 
 
 def ensure_wire_root(home: Path) -> ProgramRoot:

@@ -26,8 +26,8 @@ from typing import Any, Final, Literal, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.isolation.touches import Operation
 
+# 64 fanotify events: each brings a descriptor.
 READ_BYTES: Final = 64 * 24
-"""64 fanotify events: each brings a descriptor."""
 _ACCESS: Final = 0x01
 _OPEN: Final = 0x20
 _OVERFLOW: Final = 0x4000

@@ -42,8 +42,8 @@ _PEER: Final = struct.Struct("iII")
 _PAUSE_S: Final = 0.0005
 _MAX_NAME: Final = 64
 _MAX_PATH: Final = 4096  # Linux's PATH_MAX
+# The sandbox's suffix for removed files.
 _DELETED: Final = b" (deleted)"
-"""The sandbox's suffix for removed files."""
 _LOST: Final = "the sandbox dropped trace points: this host was too slow for them"
 _GONE: Final = "the sandbox ended its trace"
 _NEVER: Final = "the sandbox has not connected to its trace socket"
@@ -207,8 +207,8 @@ def _listen(directory: Path) -> socket.socket:
 
 
 MAX_MESSAGE_BYTES: Final = 16 << 10
+# Both sides' first message: version 1.
 HELLO: Final = b"\x08\x01"
-"""Both sides' first message: version 1."""
 _HEADER: Final = struct.Struct("<HHI")
 _OPEN: Final = 7
 _READ: Final = 9

@@ -35,8 +35,8 @@ _FORMAT: Final = 1
 _UNPACK_DEADLINE_S: Final = 600.0
 _REMOVE_DEADLINE_S: Final = 120.0
 _MEMORY_BYTES: Final = 2 << 30
+# Estimated unpacked size, to report lacking space early.
 _EXPANSION: Final = 3
-"""Estimated unpacked size, to report lacking space early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

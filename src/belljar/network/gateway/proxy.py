@@ -22,8 +22,8 @@ from belljar.network.ipc import Item
 
 # A half that its client doesn't join: the client has gone before its connection was there.
 JOIN_TIMEOUT_S: Final = 10.0
+# Addresses and ports of client and target.
 _Key: TypeAlias = tuple[str, int, str, int]
-"""Addresses and ports of client and target."""
 
 
 class Proxy:

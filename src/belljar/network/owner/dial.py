@@ -33,11 +33,9 @@ CONNECT_TIMEOUT_S: Final = 10.0
 # An answer with more addresses is refused.
 MAX_ADDRESSES: Final = 64
 _MAX_BUNDLE_BYTES: Final = 4 << 20
+# Of a route without a gateway: what leads to a network at the end of a link. A wider one leads to
+# the world (a tunnel's `0.0.0.0/1`).
 _MIN_PREFIX: Final = {4: 8, 6: 16}
-"""Of a route without a gateway: what leads to a network at the end of a link.
-
-A wider one leads to the world (a tunnel's `0.0.0.0/1`).
-"""
 
 # Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890)
 # hold as of 2024, spelled out: what `ipaddress` calls global differs between Python's versions.
@@ -221,8 +219,8 @@ class Reach:
     read_authorities: Callable[[], str] = read_authorities
 
 
+# Record a `network.upstream`; returns when that is done.
 Record = Callable[[Mapping[str, JsonValue]], None]
-"""Record a `network.upstream`; returns when that is done."""
 
 
 class Dialler:

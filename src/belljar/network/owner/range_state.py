@@ -19,8 +19,8 @@ from belljar.units import printable
 
 _REPLY_TIMEOUT_S: Final = 30.0
 
+# Answers a gateway's request (kind, body); `ValueError` refuses.
 RequestHandler = Callable[[str, bytes], bytes]
-"""Answers a gateway's request (kind, body); `ValueError` refuses."""
 
 
 class RangeOverError(ValueError):

@@ -76,8 +76,8 @@ _FLOW_FIELDS: Final = frozenset(
         "source",
     }
 )
+# In `limit.hit`: bytes that a range may put on record.
 RECORD_LIMIT: Final = "range_record"
-"""In `limit.hit`: bytes that a range may put on record."""
 _HINT_RECORD_LIMIT: Final = (
     "its ledger shows what fills it; `network.record.events` in the policy allows more"
 )

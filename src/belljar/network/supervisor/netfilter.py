@@ -33,10 +33,9 @@ _COMMAND_BIND: Final = 1
 _COPY_PACKET: Final = 2
 _NFGEN: Final = struct.Struct("=BBH")
 _AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
+# Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
+# allows.
 _BUFFER_BYTES: Final = 4 << 20
-"""Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
-allows.
-"""
 _READ_BYTES: Final = 1 << 16
 _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _WITH_PORTS: Final = frozenset({6, 17, 132})
@@ -234,10 +233,10 @@ FIRST_LISTED: Final = 100
 # Likewise, of what was let through: every port of a cell.
 FIRST_ALLOWED: Final = 65_536
 _KNOWN: Final = frozenset(str(reason) for reason in DropReason)
+# Protocol, address, port.
 _Destination: TypeAlias = tuple[str, str, int | None]
-"""Protocol, address, port."""
+# The data of a `network.flow`.
 Flow = dict[str, Any]
-"""The data of a `network.flow`."""
 
 
 @dataclass(slots=True)
