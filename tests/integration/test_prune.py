@@ -34,6 +34,7 @@ def uses(home: Path, kind: str) -> list[str]:
         ("gvisor", "root"),
         ("microvm", "template"),
         ("microvm", "root"),
+        ("microvm", "kernel"),
     ],
 )
 async def test_a_living_cell_holds_what_it_was_made_from(
