@@ -167,16 +167,19 @@ def _bodies(event: Event) -> Iterator[Carried]:
             continue
         # A decoy service names the operation: `redis.auth`.
         operation = str(event.data.get("operation") or f"{word}.{body.name}")
+        content, missing_bytes = body.content, body.total_bytes - len(body.content)
         if is_between_cells and event.data.get("phase") == "closed":
-            continue  # the pieces before have its bytes, and say where they were too many
+            # The pieces before have its bytes; how many came behind the last one stands here.
+            not_kept = event.data.get(f"{body.name}_not_kept_bytes")
+            content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
         yield from _part(
             event,
             Channel.STREAM if "operation" in event.data else channel,
             body.name,
             operation,
-            body.content,
+            content,
             contact=contact,
-            missing_bytes=body.total_bytes - len(body.content),
+            missing_bytes=missing_bytes,
         )
 
 

@@ -119,10 +119,14 @@ def test_between_cells_an_answer_s_header_is_looked_at() -> None:
 
 
 def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
-    """A piece says where they were too many, its last event counts them."""
+    """A piece says where they were too many, the last event how many came behind it."""
     part = body("sent", SECRET, 5_000)
-    for phase, missing in (("data", [5_000 - len(SECRET)]), ("closed", [])):
-        data: dict[str, Any] = {"between_cells": True, "phase": phase}
+    for phase, more, missing in (
+        ("data", {}, [5_000 - len(SECRET)]),
+        ("closed", {}, []),
+        ("closed", {"sent_not_kept_bytes": 60_000}, [60_000]),
+    ):
+        data: dict[str, Any] = {"between_cells": True, "phase": phase, **more}
         found = carried(Event(kind=Kind.NETWORK_STREAM, data=data, bodies=(part,)))
         assert [each.missing_bytes for each in found] == missing
 
