@@ -112,6 +112,7 @@ def test_microvms_contain_attacks(home: Path) -> None:
     assert len(run(EXAMPLE / "task.py", "--sample-id", ",".join(IN_MICROVMS))) == len(IN_MICROVMS)
 
 
+@pytest.mark.promise("2.9")
 @pytest.mark.vm
 @pytest.mark.thorough
 def test_microvms_contain_all_attacks(home: Path) -> None:
