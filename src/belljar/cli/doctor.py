@@ -242,8 +242,13 @@ def store_checks(home: Path) -> list[Check]:
 
 
 def _usable(found: list[Check]) -> set[str]:
-    """The rows of tiers whose cells can run: all that is said of them is `ok`."""
-    return {each.what for each in found} - {each.what for each in found if each.state != "ok"}
+    """The rows of tiers whose cells can run: all that they need is `ok`."""
+    failed = {each.what for each in found if each.state == "no"}
+    if "store" in failed:
+        return set()
+    without = {"tier microvm"} if "guest kernel" in failed else set()
+    bad = {each.what for each in found if each.state != "ok"}
+    return {each.what for each in found} - bad - without
 
 
 def _show(found: list[Check]) -> None:

@@ -131,6 +131,21 @@ def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
         assert [each.missing_bytes for each in found] == missing
 
 
+def test_between_cells_chunks_are_looked_at_together() -> None:
+    """A cell chooses how its body is cut; what is cut is looked at as it was, and joined."""
+    head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    halves = [SECRET[at : at + 5] for at in range(0, len(SECRET), 5)]
+    cut = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in halves) + b"0\r\n\r\n"
+    data: dict[str, Any] = {"between_cells": True, "phase": "data"}
+    content = head + cut
+    part = body("received", content, len(content))
+    found = [
+        each.data for each in carried(Event(kind=Kind.NETWORK_STREAM, data=data, bodies=(part,)))
+    ]
+    assert found[0] == content
+    assert any(SECRET in each for each in found)
+
+
 def test_what_was_not_kept_is_counted() -> None:
     """A body of which only a part is kept says how much is missing."""
     [part] = carried(Event(kind=Kind.NETWORK_HTTP, bodies=(body("request", SECRET, 5_000),)))
