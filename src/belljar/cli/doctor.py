@@ -77,7 +77,8 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
     ready = all(check.state != "no" for check in found)
     if as_json:
         checks = [asdict(check) for check in found]
-        tiers = {tier.value: f"tier {tier}" in _usable(found) for tier in Tier}
+        usable = _usable(found)
+        tiers = {tier.value: f"tier {tier}" in usable for tier in Tier}
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found)

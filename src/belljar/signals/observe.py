@@ -180,9 +180,10 @@ def _bodies(event: Event) -> Iterator[Carried]:
         kind = Channel.STREAM if "operation" in event.data else channel
         piece = partial(_part, event, kind, body.name, operation, contact=contact)
         yield from piece(content, missing_bytes=missing_bytes)
-        if is_between_cells and len(_CHUNK_LINE.findall(content)) > 1:
+        if is_between_cells:
             # A cell cuts its data as it likes: the pieces are looked at together, too
-            yield from piece(_CHUNK_LINE.sub(b"", content))
+            joined, chunks = _CHUNK_LINE.subn(b"", content)
+            yield from piece(joined) if chunks > 1 else ()
 
 
 def _part(

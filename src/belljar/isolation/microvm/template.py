@@ -153,9 +153,9 @@ def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tup
 
 
 def forget(home: Path, template: Template) -> bool:
-    """Whether a template that didn't restore is gone now: the next cell makes it anew.
+    """Drop a template that didn't restore, for the next cell to make it anew; whether it did.
 
-    Not while it is made or removed, nor one that another cell has made anew meanwhile.
+    One that is being made or removed stays, and one that another cell has made anew meanwhile.
     """
     directory = template.memory.parent
     try:

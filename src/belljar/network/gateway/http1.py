@@ -135,5 +135,5 @@ class RequestParser:
         return bytes(data) if data or self.held or self.is_body_over else None
 
     def _take_back(self) -> None:
-        """What h11 did not parse is the next request's, or is recorded as belonging to none."""
+        """Hold again what h11 did not parse: the next request's, or on record as nobody's."""
         self.held[:0] = self.http.trailing_data[0]

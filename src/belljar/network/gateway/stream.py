@@ -25,7 +25,7 @@ READER_BYTES: Final = 32 << 10
 
 
 class StreamRecord:
-    """What is put on record of one raw connection: its begin, and its end with both ways' bytes."""
+    """The record of one raw connection: its begin, and its end with both ways' bytes."""
 
     def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
         """`kept_bytes`: of each way, in the last event. `more`: further fields of all events."""
