@@ -81,8 +81,7 @@ def containment_page(results: Sequence[Json], probes: Sequence[Json], host: Json
     facts = "; ".join(f"{name} {value}" for name, value in host.items())
     parts = [_HEAD, f"The host: {facts}.\n", _summary(results), "## Limits of these results\n"]
     parts += [*(_limits(each) for each in results), "\n## The probes\n", _LEGEND]
-    for group in dict.fromkeys(probe["group"] for probe in probes):
-        parts.append(_group(group, [each for each in probes if each["group"] == group], results))
+    parts.append(_table(probes, results))
     problems = [
         f"- {result['tier']}, as {report['user'] or 'its user'}: {_cell(text)}"
         for result in results
@@ -127,7 +126,7 @@ def _limits(result: Json) -> str:
     return f"- **{tier}**: {' → '.join(result['layers'])}. {_LIMITS.get(tier, '')}{emulated}"
 
 
-def _group(group: str, probes: Sequence[Json], results: Sequence[Json]) -> str:
+def _table(probes: Sequence[Json], results: Sequence[Json]) -> str:
     shown = [result for result in results if "error" not in result]
     head = [
         f"| probe | tries | why it matters | {' | '.join(each['tier'] for each in shown)} |",
@@ -145,7 +144,7 @@ def _group(group: str, probes: Sequence[Json], results: Sequence[Json]) -> str:
         for finding in findings_of(result, probe["name"])[:1]
         if finding.get("known")
     ]
-    return "\n".join([f"### {group}\n", *head, *rows, *(["", *known] if known else []), ""])
+    return "\n".join([*head, *rows, *(["", *known] if known else []), ""])
 
 
 def _judged(result: Json, name: str) -> str:
@@ -190,7 +189,7 @@ def main() -> None:
         "control groups": "version 2" if delegated else "version 1",
         "as": "root" if os.geteuid() == 0 else "an ordinary user",
     }
-    names = ("name", "group", "tries", "why")
+    names = ("name", "tries", "why")
     probes = [{name: getattr(each, name) for name in names} for each in PROBES]
     Path(sys.argv[1]).write_text(containment_page(results, probes, host), encoding="utf-8")
 

@@ -52,7 +52,8 @@ def test_every_example_is_a_valid_policy(page: Path, tmp_path: Path) -> None:
 def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:
     """The page's site, with the files that it names, as the kind itself checks it."""
     (block,) = blocks(ROOT / "docs/stand-ins.md")
-    (tmp_path / "site/assets").mkdir(parents=True)
+    for folder in ("site/assets", "packages/python"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "site/index.html").write_text("hello")
     (tmp_path / "policy.yaml").write_text(block)
     loaded = load_policy(tmp_path / "policy.yaml")
@@ -67,7 +68,7 @@ def test_the_yaml_of_the_pages_is_looked_at() -> None:
     assert len(blocks(ROOT / "README.md")) == 2
     assert all(
         blocks(ROOT / "docs" / f"{name}.md")
-        for name in ("policy", "policy-network", "ranges", "stand-ins", "stand-ins-registries")
+        for name in ("policy", "policy-network", "ranges", "stand-ins")
     )
 
 
