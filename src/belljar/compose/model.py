@@ -297,7 +297,7 @@ class Service(Part):
     tmpfs: Tmpfs = []
     shm_size: Size = None
     ulimits: dict[str, Any] = {}
-    runtime: Runtime | None = Field(None, description=FOR_HOST)
+    runtime: Runtime | None = Field(default=None, description=FOR_HOST)
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
     networks: Annotated[dict[str, NetworkPlace], BeforeValidator(_names_as_keys)] = {}
@@ -305,9 +305,9 @@ class Service(Part):
     init: Switch = False
     expose: list[Any] = []
     network_mode: Literal["none", "bridge", "default"] | None = Field(
-        None, description="`none` and `bridge` are kept: a range has no other networks"
+        default=None, description="`none` and `bridge` are kept: a range has no other networks"
     )
-    scale: One = Field(1, description="each service is one cell")
+    scale: One = Field(default=1, description="each service is one cell")
 
 
 # ---- reading

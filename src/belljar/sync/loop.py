@@ -1,18 +1,19 @@
 """An event loop in a thread of its own, and calls into it that wait.
 
-Ctrl-C (or another signal handler that raises) cancels the call that waits and is raised at once.
-What is open is then left by its `with` block, whose end is waited for whatever comes meanwhile.
+A call that is interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for
+and then raised, so that nothing of it goes on behind the caller's back.
 """
 
 from __future__ import annotations
 
 import atexit
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -23,8 +24,50 @@ from belljar.errors import CellError, ContainmentBreach
 
 T = TypeVar("T")
 P = ParamSpec("P")
-# Python sees a signal that comes just before a thread waits only after that wait.
 _LOOK_S: Final = 1.0
+
+
+class _Job(Generic[T]):
+    """One coroutine in the loop. `done` is set when it has ended, cancelled or not."""
+
+    def __init__(self, function: Callable[[], Awaitable[T]], portal: BlockingPortal) -> None:
+        self.done: Future[T] = Future()
+        self._function = function
+        self._portal = portal
+        self._scope: anyio.CancelScope | None = None
+
+    def start(self) -> None:
+        """Have it run."""
+        self._post(self._run)
+
+    def cancel(self) -> None:
+        """Cancel it, also when it was never started. From any thread."""
+        self._post(self._cancel)
+
+    def _post(self, act: Callable[[], Awaitable[None]]) -> None:
+        try:
+            self._portal.start_task_soon(act)
+        except RuntimeError:  # the loop has ended, and every task with it
+            self._fail(CellError("its event loop has ended"))
+
+    async def _cancel(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+        else:  # what is posted begins in order: an interrupt came before the start was posted
+            self._fail(CellError("the call was cancelled"))
+
+    async def _run(self) -> None:
+        try:
+            with anyio.CancelScope() as self._scope:
+                self.done.set_result(await self._function())
+        except Exception as error:  # noqa: BLE001 - the caller's
+            self._fail(error)
+        finally:
+            self._fail(CellError("the call was cancelled"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 class Loop:
@@ -32,6 +75,7 @@ class Loop:
 
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
+        self._thread = portal.call(threading.get_ident)
         self.is_closed = False
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -40,89 +84,61 @@ class Loop:
         Raises `CellError` when the block that made the loop has been left, `RuntimeError` when
         called in the loop itself (from a callback).
         """
-        running = self._start(partial(function, *args, **kwargs))
-        try:
-            while not running.done():
-                wait([running], timeout=_LOOK_S)
-        except BaseException:  # a signal handler's
-            running.cancel()
-            raise
-        try:
-            return running.result()
-        except CancelledError:
-            raise CellError("the call was cancelled") from None
+        job = self._job(partial(function, *args, **kwargs))
+        _raise_interrupt(_settled(job.done, job.cancel, act=job.start), job.done)
+        return job.done.result()
 
     @contextmanager
     def entered(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         """An async context manager, entered and left in one task of the loop. What the block raises
         is raised in there; an interrupt of the block cancels the task."""
         value: Future[T] = Future()
-        ended: Future[Exception | None] = Future()
-        raised: list[Exception] = []
-        leave = anyio.Event()
+        left: list[Exception | None] = []
+        leave: list[anyio.Event] = []
 
         async def hold() -> None:
-            failed: Exception | None = CellError("its event loop has ended")
-            try:
-                async with manager as entered:
-                    value.set_result(entered)
-                    await leave.wait()
-                    if raised:
-                        raise raised[0]
-                failed = None
-            except Exception as error:  # noqa: BLE001 - the caller's
-                failed = error
-            finally:
-                ended.set_result(failed)
+            leave.append(anyio.Event())
+            async with manager as entered:
+                value.set_result(entered)
+                await leave[0].wait()
+                if left[0] is not None:
+                    raise left[0]
 
-        task = self._start(hold)
-        interrupt: BaseException | None = None
-        try:
-            while not (value.done() or ended.done()):
-                wait([value, ended], timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-            if value.done():
-                yield value.result()
-        except Exception as error:  # noqa: BLE001 - raised again below
-            raised.append(error)
-        except BaseException as signalled:  # noqa: BLE001 - likewise
-            interrupt = signalled
-        interrupt = self._end(task, ended, leave, interrupt)
-        failed = ended.result()
+        def end(error: Exception | None) -> None:
+            left.append(error)
+            leaving = partial(self._portal.call, lambda: leave[0].set())
+            _raise_interrupt(_settled(job.done, job.cancel, act=leaving), job.done)
+            job.done.result()
+
+        job = self._job(hold)
+        job.done.add_done_callback(partial(_fail_with, value))
+        interrupt = _settled(value, job.cancel, act=job.start)
         if interrupt is not None:
-            if isinstance(failed, ContainmentBreach):
-                raise failed from interrupt
-            raise interrupt
-        for error in filter(None, (failed, *raised)):
-            raise error
+            _settled(job.done, job.cancel)
+            _raise_interrupt(interrupt, job.done)
+        try:
+            yield value.result()
+        except Exception as error:
+            end(error)
+            raise
+        except BaseException as signalled:  # noqa: BLE001 - raised again, or a breach is
+            _settled(job.done, job.cancel, act=job.cancel)
+            _raise_interrupt(signalled, job.done)
+        else:
+            end(None)
 
-    def _end(
-        self,
-        task: Future[None],
-        ended: Future[Any],
-        leave: anyio.Event,
-        interrupt: BaseException | None,
-    ) -> BaseException | None:
-        """Let the task end, or cancel it after an interrupt; return the first interrupt."""
-        while True:
-            try:
-                while not ended.done():
-                    if interrupt is not None:
-                        task.cancel()
-                    elif not leave.is_set():
-                        self._portal.start_task_soon(leave.set)
-                    wait([ended], timeout=_LOOK_S)
-            except BaseException as signalled:  # noqa: BLE001 - nothing cuts the end short
-                interrupt = interrupt or signalled
-            else:
-                return interrupt
-
-    def _start(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
+    def _job(self, function: Callable[[], Awaitable[T]]) -> _Job[T]:
+        if threading.get_ident() == self._thread:
+            raise RuntimeError(
+                "a callback can't call its cell: it runs in the cell's own event loop, which "
+                "would wait for itself"
+            )
         if self.is_closed:
             raise CellError(
                 "it is closed: its `with` block was left",
                 hint="keep what you do with it within the block, or open another",
             )
-        return self._portal.start_task_soon(function)
+        return _Job(function, self._portal)
 
 
 @contextmanager
@@ -158,3 +174,39 @@ def own_loop() -> Iterator[Loop]:
             yield loop
         finally:
             loop.is_closed = True
+
+
+def _settled(
+    future: Future[Any], cancel: Callable[[], None], *, act: Callable[[], None] = lambda: None
+) -> BaseException | None:
+    """Act, wait until `future` is done, and return the first interrupt that came meanwhile.
+
+    Each one cancels.
+    """
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            act()
+            # Python sees a signal that comes just before a thread waits only after the wait
+            while not future.done():
+                wait([future], timeout=_LOOK_S)
+        except BaseException as signalled:  # noqa: BLE001
+            # A signal handler's: the caller raises it.
+            interrupt, act = interrupt or signalled, cancel
+        else:
+            return interrupt
+
+
+def _raise_interrupt(interrupt: BaseException | None, done: Future[Any]) -> None:
+    """Raise it, if there was one; but a breach that was found meanwhile is raised instead."""
+    if interrupt is None:
+        return
+    error = done.exception()
+    if isinstance(error, ContainmentBreach):
+        raise error from interrupt
+    raise interrupt
+
+
+def _fail_with(value: Future[Any], done: Future[Any]) -> None:
+    if not value.done():
+        value.set_exception(done.exception() or CellError("it ended before it was ready"))
