@@ -19,9 +19,8 @@ MAX_NAMED: Final = 3
 
 
 class DifferenceKind(StrEnum):
-    """What became of it. Only `KEPT` leaves the task as it was written."""
+    """What became of it; what is kept as it was written is no difference."""
 
-    KEPT = "kept"
     CHANGED = "changed"
     """It is there in another form: a mount copied as data."""
     DROPPED = "dropped"
@@ -73,15 +72,14 @@ class Difference:
 
 
 def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
-    """The facts as sentences, safe for a terminal, without those kept.
+    """The facts as sentences, safe for a terminal.
 
     Keys and parts that share a detail are named together.
     """
     by_part: dict[tuple[DifferenceKind, str, str], dict[str, dict[str, None]]] = {}
     for fact in differences:
-        if fact.kind is not DifferenceKind.KEPT:
-            parts = by_part.setdefault((fact.kind, fact.detail, fact.hint), {})
-            parts.setdefault(fact.where, {})[fact.key] = None
+        parts = by_part.setdefault((fact.kind, fact.detail, fact.hint), {})
+        parts.setdefault(fact.where, {})[fact.key] = None
     alike: dict[tuple[DifferenceKind, str, tuple[str, ...]], list[str]] = {}
     for (kind, detail, _), parts in by_part.items():
         for where, keys in parts.items():

@@ -21,14 +21,13 @@ def test_a_difference_is_json(kind: DifferenceKind) -> None:
 
 @pytest.mark.promise("1.5")
 def test_the_same_of_several_is_one_sentence() -> None:
-    """Keys of one part, and parts, of which one thing is true; nothing is said of what is kept."""
+    """Keys of one part, and parts, of which one thing is true."""
     facts = [
         Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail="why")
         for where in ("service a", "service b")
         for key in ("labels", "tty")
     ]
-    kept = Difference(kind=DifferenceKind.KEPT, key="image")
-    (sentence,) = sentences([*facts, kept])
+    (sentence,) = sentences(facts)
     assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
     assert (
         len(sentences([*facts, Difference(kind=DifferenceKind.CHANGED, key="tty", detail="why")]))

@@ -122,8 +122,6 @@ def run(
       belljar run examples/escape_artist/task.py
       belljar run task.py@ctf --policy policy.yaml --model openai/gpt-4o --limit 10
     """
-    from belljar.harness.arguments import check_early, check_policy
-
     context = click.get_current_context()
     if override and not policy:
         raise MisuseError(
@@ -135,10 +133,6 @@ def run(
     if (fleet or resume) and otlp:
         hint = "leave it out, or run on this machine alone"
         raise MisuseError("--otlp can't be used with --fleet", hint=hint)
-    if not resume:
-        check_early(inspect_args)
-    if policy:
-        check_policy(policy, tier or "")
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest

@@ -20,7 +20,6 @@ from belljar.compose.model import Build, Mount, Volume, parse, read_part
 from belljar.compose.values import (
     TMPFS,
     CannotKeepError,
-    OutsideTaskError,
     Refusals,
     mapping,
     refusal,
@@ -60,9 +59,8 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
                     _make(cell, mount, declared)
             except (OSError, ValueError) as error:
                 shown = printable(mount.source or mount.target, max_chars=100)
-                hint = error.hint if isinstance(error, OutsideTaskError) else ""
                 why = f"{shown}: {printable(reason(error))}"
-                refused.add(cell.where, "volumes", why, hint=hint)
+                refused.add(cell.where, "volumes", why)
             else:
                 if mount.type == "volume" and mount.source:
                     used.setdefault(mount.source, []).append(cell)

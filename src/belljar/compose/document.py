@@ -37,19 +37,23 @@ HOME_KEY: Final = "x-belljar-home"
 MAX_NODES: Final = 20_000
 # Of all texts together, likewise.
 MAX_CHARACTERS: Final = 1 << 20
+# The parser recurses; no compose file is nested deeper than ten levels.
 MAX_DEPTH: Final = 64
+# Each is a cell of the sample's range.
 MAX_SERVICES: Final = 64
+# The largest of inspect_evals has 3 KiB.
 MAX_BYTES: Final = 128 << 10
 # Of any further file.
 MAX_TEXT_BYTES: Final = 256 << 10
-# Included in one compose file, repeats counted.
-MAX_FILES: Final = 32
-MAX_INCLUDES: Final = 8
+# Included in one compose file, repeats counted: theagentcompany's have five at most.
+MAX_INCLUDES: Final = 32
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
+# What Compose keeps of a project's name.
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
 _SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
 # Directories and roots of the files read so far.
 _read_here: Final[set[str]] = set()
+# Directories above a compose file that are looked at for its package.
 _MAX_ABOVE: Final = 8
 
 
@@ -186,7 +190,7 @@ def read_document(path: Path) -> dict[str, Any]:
         parsed = read_yaml(content)
         if isinstance(parsed, dict):
             files = files_of(path.parent)
-            parsed = mark_read(_with_included(parsed, files, 0, []), path.parent)
+            parsed = mark_read(_with_included(parsed, files), path.parent)
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"
@@ -269,24 +273,14 @@ def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 # ---- `include`
 
 
-def _with_included(
-    document: Mapping[str, Any], files: TaskFiles, depth: int, read: list[str]
-) -> dict[str, Any]:
-    """The file with what it includes; a name that two files define differently is refused.
-
-    `depth`: how many files led to this one; `read`: each included so far.
-    """
-    whole = {key: value for key, value in document.items() if key != "include"}
-    if isinstance(services := whole.get("services"), Mapping):
-        at_home = {} if depth == 0 else {HOME_KEY: files.directory}
-        whole["services"] = {
-            name: {k: v for k, v in of.items() if k != HOME_KEY} | at_home
-            if isinstance(of, Mapping)
-            else of
-            for name, of in services.items()
-        }
-    for item in each(document.get("include") or []):
-        for key, value in _included(item, files, depth + 1, read).items():
+def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, Any]:
+    """The file with what it includes; a name that two files define differently is refused."""
+    whole = _at_home({key: value for key, value in document.items() if key != "include"})
+    items = each(document.get("include") or [])
+    if len(items) > MAX_INCLUDES:
+        raise refusal("", "include", f"at most {MAX_INCLUDES} files are read")
+    for item in items:
+        for key, value in _included(item, files).items():
             if key in ("version", "name") or str(key).startswith("x-"):
                 continue
             if key not in ("services", "volumes", "networks"):
@@ -299,23 +293,30 @@ def _with_included(
     return whole
 
 
-def _included(item: object, files: TaskFiles, depth: int, read: list[str]) -> dict[str, Any]:
+def _at_home(document: dict[str, Any], home: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The file, each of whose services says where an included file is, and no other word of it."""
+    if not isinstance(services := document.get("services"), Mapping):
+        return document
+    placed = {
+        name: {key: value for key, value in of.items() if key != HOME_KEY} | dict(home or {})
+        if isinstance(of, Mapping)
+        else of
+        for name, of in services.items()
+    }
+    return {**document, "services": placed}
+
+
+def _included(item: object, files: TaskFiles) -> dict[str, Any]:
     fields = {"path": item} if isinstance(item, str) else mapping(item, "include")
     listed = each(fields.get("path"))
     if set(fields) != {"path"} or len(listed) != 1 or "$" in str(listed):
         raise refusal("", "include", "only its `path` is read, with one file and no reference")
     try:
         found = files.path(text(listed[0]))
-        read.append(found)
-        if depth > MAX_INCLUDES or len(read) > MAX_FILES:  # it may include itself
-            raise ValueError(f"at most {MAX_FILES} files, {MAX_INCLUDES} deep, are read for one")
         parsed = read_yaml(files.read_text(found))
-        if not isinstance(parsed, Mapping):
-            raise ValueError("it is not a compose file")
-        inner = TaskFiles(files.root, posixpath.dirname(found) or ".")
-        return _with_included(parsed, inner, depth, read)
-    except CannotKeepError:
-        raise
+        if not isinstance(parsed, dict) or parsed.get("include"):
+            raise ValueError("it is not a compose file that includes no others")
+        return _at_home(parsed, {HOME_KEY: posixpath.dirname(found) or "."})
     except (OSError, ValueError) as error:
         shown = printable(str(listed[0]), max_chars=100)
         raise refusal("", "include", f"{shown}: {printable(reason(error))}") from error

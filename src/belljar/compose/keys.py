@@ -39,8 +39,6 @@ class KeyOutcome(Enum):
     """The fate of a key."""
 
     APPLIED = "converted"
-    LIMITED = "kept or refused"
-    """Only values that are true of every cell are kept."""
     DROPPED = "dropped"
     REFUSED = "refused"
 
@@ -122,8 +120,7 @@ def read_service(
             refused.add(where, key, fate.why if fate else UNKNOWN)
         elif fate.outcome is not KeyOutcome.DROPPED:
             known[key] = value
-    reasons = {key: fate.why for key, fate in KEYS.items()}
-    model = parse(Service, known, where, refused, reasons)
+    model = parse(Service, known, where, refused)
     converted = Converted(name, model, home)
     for key in written:
         fate = KEYS.get(key)
@@ -334,6 +331,7 @@ _REPORTED: Final[Mapping[DifferenceKind, Mapping[str, str]]] = {
         "tmpfs": f"it {TMPFS}",
     },
     DifferenceKind.DROPPED: {
+        "runtime": _ISOLATION,
         "ports": "no port is published on this host; the range's cells reach all of them",
         "shm_size": "shared memory may take at least half of a cell's memory",
         "ulimits": f"a program may open {_SOFT_FILES:,} files (it may raise that to "
@@ -349,17 +347,6 @@ KEYS: Final[Mapping[str, Key]] = {
         for kind, details in _REPORTED.items()
         for key, detail in details.items()
     },
-    "runtime": Key(
-        KeyOutcome.APPLIED, FOR_HOST, _reported(DifferenceKind.DROPPED, "runtime", _ISOLATION)
-    ),
-    **_keys(
-        KeyOutcome.LIMITED,
-        {
-            "": "expose",
-            "`none` and `bridge` are kept: a range has no other networks": "network_mode",
-            "each service is one cell": "scale",
-        },
-    ),
     **_keys(
         KeyOutcome.DROPPED,
         {

@@ -19,6 +19,7 @@ from belljar.compose.values import OutsideTaskError, Refusals, each, limit, name
 from belljar.units import printable
 
 UNKNOWN: Final = "Compose has no such key"
+# Each is read whole, for every service that names it.
 _MAX_ENV_FILES: Final = 16
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
 _DRAWN: Final = "addresses are drawn for each range"
@@ -296,15 +297,17 @@ class Service(Part):
     tmpfs: Tmpfs = []
     shm_size: Size = None
     ulimits: dict[str, Any] = {}
-    runtime: Runtime | None = None
+    runtime: Runtime | None = Field(default=None, description=FOR_HOST)
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
     networks: Annotated[dict[str, NetworkPlace], BeforeValidator(_names_as_keys)] = {}
     volumes: list[Annotated[Mount, BeforeValidator(_short_mount)]] = []
     init: Switch = False
     expose: list[Any] = []
-    network_mode: Literal["none", "bridge", "default"] | None = None
-    scale: One = 1
+    network_mode: Literal["none", "bridge", "default"] | None = Field(
+        default=None, description="`none` and `bridge` are kept: a range has no other networks"
+    )
+    scale: One = Field(default=1, description="each service is one cell")
 
 
 # ---- reading
@@ -324,22 +327,18 @@ def parse(
     written: Mapping[str, Any],
     where: str,
     refused: Refusals,
-    reasons: Mapping[str, str] | None = None,
 ) -> _P:
-    """The model of a mapping; keys that it can't keep go to `refused` instead.
-
-    `reasons`: the detail for a refused key, by default the fields'; without one, the fault.
-    """
-    kept, reasons = dict(written), reasons_of(model) if reasons is None else reasons
+    """The model of a mapping; keys that it can't keep go to `refused`, with the field's reason."""
+    kept, reasons = dict(written), reasons_of(model)
     while True:
         try:
             return model.model_validate(kept)
         except ValidationError as error:
             bad = set()
-            for place, why, hint in _faults(error):
+            for place, why in _faults(error):
                 key = str(place[0]) if place else ""
                 detail = reasons.get(key) or _detail(kept.get(key), place[1:], why)
-                refused.add(where, key, detail, hint=hint)
+                refused.add(where, key, detail)
                 bad.add(place[0] if place else "")
             if not bad & kept.keys():
                 return model.model_construct()
@@ -351,19 +350,18 @@ def read_part(model: type[_P], written: object) -> _P:
     try:
         return model.model_validate(written)
     except ValidationError as error:
-        found = ((".".join(map(str, place)), why) for place, why, _ in _faults(error))
+        found = ((".".join(map(str, place)), why) for place, why in _faults(error))
         raise ValueError("; ".join(f"{key}: {why}" if key else why for key, why in found)) from None
 
 
-def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str, str]]:
-    """Each fault's place, reason and hint."""
+def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str]]:
+    """Each fault's place and reason."""
     for fault in error.errors(include_url=False, include_input=False):
         cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
         place = fault["loc"][:-1] if fault["loc"][-1:] == ("[key]",) else fault["loc"]
         if fault["type"] == "extra_forbidden" or place != fault["loc"]:
             why = "it is not read here"
-        hint = cause.hint if isinstance(cause, OutsideTaskError) else ""
-        yield place, str(cause) if isinstance(cause, ValueError) else why, hint
+        yield place, str(cause) if isinstance(cause, ValueError) else why
 
 
 def _detail(written: object, place: tuple[int | str, ...], why: str) -> str:

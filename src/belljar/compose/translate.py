@@ -33,7 +33,9 @@ _REASONS: Final = {key: KEYS[key].why for key in ("secrets", "configs")}
 # `health` of a service whose check the file switches off.
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
+# What a policy's `health` takes; asked at least once a second, a sample does not wait for nothing.
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
+# Likewise: a policy's `retries`.
 _MAX_TRIES: Final = 1000
 _TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
 _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -25,6 +26,7 @@ _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3,
     "d": 86400.0,
     "w": 604800.0,
 }
+# Units may repeat: without a bound a text is summed for long.
 _MAX_TIME_CHARS: Final = 40
 # A program without a health check is ready after this time.
 SETTLE_S: Final = 1.0
@@ -33,10 +35,13 @@ MAX_COMMAND_CHARS: Final = 64 << 10
 GATEWAY: Final = "host-gateway"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
+# Lines of a cell's hosts file.
 _MAX_HOSTS: Final = 256
+# Docker's words for "unlimited".
 _NO_LIMIT: Final = frozenset({"0", "-1"})
 _BASED: Final = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]*|[1-9][0-9]*", re.ASCII)
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+# Go's int64 and uint64: what is larger is a float for it.
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
@@ -75,11 +80,11 @@ class CannotKeepError(ValueError):
 class OutsideTaskError(ValueError):
     """A path leads out of the task's directory."""
 
-    hint = "put the files beside the compose file, or into the image"
-
     def __init__(self) -> None:
-        what = "nothing of this host is shown in a cell but files below the task's own directory"
-        super().__init__(what)
+        super().__init__(
+            "nothing of this host is shown in a cell but files below the task's own directory: put"
+            " them beside the compose file, or into the image"
+        )
 
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
@@ -171,36 +176,17 @@ def text(value: object) -> str:
     return str(value)
 
 
-_PIECE: Final = re.compile(
-    r"""(?P<gap>[ \t\r\n]+)|'(?P<raw>[^']*)'|"(?P<text>(?:[^"\\]|\\.)*)"|"""
-    r"""(?P<plain>(?:[^ \t\r\n;&|<>'"`()\\]|\\.)+)""",
-    re.DOTALL,
-)
-_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_ESCAPED: Final = {"n": "\n", "t": "\t"}
+# A quoted piece of a command that Compose's reader and a shell's take alike.
+_QUOTED: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\["\\])*\"""")
+_UNLIKE: Final = re.compile(r"[;&|<>()`\\]")
 
 
 def _split(command: str) -> list[str]:
-    """Split a command as Compose does, by go-shellwords 1.0.13.
-
-    A backslash counts in double quotes. It ends a command at an operator of a shell, which nobody
-    means: that is refused.
-    """
-    found, word, at = list[str](), None, 0
-    while at < len(command):
-        if (piece := _PIECE.match(command, at)) is None:
-            why = "an open quote, or a shell's operator: write a list, or `sh -c '…'`"
-            raise ValueError(f"Compose reads no command with {why}")
-        at = piece.end()
-        if piece["gap"]:
-            found += [] if word is None else [word]
-            word = None
-            continue
-        plain, escaped = piece["raw"], piece["text"] or piece["plain"] or ""
-        if plain is None:
-            plain = _ESCAPE.sub(lambda it: _ESCAPED.get(it[1], it[1]), escaped)
-        word = (word or "") + plain
-    return found if word is None else [*found, word]
+    # Compose (go-shellwords) knows escapes of its own, and ends a command at a shell's operator,
+    # which nobody means.
+    if _UNLIKE.search(_QUOTED.sub("", command)):
+        raise ValueError("a backslash or a shell's operator: write a list, or `sh -c '…'`")
+    return shlex.split(command)
 
 
 def words(value: object) -> list[str]:

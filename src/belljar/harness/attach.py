@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from belljar.cell.exec import RunningCommand
 
 
+# A reader holds one frame at most, so a broken peer costs no more memory.
 MAX_PAYLOAD_BYTES: Final = 1 << 16
 _HEAD: Final = struct.Struct("<cI")
 _SIZE: Final = struct.Struct("<HH")
@@ -148,10 +149,13 @@ class FrameReader:
 logger = logging.getLogger(__name__)
 
 DIRECTORY: Final = "attach"
+# People at terminals of one cell.
 MAX_CLIENTS: Final = 8
 MAX_STREAMS: Final = 32  # half of a cell's operations at once: its commands go on
 _RECEIVE_BYTES: Final = 1 << 16
+# A client that says nothing must not keep one of the few places.
 _OPENING_S: Final = 10.0
+# An image may lack bash, but a cell's every image has a shell there.
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 
 

@@ -27,6 +27,7 @@ from belljar.waiting import print_status
 
 # Inspect may ask these of another provider: to read tasks and logs that name one.
 _HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
+# Each caller imports it by name, so that patching the registry alone would not reach them.
 _LOOKUP: Final = "registry_find_sandboxenv"
 # Inspect's modules that look providers up, to use them.
 _CALLERS: Final = ("_eval.loader", "_eval.run", "_eval.task.sandbox", "util._sandbox.context")

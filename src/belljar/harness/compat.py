@@ -123,13 +123,12 @@ def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) 
 
 
 def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str) -> TaskRefused:
-    what, hint = printable(str(error), max_chars=1000), _OWN_POLICY
-    found: tuple[Difference, ...] = ()
-    if isinstance(error, CannotKeepError):
-        error.add(others)
-        what, found = printable(str(error), max_chars=1000), error.differences
-        hint = error.hint or _hint(found)
-    return TaskRefused(what, where=where, hint=hint, differences=found)
+    what = printable(str(error), max_chars=1000)
+    if not isinstance(error, CannotKeepError):
+        return TaskRefused(what, where=where, hint=_OWN_POLICY)
+    error.add(others)
+    hint = error.hint or _hint(error.differences)
+    return TaskRefused(what, where=where, hint=hint, differences=error.differences)
 
 
 def _changes(found: Composed) -> dict[str, Any]:

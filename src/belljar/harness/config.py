@@ -57,6 +57,7 @@ from belljar.policy.stand_ins import CellStandIn, ServiceProgram
 from belljar.policy.task_data import TaskData
 from belljar.units import printable
 
+# Who says nothing gets a strict wall: looser ones are asked for.
 DEFAULT_POLICY: Final = "high"
 DEFAULT_IMAGE: Final = "default"
 # Names of a policy beside a task.
@@ -149,13 +150,15 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
 class SamplePolicy:
     """The parts that one sample's cell is made of.
 
-    `service`, `program`: of a compose file. `differences`: from the task and the operator's policy.
+    `service`, `program`, `builds`: of a compose file. `differences`: from the task and the
+    operator's policy.
     """
 
     policy: LoadedPolicy
     service: str
     program: ServiceProgram | None
-    differences: tuple[Difference, ...] = ()
+    builds: tuple[ServiceBuild, ...]
+    differences: tuple[Difference, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,11 +303,11 @@ def load(
     **options: Unpack[OperatorOptions],
 ) -> LoadedPolicy:
     """A configuration's policy. Raises `PolicyError`."""
-    return within(settled(as_config(config), metadata), read_operator(**options))[0]
+    return within(settled(as_config(config), metadata), read_operator(**options)).policy
 
 
-def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """A settled configuration's policy and differences. Raises `PolicyError`."""
+def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
+    """A settled configuration under the operator's word. Raises `PolicyError`."""
     _check_own_files(ours)
     asked = ours.asked()
     if operator.run_policy:
@@ -333,7 +336,13 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
         # an operator's own cell may have the name of a service, and is not the task's
         left = {name: cell for name, cell in data.cells.items() if name == OWN_CELL}
         data = data.model_copy(update={"cells": left})
-    return replace(done, data=data), (*ours.differences, *found)
+    return SamplePolicy(
+        policy=replace(done, data=data),
+        service=ours.service,
+        program=ours.program,
+        builds=ours.builds,
+        differences=(*ours.differences, *found),
+    )
 
 
 def _generic(made: LoadedPolicy, *, is_overridden: bool) -> tuple[LoadedPolicy, Difference]:
@@ -358,16 +367,8 @@ def sample_policy(
     **options: Unpack[OperatorOptions],
 ) -> SamplePolicy:
     """One sample's policy, with metadata. Raises `PolicyError`."""
-    written = as_config(config)
-    ours = settled(written, metadata)
-    loaded, differences = within(ours, read_operator(**options))
-    policy = for_sample(loaded, metadata)
-    return SamplePolicy(
-        policy=policy,
-        service=ours.service,
-        program=ours.program,
-        differences=differences,
-    )
+    made = within(settled(as_config(config), metadata), read_operator(**options))
+    return replace(made, policy=for_sample(made.policy, metadata))
 
 
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
@@ -382,7 +383,7 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
     """Expand metadata in `env`. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
     changes: dict[str, Any] = {}
-    env = _expanded(loaded.policy.env, variables, where="env")
+    env = expanded(loaded.policy.env, variables, where="env")
     if env != dict(loaded.policy.env):
         changes["env"] = env
     network = loaded.policy.network
@@ -390,7 +391,7 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
         stand_ins = dict(network.stand_ins)
         for name, item in network.stand_ins.items():
             written: Mapping[str, str] = getattr(item, "env", {})
-            env = _expanded(written, variables, where=f"network.stand_ins.{name}.env")
+            env = expanded(written, variables, where=f"network.stand_ins.{name}.env")
             if env != dict(written):
                 stand_ins[name] = item.model_copy(update={"env": env})
         if stand_ins != dict(network.stand_ins):
@@ -398,32 +399,11 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
     return with_changes(loaded, changes) if changes else loaded
 
 
-def _expanded(
-    env: Mapping[str, str], variables: Mapping[str, str], *, where: str
-) -> dict[str, str]:
-    expanded: dict[str, str] = {}
-    room = MAX_CHARACTERS
-    for name, value in env.items():
-        expanded[name] = expand(value, variables, where=f"{where}.{name}")
-        room -= len(expanded[name])
-        if room < 0:
-            raise _too_long(where)
-    return expanded
-
-
-def _too_long(where: str) -> PolicyError:
-    return PolicyError(
-        f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it",
-        where=where,
-        hint="give large data as a file of the sample",
-    )
-
-
-def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:
+def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
     """Replace `$NAME`, `${NAME}` and `${NAME:-default}` for `SAMPLE_METADATA_` names.
 
     `$$` keeps such a name; other dollar signs are left. Raises `PolicyError` for missing metadata,
-    and beyond `MAX_CHARACTERS`.
+    and beyond `MAX_CHARACTERS` of all values together.
     """
     room = MAX_CHARACTERS
 
@@ -433,17 +413,20 @@ def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:
             return "$"
         name, operator, default = match[1] or match[4], match[2], match[3]
         found = variables.get(name)
-        if found or (found is not None and operator != ":-"):
-            room -= len(found)
-            if room < 0:
-                raise _too_long(where)
-            return found
-        if operator:
+        if found is None or (not found and operator == ":-"):
+            if not operator:
+                hint = f"add it to the sample's metadata, or give a default: ${{{name}:-…}}"
+                raise PolicyError(
+                    f"{name} is not in this sample's metadata", where=where, hint=hint
+                )
             return default
-        raise PolicyError(
-            f"{name} is not in this sample's metadata",
-            where=where,
-            hint=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
-        )
+        room -= len(found)
+        if room < 0:
+            raise PolicyError(
+                f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it",
+                where=where,
+                hint="give large data as a file of the sample",
+            )
+        return found
 
-    return _REFERENCE.sub(put, value)
+    return {name: _REFERENCE.sub(put, value) for name, value in env.items()}

@@ -19,6 +19,7 @@ from belljar.host.settings import environment_at_start
 from belljar.policy.files import read_regular
 from belljar.units import printable
 
+# Nobody writes more variables; a longer file is something else by that name.
 MAX_BYTES: Final = 1 << 20
 
 # Anything else may load code, open a port, move a store or choose who is trusted.

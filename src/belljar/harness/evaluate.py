@@ -6,20 +6,20 @@ sandboxes first, and compares log and ledger at the end.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.export.traces import TraceExport
-from belljar.harness.arguments import check_files, check_policy
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
 from belljar.harness.operator import read_operator
@@ -39,10 +39,12 @@ from belljar.harness.source import (
     hold_required_gap,
     standard_output_to_error,
 )
+from belljar.host.settings import resolve_here
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.policy.limits import demanded_tier
-from belljar.policy.loaded import LoadedPolicy
+from belljar.policy.load import resolve_policy
+from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.verdict import Evidence, LedgerState, judge
@@ -122,6 +124,14 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
         session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
         return _run_tasks(request, options, tasks, session, [*policies, *models])
+
+
+def check_policy(policy: str, tier: str) -> None:
+    """Check as `belljar policy check`, whole: also what tasks' own policies would leave unused.
+
+    Raises `PolicyError` for an invalid policy or tier, `HostError` for one refused here.
+    """
+    check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
@@ -258,14 +268,14 @@ def load_tasks(
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for an invalid task when `runs` or alone, `HostError` when `runs` and the
-    model can't be used. A refused sandbox is an error of its samples.
+    Raises `PolicyError` for an invalid task, `HostError` when `runs` and the model can't be used.
+    A refused sandbox is an error of its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
+    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
 
     from belljar.harness.adapt import adapt_task
-    from belljar.policy.load import resolve_policy
 
     params = options.context.params
     specs = []
@@ -279,9 +289,11 @@ def load_tasks(
         )
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
-    tasks, broken = _load_each(specs, given)
-    if broken and (runs or not tasks):
-        raise next(iter(broken.values()))
+    with _explained(", ".join(specs)):
+        for file in (Path(spec.partition("@")[0]) for spec in specs):
+            if file.suffix == ".py" and file.is_file():  # Inspect just finds no task in such a one
+                ast.parse(file.read_bytes(), filename=str(file))
+        tasks = inspect_load_tasks(specs, given)
     if not tasks:
         raise PolicyError(
             "no task was found there",
@@ -290,7 +302,7 @@ def load_tasks(
         )
     run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
     names_image = run_policy is not None and "image" in run_policy.model_fields_set
-    previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
+    previews: list[Preview] = []
     names = [task.name for task in tasks]
     for task in tasks:
         selection.order(task)
@@ -299,36 +311,6 @@ def load_tasks(
         if options.model:
             task.model = None
     return tasks, previews
-
-
-def _load_each(
-    specs: Sequence[str], arguments: dict[str, Any]
-) -> tuple[list[Task], dict[str, PolicyError]]:
-    """Load the tasks, and by name what can't be loaded: it hides none of the others."""
-    from inspect_ai import list_tasks
-    from inspect_ai._eval.list import tasks_in_dir
-    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
-
-    tasks: list[Task] = []
-    broken: dict[str, PolicyError] = {}
-    pending = [*specs]
-    while pending:
-        spec = pending.pop(0)
-        try:
-            check_files([spec])
-            with _explained(spec):
-                if Path(spec).is_dir():
-                    files = sorted(tasks_in_dir(Path(spec)))
-                    pending[:0] = [str(file) for file in files if b"@task" in file.read_bytes()]
-                else:
-                    tasks += inspect_load_tasks([spec], arguments)
-        except PolicyError as error:
-            is_file, here = Path(spec).is_file(), Path.cwd()
-            found = list_tasks(spec, absolute=True, root_dir=here) if is_file else []
-            pending[:0] = [f"{spec}@{each.name}" for each in found]  # which of them is it?
-            if not found:
-                broken[spec] = error
-    return tasks, broken
 
 
 def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:

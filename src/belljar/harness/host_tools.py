@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from belljar.harness.session import Session
 
 _MCP: Final = "inspect_ai.tool._mcp"
+# The parameters of Inspect's `call_tool` that the check reads by position.
 _CALL: Final = ["tools", "message", "message_id", "call"]
 # Objects of a task that are searched for tools; those beyond are checked when they are called.
 _MAX_VISITED: Final = 20_000

@@ -19,6 +19,7 @@ from belljar.probe.witness import sweep_watches
 from belljar.units import printable
 from belljar.waiting import print_status
 
+# A person waits for kept cells to end; nothing else depends on it.
 _CHECK_INTERVAL_S: Final = 2.0
 
 

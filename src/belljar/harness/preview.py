@@ -5,16 +5,15 @@ Uses the run's own functions. Loads a task's Python file, but starts and fetches
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
 from belljar.dataclass import dataclass, replace
-from belljar.differences import Difference, DifferenceKind, samples_named, sentences
+from belljar.differences import Difference, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
@@ -59,9 +58,11 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
         found = Preview(task=each.task, sample=each.sample, error=each.error)
         if found.error is None:
             try:
-                ours, policy, differences = known.within(each.config, each.metadata)
-                configs.for_sample(policy, each.metadata)
-                found = replace(found, policy=policy, differences=differences, builds=ours.builds)
+                made = known.within(each.config, each.metadata)
+                configs.for_sample(made.policy, each.metadata)
+                found = replace(
+                    found, policy=made.policy, differences=made.differences, builds=made.builds
+                )
             except BelljarError as error:
                 found = replace(found, error=error)
         if isinstance(found.error, TaskRefused):
@@ -70,7 +71,6 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
 
 
 _T = TypeVar("_T")
-_Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Difference, ...]]"
 
 
 class _Known:
@@ -80,9 +80,12 @@ class _Known:
         self.operator = operator
         self._names: dict[configs.BelljarConfig, frozenset[str]] = {}
         self._settled: dict[object, configs.BelljarConfig | BelljarError] = {}
-        self._within: dict[configs.BelljarConfig, _Within | BelljarError] = {}
+        self._within: dict[configs.BelljarConfig, configs.SamplePolicy | BelljarError] = {}
 
-    def within(self, config: configs.BelljarConfig, metadata: Mapping[str, object]) -> _Within:
+    def within(
+        self, config: configs.BelljarConfig, metadata: Mapping[str, object]
+    ) -> configs.SamplePolicy:
+        """As `configs.within`."""
         ours = config
         if config.compose is not None:
             if config not in self._names:
@@ -90,7 +93,7 @@ class _Known:
             known = configs.metadata_variables(metadata)
             key = (config, tuple((name, known.get(name)) for name in sorted(self._names[config])))
             ours = _once(self._settled, key, lambda: configs.settled(config, metadata))
-        return _once(self._within, ours, lambda: (ours, *configs.within(ours, self.operator)))
+        return _once(self._within, ours, lambda: configs.within(ours, self.operator))
 
 
 def _once(known: dict[Any, _T | BelljarError], key: object, make: Callable[[], _T]) -> _T:
@@ -112,8 +115,7 @@ def with_images(
     known = cache(look)
     made: list[Preview] = []
     for each in previews:
-        facts = known(each.policy) if each.policy is not None else ()
-        more = tuple(fact for fact in facts if fact.kind is not DifferenceKind.KEPT)
+        more = known(each.policy) if each.policy is not None else ()
         made.append(replace(each, differences=(*each.differences, *more)))
     return made
 
@@ -155,9 +157,7 @@ def summary(previews: Iterable[Preview]) -> list[str]:
     ]
 
 
-_IS_POLICY: Final = re.compile(rb"^[\"']?belljar[\"']?\s*:", re.MULTILINE)
-_IS_COMPOSE: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
-_MAX_LOOK_BYTES: Final = 128 << 10
+# Apart from a refusal's 4: what is missing can be got, and then the same files run.
 MISSING_CODE: Final = 3
 
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
+# As shells report a death by signal N: 128 + N.
 _SIGNAL_BASE: Final = 128
 
 
@@ -210,8 +211,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             operator = read_operator(**session.operator_options)
             ours = configs.settled(configs.as_config(config), None)
-            loaded, differences = configs.within(ours, operator)
-            session.show_once(() if session.is_previewed else sentences(differences))
+            made = configs.within(ours, operator)
+            loaded = made.policy
+            session.show_once(() if session.is_previewed else sentences(made.differences))
             session.show_once(announcements(loaded))
             if ours.builds and not session.is_previewed:
                 # with those of earlier configurations: another build of the same name is refused

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, sentences
-from belljar.differences import DifferenceKind as DifferenceKind
 from belljar.events import JsonValue
 from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict, worst
@@ -39,9 +38,7 @@ class SampleIdentity:
             **self.data(),
             "log": self.log,
             "host_tools": list(policy.policy.host_tools_rule.allow),
-            "differences": [
-                each.data() for each in differences if each.kind is not DifferenceKind.KEPT
-            ],
+            "differences": [each.data() for each in differences],
         }
 
     def data(self) -> dict[str, JsonValue]:

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
 _GLOB: Final = re.compile(r"([*?[])")
+# An id without a sign that `--sample-id` reads.
 _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
 # Options of Inspect that several processes can't share, or that are read from a file there.
-_NOT_SHARED: Final = ("run_config", "acp_server", "generate_config")
+_NOT_SHARED: Final = ("acp_server", "generate_config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

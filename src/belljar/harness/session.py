@@ -61,7 +61,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+# Time for the interrupt of a stopped run to arrive; then its sample is ended here.
 _STOP_TIMEOUT_S: Final = 10.0
+# Of a sample's files for a revert, larger ones wait on disk: cells have the memory.
 _MAX_KEPT_BYTES: Final = 1 << 20
 # The model learns nothing of host or cause.
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 
 MAX_STARTS: Final = "BELLJAR_MAX_STARTS"
+# Far less than a cell's start; file locks can't be waited for without a thread.
 SLOT_POLL_S: Final = 0.1
 
 

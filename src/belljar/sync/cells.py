@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import (
     Any,
     Concatenate,
-    Final,
     Generic,
     ParamSpec,
     TypeVar,
-    cast,
     overload,
 )
 
@@ -57,6 +55,12 @@ class _Facade(Generic[_Inner_co]):
         self._inner = inner
         self._loop = loop
 
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the class annotates it
+        # Facts of the inner object, not its methods: those would need the loop.
+        if name not in type(self).__annotations__:
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
     def __repr__(self) -> str:
         return repr(self._inner)
 
@@ -93,12 +97,6 @@ async def _called(call: Callable[[], _T]) -> _T:
     return call()
 
 
-def _fact(getter: Callable[[Any], _T]) -> _T:
-    """The same property. Its type is that of its value: mypy takes `getter` for a function."""
-    read = cast("property", getter).__get__
-    return cast("_T", property(lambda facade: read(facade._inner), doc=getter.__doc__))
-
-
 @contextmanager
 def _entered(
     manager: AbstractAsyncContextManager[_A], facade: Callable[[_A, Loop], _T], loop: Loop | None
@@ -132,23 +130,11 @@ class RunningCommand(_Facade[AsyncRunningCommand]):
             raise StopIteration
         return found
 
-    @property
-    def id(self) -> int:
-        """The operation's number, which the record has too; unique in its cell."""
-        return self._inner.id
-
-    @property
-    def argv(self) -> tuple[str | bytes, ...]:
-        """What runs."""
-        return self._inner.argv
-
-    @property
-    def outcome(self) -> ExecOutput | None:
-        """How it ended, without what was kept; None while it runs."""
-        return self._inner.outcome
-
-    running: Final = _fact(AsyncRunningCommand.running)
-    returncode: Final = _fact(AsyncRunningCommand.returncode)
+    id: int
+    argv: tuple[str | bytes, ...]
+    outcome: ExecOutput | None
+    running: bool
+    returncode: int | None
     output = _at_once(AsyncRunningCommand.output)
     send_stdin = _waiting(AsyncRunningCommand.send_stdin)
     close_stdin = _waiting(AsyncRunningCommand.close_stdin)
@@ -208,31 +194,15 @@ class Cell(_Facade[AsyncCell]):
     several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
     """
 
-    @property
-    def id(self) -> str:
-        """The cell's name in the ledger, the journal and on the host."""
-        return self._inner.id
-
-    @property
-    def plan(self) -> Plan:
-        """The plan by which it was made."""
-        return self._inner.plan
-
-    @property
-    def image_command(self) -> tuple[str, ...]:
-        """The image's entrypoint and command, often nothing."""
-        return self._inner.image_command
-
-    @property
-    def destruction(self) -> Destruction | None:
-        """The proof of its end, once it has ended."""
-        return self._inner.destruction
-
-    tier: Final = _fact(AsyncCell.tier)
-    emulated: Final = _fact(AsyncCell.emulated)
-    env: Final = _fact(AsyncCell.env)
-    timings_ms: Final = _fact(AsyncCell.timings_ms)
-    host_pid: Final = _fact(AsyncCell.host_pid)
+    id: str
+    plan: Plan
+    image_command: tuple[str, ...]
+    destruction: Destruction | None
+    tier: str
+    emulated: bool
+    env: Mapping[str, str]
+    timings_ms: Mapping[str, float]
+    host_pid: int | None
     console = _at_once(AsyncCell.console)
 
     exec = _waiting(AsyncCell.exec)
@@ -282,10 +252,7 @@ class Range:
 class Pool(_Facade[AsyncPool]):
     """Cells made ahead. Made only by `belljar.sync.open_pool`."""
 
-    @property
-    def counts(self) -> Counter[str]:
-        """Counts of its cells, by what became of them."""
-        return self._inner.counts
+    counts: Counter[str]
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))

@@ -114,12 +114,12 @@ def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
 ) -> None:
     """Its log handler prints on standard output, whether it is Python's or the descriptor."""
 
-    def noisy(_specs: object) -> None:
+    def noisy(*_given: object) -> None:
         print("a warning of Inspect")
         os.write(1, b"a warning of a program\n")
         raise PolicyError("no such file", where="here")
 
-    monkeypatch.setattr("belljar.harness.evaluate.check_files", noisy)
+    monkeypatch.setattr("inspect_ai._eval.loader.load_tasks", noisy)
     (tmp_path / "task.py").touch()
     assert run(["run", str(tmp_path / "task.py"), "--json"]) == 4
     written = capfd.readouterr()

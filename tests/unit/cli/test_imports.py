@@ -39,12 +39,3 @@ def test_commands_that_only_look_import_nothing_heavy(tmp_path: Path, command: l
     """Help and the list of cells need no policy, no keys and no event loop."""
     modules = imported(tmp_path, f"from belljar.cli.main import run; run({command})")
     assert modules & set(HEAVY) == set()
-
-
-@pytest.mark.parametrize("words", [["nosuch.py"], ["task.py", "--policy", "nosuch"]])
-def test_wrong_usage_of_run_is_reported_without_inspect(tmp_path: Path, words: list[str]) -> None:
-    """Whose import takes seconds."""
-    (tmp_path / "task.py").touch()
-    code = f"import os; os.chdir({str(tmp_path)!r})\nfrom belljar.cli.main import run"
-    modules = imported(tmp_path, f"{code}; assert run({['run', *words]}) in (2, 4)")
-    assert "inspect_ai" not in modules

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from belljar.compose.data import ServiceBuild, builds_of, service_images
 from belljar.compose.document import DIRECTORY_KEY, dockerfile_document, read_document
@@ -149,29 +147,6 @@ def test_the_images_of_a_file() -> None:
     ]
     assert [each.service for each in found if each.why] == ["g", "h", "j"]
     assert "SAMPLE_METADATA_TAG" in found[6].why
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(("services", "image", "build", "context", "a", "b")),
-                inner,
-                max_size=4,
-            )
-        ),
-        max_leaves=15,
-    )
-)
-def test_any_document_has_images_or_is_refused(document: object) -> None:
-    """`CannotKeepError`, or services with an image or a reason."""
-    try:
-        found = service_images({"services": document})
-    except CannotKeepError:
-        return
-    assert all(bool(each.image) != bool(each.why) for each in found)
 
 
 def test_what_is_built_says_how(tmp_path: Path) -> None:

@@ -47,12 +47,6 @@ def test_the_first_of_a_directory(tmp_path: Path) -> None:
         assert beside(tmp_path) == tmp_path / name
 
 
-def test_anchors_and_merges(tmp_path: Path) -> None:
-    """Compose files use them."""
-    (tmp_path / "c.yaml").write_text("x-a: &a {init: true}\nservices:\n  d: {<<: *a, image: i}\n")
-    assert read_document(tmp_path / "c.yaml")["services"]["d"] == {"init": True, "image": "i"}
-
-
 @pytest.mark.parametrize(
     ("content", "said", "line"),
     [
@@ -77,12 +71,6 @@ def test_what_is_none(content: bytes, said: str, line: str, tmp_path: Path) -> N
     with pytest.raises(PolicyError, match=said) as caught:
         read_document(path)
     assert caught.value.where == f"{path}{line}"
-
-
-def test_the_most_that_is_read(tmp_path: Path) -> None:
-    """A file of exactly the bound is one."""
-    (tmp_path / "c.yaml").write_bytes(b"a: 1\n".ljust(MAX_BYTES, b"#"))
-    assert read_document(tmp_path / "c.yaml")["a"] == 1
 
 
 def test_no_pipe_and_no_device_is_waited_for(tmp_path: Path) -> None:
@@ -113,16 +101,6 @@ def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
             "postgres",
         ]
         assert found["default"]["build"] == "."
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["services: [1]", "services: {a: 1}", "name: ${X}\nservices: {a: {build: .}}", "name: 7\nx: 1"],
-)
-def test_what_has_no_name_of_its_own_is_left_as_it_is(tmp_path: Path, text: str) -> None:
-    """It is judged later."""
-    (tmp_path / "compose.yaml").write_text(text)
-    assert "image" not in str(read_document(tmp_path / "compose.yaml"))
 
 
 @pytest.mark.promise("1.7")

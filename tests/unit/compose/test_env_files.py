@@ -122,13 +122,3 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(ValueError):
         found = read_dotenv(text)
         assert sum(len(value or "") for value in found.values()) <= len(text)
-
-
-@given(
-    st.text(
-        alphabet=st.characters(exclude_characters="'\\\r", exclude_categories=["Cs"]), max_size=40
-    )
-)
-def test_single_quotes_keep_a_text(value: str) -> None:
-    """Whatever is in it."""
-    assert read_dotenv(f"A='{value}'\nB=1") == {"A": value, "B": "1"}

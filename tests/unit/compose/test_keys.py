@@ -15,9 +15,9 @@ from belljar.compose.translate import program_of, read_compose
 from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import DifferenceKind
 
-DROPPED, REFUSED, LIMITED = (
+DROPPED, REFUSED = (
     sorted(key for key, fate in KEYS.items() if fate.outcome is outcome)
-    for outcome in (KeyOutcome.DROPPED, KeyOutcome.REFUSED, KeyOutcome.LIMITED)
+    for outcome in (KeyOutcome.DROPPED, KeyOutcome.REFUSED)
 )
 # Every property of `definitions.service` in compose-spec's schema/compose-spec.json.
 COMPOSE = """
@@ -51,11 +51,7 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
 def test_every_key_of_compose_has_one_fate() -> None:
     """None is forgotten and none is invented; the model has those whose values count."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
-    valued = {
-        key
-        for key, fate in KEYS.items()
-        if fate.outcome in (KeyOutcome.APPLIED, KeyOutcome.LIMITED)
-    }
+    valued = {key for key, fate in KEYS.items() if fate.outcome is KeyOutcome.APPLIED}
     assert set(Service.model_fields) == valued
     assert all(
         fate.why
@@ -73,7 +69,7 @@ def test_what_is_refused_is_named_with_its_reason(key: str) -> None:
     assert refused(**{key: "anything"}) == {key}
 
 
-@pytest.mark.parametrize("key", LIMITED)
+@pytest.mark.parametrize("key", ["expose", "network_mode", "scale"])
 def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
     """A value of a kind that the key does not have is refused too."""
     assert refused(**{key: 7.5}) == {key}
@@ -125,6 +121,8 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("deploy", {"made_up": 1}),
         ("deploy", {"restart_policy": {"condition": "any"}}),
         ("command", "a && b"),
+        ("command", {"a": 1}),
+        ("command", [["nested"]]),
         ("environment", {"A": 1234567.5}),
         ("pids_limit", -2),
         ("cpus", -2),
@@ -213,6 +211,9 @@ def test_what_is_refused_hides_nothing_that_differs() -> None:
         *((key, []) for key in ("profiles", "group_add", "secrets", "configs", "post_start")),
         ("sysctls", {}),
         ("network_mode", ""),
+        ("restart", "no"),
+        ("restart", False),
+        ("ports", []),
         ("security_opt", ["no-new-privileges:false"]),
         ("healthcheck", {"test": []}),
     ],
@@ -284,12 +285,6 @@ def test_what_runs() -> None:
         assert program_of(Service.model_validate({"command": empty})) == {"arguments": []}
 
 
-@pytest.mark.parametrize("command", [{"a": 1}, 3, "an 'open quote", [["nested"]]])
-def test_a_command_that_is_none_is_refused_by_name(command: Any) -> None:  # noqa: ANN401 - YAML
-    """Not as an error of another kind."""
-    assert refused(command=command) == {"command"}
-
-
 def test_an_environment() -> None:
     """Values as Compose writes them; a name without one would be this host's, which is not read: it
     is left out, and that is said."""
@@ -343,16 +338,6 @@ def test_switches_of_yaml_1_1(value: object) -> None:
         (DifferenceKind.CHANGED, "init"),
     }
     assert facts(read_only=opposite, init=opposite, privileged=opposite) == set()
-
-
-def test_what_is_not_kept_but_harmless_is_said() -> None:
-    """Ports are not published, programs are not started again."""
-    deploy = {"labels": {"a": "b"}, "mode": "global"}
-    assert facts(ports=["80:80"], init=True, restart="always", deploy=deploy) == {
-        *((DifferenceKind.DROPPED, key) for key in ("ports",)),
-        *((DifferenceKind.CHANGED, key) for key in ("init", "restart")),
-    }
-    assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
 
 @pytest.mark.promise("1.5")

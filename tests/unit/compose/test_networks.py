@@ -35,15 +35,6 @@ def joined(**networks: list[str]) -> dict[str, Any]:
     return {"services": services, "networks": declared}
 
 
-def test_services_that_share_a_network_are_a_range() -> None:
-    """Whatever others they join: none is kept apart."""
-    network = read_compose(joined(default=["a", "b"], web=["a", "c"], db=["a"])).network
-    assert network is not None
-    assert not any(
-        "networks" in words for words in (network["own_cell"], *network["stand_ins"].values())
-    )
-
-
 @pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "apart",

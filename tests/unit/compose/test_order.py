@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.model import Condition, Service
-from belljar.compose.translate import Wait, completed_of, in_order, read_compose, waits_of
+from belljar.compose.translate import Wait, in_order, read_compose, waits_of
 from belljar.compose.values import CannotKeepError
 
 
@@ -59,12 +59,6 @@ def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML
     )
 
 
-def test_who_must_end_before_others_start() -> None:
-    """Those whose success is waited for."""
-    waits = tuple(Wait("web", condition.name, condition) for condition in Condition)
-    assert completed_of(waits) == {"COMPLETED"}
-
-
 def test_health_that_is_switched_off_is_not_waited_for() -> None:
     """Nor that of a program that has to end; without a check in the file, the image's own is waited
     for."""
@@ -102,16 +96,3 @@ def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int
     assert sorted(order) == [f"s{i}" for i in range(8)]
     assert order[-1] == "s7"
     assert all(order.index(wait.needed) < order.index(wait.service) for wait in waits)
-
-
-def test_many_waits_take_few_steps() -> None:
-    """Twenty thousand waits of as many services as a file may have: each set of names is asked for
-    once a turn, and none is made anew."""
-    names = [f"s{number}" for number in range(64)]
-    waits = tuple(
-        Wait(names[who], names[what], Condition.STARTED)
-        for who in range(64)
-        for what in range(who)
-        for _ in range(10)
-    )
-    assert in_order(dict.fromkeys(reversed(names)), waits, default="s63") == names

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.document import (
-    DIRECTORY_KEY,
     MAX_TEXT_BYTES,
     TaskFiles,
-    files_named_by,
     files_of,
 )
 
@@ -62,9 +60,3 @@ def test_a_text_is_bounded(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with pytest.raises(ValueError, match=r"larger|UTF-8"):
             TaskFiles(tmp_path).read_text(name)
-
-
-def test_a_file_says_where_it_was_read(tmp_path: Path) -> None:
-    """One that was read from nowhere has no files."""
-    assert files_named_by({DIRECTORY_KEY: str(tmp_path)}) == TaskFiles(tmp_path.resolve())
-    assert files_named_by({}) is None

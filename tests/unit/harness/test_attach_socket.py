@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import socket
 
 import anyio
@@ -18,14 +16,9 @@ from belljar.harness.attach import (
     AttachError,
     FrameKind,
     FrameReader,
-    Opening,
     frame,
-    frames,
-    read_opening,
-    read_size,
     release_cells,
     remove_dead_sockets,
-    size_payload,
 )
 from belljar.harness.session import Session
 
@@ -52,22 +45,6 @@ def test_garbage_is_an_error_or_frames_never_more_memory(garbage: bytes) -> None
             assert len(payload) <= MAX_PAYLOAD_BYTES
     except AttachError:
         pass
-
-
-@given(st.binary(max_size=200))
-def test_an_opening_is_read_or_refused(payload: bytes) -> None:
-    """Nothing but `AttachError`."""
-    with contextlib.suppress(AttachError):
-        read_opening(payload)
-
-
-def test_openings_and_sizes_round_trip() -> None:
-    """As sent."""
-    opening = Opening(argv=("a", "b c"), user="root", rows=50, cols=132, term="xterm")
-    assert read_opening(opening.payload()) == opening
-    assert json.loads(opening.payload())["user"] == "root"
-    assert read_size(size_payload(50, 132)) == (50, 132)
-    assert b"".join(frames(FrameKind.OUTPUT, b"x" * (MAX_PAYLOAD_BYTES + 1))).count(b"D") == 2
 
 
 @pytest.mark.anyio

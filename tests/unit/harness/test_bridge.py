@@ -17,7 +17,7 @@ from inspect_ai.model import ChatMessageTool, GenerateConfig, ModelOutput, Model
 from inspect_ai.model._model import init_active_model
 from inspect_ai.util._concurrency import init_concurrency
 
-from belljar.harness.bridge import ModelBridge, completion_of, messages_of, read_request, tools_of
+from belljar.harness.bridge import ModelBridge, messages_of, read_request, tools_of
 
 pytestmark = pytest.mark.anyio
 
@@ -199,8 +199,3 @@ def test_any_json_is_read_or_refused(messages: Any, tools: Any) -> None:  # noqa
         tools_of(request["tools"] if isinstance(request["tools"], list) else [])
     except ValueError:
         return
-
-
-def test_usage_is_counted() -> None:
-    """Where the model says it."""
-    assert "usage" not in completion_of(ModelOutput.from_content("m", "x"))

@@ -32,25 +32,6 @@ def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
     return {"services": {"default": fields}}
 
 
-@pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"build": ".", "image": None},
-        {"volumes": ["/:/host"]},
-        {"cap_add": ["SYS_ADMIN"]},
-        {"network_mode": "host"},
-        {"devices": ["/dev/kvm"]},
-        {"environment": {"A": "${HOME}"}},
-        {"gpus": "all"},
-    ],
-)
-def test_what_a_cell_does_not_keep_is_refused_by_name(fields: dict[str, Any]) -> None:
-    """An evaluation never runs in less, more or other than its author wrote."""
-    with pytest.raises(TaskRefused, match=next(iter(fields))):
-        judge_compose(service(**{"image": "x", **fields}))
-
-
 FLAGGED = service(
     image="ctf",
     environment={"FLAG": "${SAMPLE_METADATA_FLAG}", "PORT": "${PORT:-80}"},
@@ -86,18 +67,6 @@ def test_what_of_the_metadata_shapes_the_cells() -> None:
     assert shaping_variables(FLAGGED, variables) == {}
     assert shaping_variables(SHAPED, variables) == {"SAMPLE_METADATA_KIND": "db"}
     assert shaping_variables(SHAPED, {}) == {}
-
-
-def test_a_targets_metadata_is_data_too() -> None:
-    """Its environment is expanded as the cell's own is."""
-    compose = {
-        "services": {
-            "default": {},
-            "shop": {"image": "s", "environment": {"A": "${SAMPLE_METADATA_A}"}},
-        }
-    }
-    judgement = judge_for_sample(compose, {"SAMPLE_METADATA_A": "$SAMPLE_METADATA_B"})
-    assert judgement.changes["network"].stand_ins["shop"].env == {"A": "$$SAMPLE_METADATA_B"}
 
 
 def test_other_sandboxes() -> None:
@@ -185,30 +154,6 @@ def test_services_of_a_task_are_kept_and_no_network_stays_none(tmp_path: Path) -
     task = adapted(tmp_path, "docker", may_override=True)
     assert task.sandbox is not None
     assert list(task.sandbox.config.network.stand_ins) == ["shop"]
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "environment: {X: $SAMPLE_METADATA_Q}",
-        "shm_size: 1g",
-        "image: $IMG",
-        "build: .",
-        "network_mode: $MODE",
-        "x-default: 7",
-    ],
-)
-def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path) -> None:
-    """One word decides, also in a file that no cell could keep; where it can't be told there is no
-    network."""
-    mode = "" if "mode" in rest else "    network_mode: none\n"
-    (tmp_path / "compose.yaml").write_text(f"services:\n  agent:\n{mode}    {rest}\n")
-    for text in ((tmp_path / "compose.yaml").read_text(), "services: [agent]\n"):
-        (tmp_path / "compose.yaml").write_text(text)
-        task = adapted(tmp_path, ("docker", "compose.yaml"), may_override=True)
-        spec = task.dataset[0].sandbox or task.sandbox
-        assert spec is not None
-        assert spec.config.network == "none"
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util import SandboxEnvironmentSpec
-from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
@@ -19,7 +17,7 @@ from belljar.harness.config import (
     BelljarConfig,
     as_config,
     choose_policy,
-    expand,
+    expanded,
     for_sample,
     load,
     of_log,
@@ -30,7 +28,6 @@ from belljar.harness.config import (
 from belljar.harness.operator import Operator, read_operator
 from belljar.host.settings import Settings
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.load import with_changes
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
@@ -175,45 +172,6 @@ def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[Differe
     return [(item.kind, item.key) for item in found]
 
 
-@pytest.mark.promise("1.5")
-def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None:
-    """Of a policy of any origin, the operator's too: the narrower wins, and it is reported."""
-    (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    policy = str(tmp_path / "net.yaml")
-    assert load(BelljarConfig(policy=policy)).policy.network is not None
-    assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
-    assert load(BelljarConfig(network="none"), run_policy=policy).policy.network is None
-    gone = [(DifferenceKind.DROPPED, "network")]
-    assert differing(BelljarConfig(policy=policy, network="none")) == gone
-    assert differing(BelljarConfig(network="none"), policy) == gone
-    assert differing(BelljarConfig(policy="high", network="none")) == []
-    assert differing(BelljarConfig(policy=policy)) == []
-
-
-@pytest.mark.promise("1.4", "1.5")
-def test_the_operators_walls_are_never_widened(tmp_path: Path) -> None:
-    """By a configuration with services of its own, from a log or a task's own code: risk, tier and
-    limits are those of `--policy`, and all that can be reached is the services, within the same.
-    """
-    (tmp_path / "none.yaml").write_text("belljar: 1\nrisk: low\n")
-    (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    services = web(resources={"memory": "64GiB"})
-    ours = BelljarConfig(
-        policy=str(tmp_path / "net.yaml"),
-        network=services,
-        image="other",
-        resources=(("memory", "64GiB"),),
-        env=(("A", "1"),),
-    )
-    for name in ("none.yaml", "net.yaml"):
-        alone = load(None, run_policy=str(tmp_path / name)).policy
-        made = sample_policy(ours, {}, run_policy=str(tmp_path / name)).policy.policy
-        assert (made.image, made.env, made.resources) == ("other", {"A": "1"}, alone.resources)
-        assert made.risk == alone.risk
-        assert made.network is not None
-        assert list(made.network.stand_ins) == ["web"]
-
-
 def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> None:
     """Of two cells of one name: where the operator's network replaces the services, the files of a
     service are nobody's; those of the sample's own cell stay.
@@ -256,19 +214,26 @@ def test_files_of_a_task_stay_under_any_walls(
 
 
 @pytest.mark.promise("1.5")
-def test_services_take_the_place_of_a_network_and_that_is_reported(tmp_path: Path) -> None:
-    """Of whatever policy has one: there is nothing beyond them; how much is recorded stays the
-    policy's."""
+@pytest.mark.parametrize("asked", [web(), "none"], ids=["services", "none"])
+def test_what_takes_the_place_of_a_network_is_reported(
+    tmp_path: Path, asked: Network | Literal["none"]
+) -> None:
+    """Of whatever policy has one, the operator's too: there is nothing beyond a task's services, or
+    nothing at all; how much is recorded stays the policy's."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy = str(tmp_path / "net.yaml")
-    services = web()
-    network = load(BelljarConfig(policy=policy, network=services)).policy.network
-    assert network is not None
-    assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
+    network = load(BelljarConfig(policy=policy, network=asked)).policy.network
+    if asked == "none":
+        assert network is None
+        assert load(BelljarConfig(network=asked), run_policy=policy).policy.network is None
+    else:
+        assert network is not None
+        assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
     gone = [(DifferenceKind.DROPPED, "network")]
-    assert differing(BelljarConfig(policy=policy, network=services)) == gone
-    assert differing(BelljarConfig(network=services), policy) == gone
-    assert differing(BelljarConfig(policy="high", network=services)) == []
+    assert differing(BelljarConfig(policy=policy, network=asked)) == gone
+    assert differing(BelljarConfig(network=asked), policy) == gone
+    assert differing(BelljarConfig(policy="high", network=asked)) == []
+    assert differing(BelljarConfig(policy=policy)) == []
 
 
 def test_a_configuration_changes_the_policy_and_is_checked(policy_file: Path) -> None:
@@ -302,61 +267,6 @@ def test_any_compose_file_is_a_configuration_or_refused(
         assert error.where.startswith(str(path))  # noqa: PT017 - either is right
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "links: [{}]=db, ",
-        "depends_on: [{}]=db, ",
-        "depends_on: {{{}}}=db: {condition: service_started}, ",
-        "environment: [{}]='A=b', ",
-        "volumes: [{}]=/data, ",
-        "volumes: [{}]=v, ",
-        "tmpfs: [{}]=/run, ",
-        "networks: {{default: {{aliases: [{}]}}}}=web, ",
-        "healthcheck: {{test: [CMD, {}]}}=x, ",
-        "command: [{}]=x, ",
-        "command: '{}'=\\a",
-        "command: '{}'=$$",
-        "command: '{}'=${A:-b}",
-        "command: '{}'=${A:-${A:-b}}",
-        "command: '{}'=${",
-        "command: [{}]=*t, ",
-        "labels: [{}]=<<, ",
-    ],
-)
-def test_no_field_takes_more_than_its_length(field: str, tmp_path: Path) -> None:
-    """Twice as many entries take no four times as many steps, until the file is a configuration or
-    refused."""
-
-    def steps(entries: int) -> int:
-        frame, _, entry = field.partition("=")
-        service = (
-            frame.replace("{}", entry * entries)
-            if "{{" not in frame
-            else frame.format(entry * entries)
-        )
-        path = tmp_path / f"compose-{entries}-compose.yaml"
-        path.write_text(
-            f"x-t: &t some text\nservices:\n  web:\n    image: i\n    {service}\n  db: {{image:"
-            " j}\n  default: {image: k}\n"
-        )
-
-        def read() -> None:
-            with suppress(PolicyError):
-                as_config(str(path))
-
-        return calls(read)
-
-    steps(1)  # what is imported at the first time
-    assert steps(240) <= 3 * steps(120)
-
-
-def test_a_change_keeps_everything_else() -> None:
-    """Revalidation neither loses nor alters a field."""
-    loaded = load(BelljarConfig(policy="high"))
-    assert with_changes(loaded, {}).policy == loaded.policy
-
-
 def test_metadata_expands_in_env_only(policy_file: Path) -> None:
     """A sample's metadata reaches the values of `env` by Inspect's names. A policy that asks for
     what a sample does not have is refused: an empty flag would be a silent change."""
@@ -369,7 +279,7 @@ def test_metadata_expands_in_env_only(policy_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expanded"),
+    ("value", "meant"),
     [
         ("$SAMPLE_METADATA_A", "1"),
         ("x${SAMPLE_METADATA_A}y", "x1y"),
@@ -378,45 +288,22 @@ def test_metadata_expands_in_env_only(policy_file: Path) -> None:
         ("${SAMPLE_METADATA_E-none}", ""),
         ("$${SAMPLE_METADATA_A}", "${SAMPLE_METADATA_A}"),
         ("$$HOME ${HOME} $", "$$HOME ${HOME} $"),
+        ("$SAMPLE_METADATA_R", "${SAMPLE_METADATA_A}"),  # metadata is data
     ],
 )
-def test_expansion(value: str, expanded: str) -> None:
+def test_expansion(value: str, meant: str) -> None:
     """Compose's forms, for our names alone."""
-    assert (
-        expand(value, {"SAMPLE_METADATA_A": "1", "SAMPLE_METADATA_E": ""}, where="env.X")
-        == expanded
-    )
+    variables = {"A": "1", "E": "", "R": "${SAMPLE_METADATA_A}"}
+    variables = {f"SAMPLE_METADATA_{name}": item for name, item in variables.items()}
+    assert expanded({"X": value}, variables, where="env") == {"X": meant}
 
 
-def test_metadata_does_not_grow_beyond_a_bound(policy_file: Path) -> None:
-    """A long value that is asked for often is refused before it is put together; so are many
-    values."""
-    often = "${SAMPLE_METADATA_FLAG}" * 20
+def test_metadata_does_not_grow_beyond_a_bound() -> None:
+    """A value that is asked for often, or by many, is refused before it is put together."""
+    often = dict.fromkeys("ab", "${SAMPLE_METADATA_A}" * 20)
+    expanded(often, {"SAMPLE_METADATA_A": "x" * 26_000}, where="env")
     with pytest.raises(PolicyError, match="more than 1,048,576 characters"):
-        expand(often, {"SAMPLE_METADATA_FLAG": "x" * 60_000}, where="env.A")
-    many = load(
-        BelljarConfig(
-            policy=str(policy_file), env=tuple((f"A{number}", often) for number in range(30))
-        )
-    )
-    for_sample(many, {"flag": "x" * 1500})
-    with pytest.raises(PolicyError, match="more than 1,048,576 characters"):
-        for_sample(many, {"flag": "x" * 2000})
-
-
-@given(st.text(), st.text())
-def test_expansion_never_expands_what_it_put_in(value: str, secret: str) -> None:
-    """Metadata is data: a reference inside of it stays as it is."""
-    assert (
-        expand(
-            "${SAMPLE_METADATA_A}",
-            {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{secret}"},
-            where="x",
-        )
-        == f"${{SAMPLE_METADATA_B}}{secret}"
-    )
-    if "SAMPLE_METADATA_" not in value:
-        assert expand(value, {}, where="x") == value
+        expanded(often, {"SAMPLE_METADATA_A": "x" * 27_000}, where="env")
 
 
 def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
@@ -541,7 +428,8 @@ def test_a_task_for_plain_docker_gets_inspects_image(
     difference."""
     (tmp_path / "p.yaml").write_text(f"belljar: 1\n{policy}\n")
     operator = read_operator(run_policy=str(tmp_path / "p.yaml"), override=override)
-    made, (fact,) = within(BelljarConfig(is_generic=True), operator)
+    found = within(BelljarConfig(is_generic=True), operator)
+    made, (fact,) = found.policy, found.differences
     assert made.policy.image == image
     assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "image")
 

@@ -8,7 +8,6 @@ from typing import cast
 
 import anyio
 import pytest
-from inspect_ai.util import SandboxUnavailableError
 from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
 
@@ -130,16 +129,6 @@ async def test_a_breach_at_the_end_stops_the_others(session: Session, cells: Fak
     await second.close(outcome="completed")
     assert (first.containment.cell_verdict, second.containment.cell_verdict) == (B, C)
     assert all(cell.destroyed for cell in cells.opened)
-
-
-async def test_a_dead_cell_is_void_at_its_end(session: Session, cells: FakeCells) -> None:
-    """A cell that died in its sample can't be probed: void, and no error of the closing."""
-    environment = await opened()
-    cells.opened[0].dead = True
-    with pytest.raises(SandboxUnavailableError):
-        await environment.exec(["true"])
-    await environment.close(outcome="completed")
-    assert environment.containment.cell_verdict is V
 
 
 async def test_every_cell_of_a_range_is_probed_with_its_router(

@@ -17,7 +17,7 @@ from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
-from belljar.harness.evaluate import NOTED_IN, RunOutcome, check_tasks, run_evaluation
+from belljar.harness.evaluate import NOTED_IN, RunOutcome, run_evaluation
 from belljar.harness.evidence import stored_evidence
 from belljar.harness.options import RunRequest
 from belljar.ledger.keys import local_fingerprint
@@ -166,38 +166,14 @@ def test_a_run_from_end_to_end(
     assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"
 
 
-def test_a_failing_sample_is_an_evaluation_error(task_file: str, tmp_path: Path) -> None:
-    """The evaluation failed, the containment did not."""
-    findings = run([f"{task_file}@bad", "--model", "mockllm/model"], tmp_path).findings
-    assert (findings.exit_code, findings.verdict) == (1, Verdict.CONTAINED)
-    assert "the solver failed" in findings.rows[0].transcript.error
-
-
-def test_a_sample_that_is_tried_again_has_all_its_cells(task_file: str, tmp_path: Path) -> None:
-    """Both tries are on record, in one row, and both cells' destruction counts."""
-    findings = run(
-        [f"{task_file}@flaky", "--model", "mockllm/model", "--retry-on-error", "1"], tmp_path
-    ).findings
-    (row,) = findings.rows
-    assert (findings.exit_code, len(row.cells), row.destroyed) == (0, 2, True)
-
-
-def test_a_scorer_can_make_the_verdict_worse(task_file: str, tmp_path: Path) -> None:
-    """What a scorer saw on the host counts against containment."""
-    findings = run([f"{task_file}@escaped", "--model", "mockllm/model"], tmp_path).findings
-    assert (findings.exit_code, findings.verdict) == (2, Verdict.BREACHED)
-
-
 @pytest.mark.promise("1.1")
 def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
     """Whether a task of it is named or not."""
     file = tmp_path / "broken.py"
     file.write_text("a = 1\ndef task(:\n")
     for spec in (str(file), f"{file}@ctf"):
-        with pytest.raises(PolicyError) as caught:
+        with pytest.raises(PolicyError, match=r"SyntaxError: .*broken.py, line 2"):
             run([spec], tmp_path)
-        assert "SyntaxError" in caught.value.what
-        assert caught.value.where.endswith("broken.py:2")
 
 
 @pytest.mark.promise("1.5")
@@ -221,26 +197,6 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
     with pytest.raises(click.UsageError, match="no-such-option"):
         run([f"{task_file}@good", "--no-such-option"], tmp_path, cells)
     assert not cells.opened
-
-
-def test_a_broken_task_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`check` of a folder names each that can't be loaded, also in a file with others or one that is
-    no Python, and checks the rest; a run names it."""
-    monkeypatch.chdir(tmp_path)
-    one = "@task\ndef {}(): return Task(dataset=[Sample(input='x')]{}, sandbox='docker')\n"
-    head = "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
-    (tmp_path / "two.py").write_text(head + one.format("fine", "") + one.format("empty", "[:0]"))
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner/late.py").write_text(head + one.format("late", ""))
-    (tmp_path / "odd.py").write_text("@task\ndef odd(:\n")
-    (tmp_path / "exploit.py").write_text("print 'no task of Python 2'\n")
-    found = {each.task: each.error is None for each in check_tasks(["."], {})}
-    assert found == {"fine": True, "late": True, "two.py@empty": False, "odd.py": False}
-    with pytest.raises(PolicyError) as refused:
-        run(["two.py", "--model", "mockllm/model"], tmp_path)
-    assert refused.value.where == "two.py@empty"
-    with pytest.raises(PolicyError, match="empty"):
-        check_tasks(["two.py@empty"], {})
 
 
 def test_a_model_that_can_not_be_used_is_a_refusal_in_one_line(
@@ -297,16 +253,6 @@ def test_a_host_that_cannot_is_told_and_recorded(
     assert verify(sealed).ok(strict=True)
 
 
-@pytest.mark.promise("6.1", "7.2")
-def test_a_missing_destruction_voids(task_file: str, tmp_path: Path) -> None:
-    """Evidence or void."""
-    cells = RecordedCells()
-    cells.destroy_error = HostError("a survivor")
-    findings = run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells).findings
-    assert findings.exit_code == 2
-    assert findings.verdict is not Verdict.CONTAINED
-
-
 @pytest.mark.promise("1.5")
 def test_how_a_cell_differs_from_its_task_is_on_record(
     task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -324,7 +270,6 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
         Difference(
             kind=DifferenceKind.DROPPED, where="image default", key="STOPSIGNAL", detail="why"
         ),
-        Difference(kind=DifferenceKind.KEPT, where="image default", key="USER"),
     )
     outcome = run(arguments, tmp_path, cells, policy="low")
     said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
@@ -469,10 +414,8 @@ _NETWORK = "network: {stand_ins: {site: %s}}\n"
     "text",
     [
         _NETWORK % _STAND_IN,
-        _NETWORK % "{kind: pypi, names: [a.example], packages: nowhere}",
         _NETWORK % "{kind: python, names: [a.example], ports: [80], files: ., app: 'no.such:app'}",
         "files: [{from: nowhere, to: /x}]\n",
-        "guard: {protect: [{name: n, file: nowhere}]}\n",
         "resources: {memory: none}\n",
     ],
 )

@@ -103,15 +103,6 @@ def test_an_overridden_user_of_an_image_is_reported() -> None:
     )
 
 
-def test_a_task_without_an_image_gets_the_policys() -> None:
-    """With what the task itself says on top."""
-    run_policy = policy("image: mine\nuser: agent\nenv: {A: policy, B: b}\n")
-    made, _ = under_policy(run_policy, None, {"env": {"A": "task"}, "workdir": "/w"})
-    found = made.policy
-    assert (found.image, found.user, found.workdir) == ("mine", "agent", "/w")
-    assert found.env == {"A": "task", "B": "b"}
-
-
 @pytest.mark.promise("1.4")
 def test_an_image_of_a_task_comes_with_its_own_user() -> None:
     """A user, a directory and variables of the operator's policy were written for another image."""
@@ -149,17 +140,6 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     stricter, differences = under_policy(policy(), policy("risk: critical\n"), {})
     assert str(stricter.policy.risk) == "low"
     assert keys(differences, DifferenceKind.CHANGED) == ["risk"]
-
-
-@pytest.mark.promise("1.4")
-def test_the_smaller_limit_holds() -> None:
-    """Of a compose file's own and the operator's; a larger one is reported."""
-    run_policy = policy("resources: {memory: 1GiB, processes: 100}\n")
-    asked = {"resources": {"memory": "256MiB", "processes": 200}}
-    made, differences = under_policy(run_policy, None, asked)
-    limits = made.policy.resources
-    assert (limits.memory_bytes, limits.processes) == (256 << 20, 100)
-    assert keys(differences, DifferenceKind.CHANGED) == ["resources.processes"]
 
 
 @pytest.mark.promise("1.4")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.fakes.cell import RecordedCells
 
@@ -119,9 +118,3 @@ def test_a_log_that_lacks_samples_has_no_metrics(tmp_path: Path) -> None:
     log, _ = merged(tmp_path, part(run(tmp_path, "--sample-id", "1,2"), "1", "2"))
     assert (log.status, log.results) == ("cancelled", None)
     assert len(log.samples or []) == 4
-
-
-def test_without_a_log_there_is_nothing_to_merge(tmp_path: Path) -> None:
-    """It is an error, not an empty log."""
-    with pytest.raises(ValueError, match="no unit"):
-        merged(tmp_path)

@@ -216,7 +216,7 @@ def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
         try:
             if case["compose"] is not None:
                 config = of_compose(case["compose"], config, where="compose.yaml")
-            made = within(config, operator)[0].policy
+            made = within(config, operator).policy.policy
         except PolicyError:
             return
         assert beyond_settings(made, operator, is_named=bool(named)) == []

@@ -23,6 +23,7 @@ from tests.fakes.cell import RecordedCells
 from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.harness.boundary import LookAtSandboxes, sole_provider
 from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.host_tools import tool_checks
 from belljar.harness.options import RunRequest
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
@@ -276,27 +277,29 @@ def test_one_hold_at_a_time() -> None:
         assert registry.registry_find_sandboxenv("local") is not LocalSandboxEnvironment
 
 
-def _other_lookup(envtype: str) -> type[SandboxEnvironment]:
-    return LocalSandboxEnvironment
-
-
 @pytest.mark.promise("1.9")
 @pytest.mark.parametrize(
-    "place",
+    ("guard", "place"),
     [
-        "inspect_ai.util._sandbox.registry.registry_find",
-        "inspect_ai.util._sandbox.registry.registry_find_sandboxenv",
-        "inspect_ai._eval.run.registry_find_sandboxenv",
-        "inspect_ai._eval.task.sandbox.registry_find_sandboxenv",
-        "inspect_ai.hooks._hooks.get_all_hooks",
+        (sole_provider, "inspect_ai.util._sandbox.registry.registry_find"),
+        (sole_provider, "inspect_ai.util._sandbox.registry.registry_find_sandboxenv"),
+        (sole_provider, "inspect_ai._eval.run.registry_find_sandboxenv"),
+        (sole_provider, "inspect_ai._eval.task.sandbox.registry_find_sandboxenv"),
+        (sole_provider, "inspect_ai.hooks._hooks.get_all_hooks"),
+        (tool_checks, "inspect_ai.model._call_tools.call_tool"),
+        (tool_checks, "inspect_ai.model._call_tools._execute_tools_impl"),
+        (tool_checks, "inspect_ai.agent._bridge.sandbox.service.execute_host_tool"),
     ],
 )
 def test_an_inspect_that_works_otherwise_is_refused(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    guard: Any,  # noqa: ANN401 - either's context manager
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the places that are held nothing runs."""
-    monkeypatch.setattr(place, None if place.endswith("registry_find") else lambda *_: [])
-    with pytest.raises(HostError, match="not known"), sole_provider(Session()):
+    is_gone = place.endswith(("registry_find", "execute_host_tool"))
+    monkeypatch.setattr(place, None if is_gone else lambda *_: [])
+    with pytest.raises(HostError, match="not known"), guard(Session()):
         pass
     monkeypatch.undo()
     assert registry.registry_find_sandboxenv("local") is LocalSandboxEnvironment

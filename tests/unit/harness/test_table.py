@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.cli.findings import dropped, remarks, show_findings, table
-from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
-from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings, Probing, ReportedOperation, TranscriptAction
+from belljar.report.cells import CellFindings
 from belljar.report.collect import collect
 from belljar.report.remarks import problems_and_errors
-from belljar.report.samples import RunFindings, Transcript, headline
+from belljar.report.samples import RunFindings, Transcript
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe"
@@ -105,71 +101,3 @@ def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cell c-1 " in shown
     assert "sample gone is in no log" in shown
     assert [row.transcript.sample for row in found.rows] == ["s", "gone"]
-
-
-def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
-    """Reads of files that are missing are told from commands that failed; a cell's death gives its
-    reason."""
-    cell = CellFindings(cell_id="c-1", uuid="u", sample="s", death="out of memory")
-    reads = {
-        op: ReportedOperation(
-            op=op,
-            action=TranscriptAction.READ,
-            what="f",
-            outcome=Kind.FILE_READ_FAILED,
-            errno=errno.ENOENT,
-        )
-        for op in range(1540)
-    }
-    late = ReportedOperation(
-        op=1540, action=TranscriptAction.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT
-    )
-    cell.operations.update({**reads, late.op: late})
-    sample = Transcript(task="t", sample="s", epoch=1, uuid="u")
-    found = judge(
-        Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())
-    )
-    lines = [*remarks(collect(found)), *problems_and_errors(found)]
-    assert any("1,540 file reads of missing files" in line for line in lines)
-    assert any(line.startswith("  1 commands") for line in lines)
-    assert any("c-1" in line and "out of memory" in line for line in lines)
-
-
-def test_equal_rows_of_many_samples_are_one_unless_all_are_asked_for() -> None:
-    """Contained samples with the same score are a line; each other one has its own."""
-
-    def cell(name: str) -> CellFindings:
-        probings = [
-            Probing(phase=phase, verdict=Verdict.CONTAINED, problem="")
-            for phase in ("start", "end")
-        ]
-        return CellFindings(
-            cell_id=f"c-{name}",
-            uuid=name,
-            sample=name,
-            destroyed=True,
-            clean=True,
-            probings=probings,
-        )
-
-    samples = [
-        Transcript(task="t", sample=f"{n}", epoch=1, uuid=f"{n}", scores={"s": "I" if n else "C"})
-        for n in range(40)
-    ]
-    samples[7] = replace(samples[7], error="its own")
-    found = judge(
-        Evidence(
-            logs=[LogRecord(transcripts=tuple(samples))],
-            cells={each.uuid: cell(each.uuid) for each in samples if each.uuid != "8"},
-            run=RunRecord(ended=True),
-        )
-    )
-    assert (len(table(collect(found))), len(table(collect(found), every=True))) == (5, 41)
-    few = replace(found, rows=found.rows[:10])
-    assert len(table(collect(few))) == 11
-
-
-def test_the_summary_says_emulated() -> None:
-    """Without hardware virtualisation the last line says so."""
-    assert "emulated" in headline(findings("x"))
-    assert "emulated" not in headline(findings("x", emulated=False))

@@ -191,31 +191,6 @@ def limit(name: str, count: int = 1) -> Callable[[FakeCell], None]:
     return in_range(Kind.LIMIT_HIT, **said)
 
 
-HELLO: dict[str, Any] = {
-    "cell": "default",
-    "connection": 1,
-    "address": "10.0.0.2",
-    "port": 443,
-    "sni": "shop.example",
-    "verdict": "allowed",
-    "reason": "",
-    "stand_in": "shop",
-}
-CONNECTION: dict[str, Any] = {
-    **dict.fromkeys(("recorded_bytes", "framing_bytes", "remainder_bytes", "unread_bytes"), 0),
-    "cell": "default",
-    "connection": 1,
-    "address": "10.0.0.2",
-    "port": 80,
-    "source_port": 9,
-    "phase": "closed",
-    "received_bytes": 3,
-    "missing_bytes": 3,
-    "eof": True,
-    "accounted": False,
-    "reason": "",
-}
-"""Of which three bytes are nowhere."""
 CAUSES: dict[str, Cause] = {
     "nothing": Cause("contained", 0, set()),
     "an error of the task": Cause("contained", 1, set(), options=("-T", "fails=true")),
@@ -242,15 +217,6 @@ CAUSES: dict[str, Cause] = {
     "overwritten packets": Cause(
         "void", 2, {Code.PACKETS_OVERWRITTEN}, arm=at(1, limit("traffic_analysis_packets", 9))
     ),
-    "a killed reader": Cause(
-        "void", 2, {Code.TRAFFIC_ANALYSIS_ENDED}, arm=at(1, limit("traffic_analysis_reader"))
-    ),
-    "packets that were not recorded": Cause(
-        "void",
-        2,
-        {Code.PACKETS_NOT_RECORDED},
-        arm=at(1, in_range(Kind.RANGE_OPENING, counters={"packets_not_recorded": 3})),
-    ),
     **{
         f"the counter {name} of a range": Cause(
             "void", 2, {code}, arm=at(1, in_range(Kind.RANGE_OPENING, counters={name: 3}))
@@ -261,18 +227,6 @@ CAUSES: dict[str, Cause] = {
             "packets_unaccounted": Code.PACKETS_OVERWRITTEN,
         }.items()
     },
-    "bytes that no event has": Cause(
-        "void",
-        2,
-        {Code.BYTES_NOT_RECORDED},
-        arm=at(1, in_range(Kind.NETWORK_CONNECTION, **CONNECTION)),
-    ),
-    "TLS without its secrets": Cause(
-        "void",
-        2,
-        {Code.SECRETS_NOT_RECORDED},
-        arm=at(1, in_range(Kind.NETWORK_TLS, **HELLO, counters={"packets_cut": 0})),
-    ),
     "a range that ended by itself": Cause(
         "void",
         2,

@@ -3,7 +3,6 @@ answer as a test says."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ from tests.fakes.cell import FakeCell, RecordedCells
 from tests.fakes.probing import read_canary
 
 from belljar.cli.findings import dropped
-from belljar.errors import ContainmentBreach
 from belljar.harness.evaluate import RunOutcome, run_evaluation
 from belljar.harness.options import RunRequest
-from belljar.harness.session import current_session
 from belljar.ledger.verification import verify
 from belljar.probe.model import Verdict
 
@@ -156,38 +153,8 @@ def test_with_no_sample_contained_there_are_no_metrics(tmp_path: Path) -> None:
     assert verify(outcome.path).ok(strict=True)
 
 
-def test_with_every_sample_contained_nothing_is_dropped(tmp_path: Path) -> None:
-    """Then the metrics are what they were, and exit code 0."""
-    outcome, log = run(tmp_path, RecordedCells(), require_contained=True)
-    assert (mean_of(log), outcome.dropped, outcome.exit_code, log.invalidated) == (
-        1.0,
-        [],
-        0,
-        False,
-    )
-
-
 @pytest.mark.promise("7.4")
-@pytest.mark.parametrize("phase", ["start", "end"])
-def test_a_breach_stops_the_run(tmp_path: Path, phase: str) -> None:
-    """Whatever Inspect was told about errors: after a breach no other sample runs, exit code 2, the
-    cells are gone, the record is sealed."""
-    cells = RecordedCells()
-
-    def arm(cell: FakeCell, now: str) -> None:
-        cell.run_probe_program.touch = read_canary if now == phase else lambda _: None
-
-    cells.on_probe = arm
-    outcome, _ = run(tmp_path, cells, "--no-fail-on-error", "--retry-on-error", "2")
-    assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.BREACHED, 2)
-    assert len(cells.opened) == 1
-    assert all(cell.destroyed for cell in cells.opened)
-    assert verify(outcome.path).ok(strict=True)
-
-
-@pytest.mark.promise("7.4")
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("waits", ["a model", "its cell"])
+@pytest.mark.parametrize(("waits", "backend"), [("a model", "asyncio"), ("its cell", "trio")])
 def test_a_breach_ends_what_waits_for_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str, backend: str
 ) -> None:
@@ -210,19 +177,3 @@ def test_a_breach_ends_what_waits_for_a_model(
     )
     assert all(cell.destroyed for cell in cells.opened)
     assert verify(outcome.path).ok(strict=True)
-
-
-def test_a_breach_told_by_another_thread_ends_the_evaluation(tmp_path: Path) -> None:
-    """As a warm-up of a pool tells it, from any thread: what runs and what waits is ended, and Inspect's
-    log is finished."""
-    cells = RecordedCells()
-
-    def arm(cell: FakeCell, now: str) -> None:
-        if now == "end" and of(cell) == "s2":
-            breach = ContainmentBreach("a way out", where="warm-up")
-            threading.Thread(target=current_session().breached, args=(breach,)).start()
-
-    cells.on_probe = arm
-    outcome, log = run(tmp_path, cells, "--max-samples", "3", waits="its cell")
-    assert (outcome.exit_code, log.status) == (2, "cancelled")
-    assert all(cell.destroyed for cell in cells.opened)
