@@ -117,6 +117,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
+# They stand among annotations and are no fields: such a class is made at once.
 _PSEUDO_FIELDS: Final = ("ClassVar", "InitVar", "KW_ONLY")
 _WRITTEN_BY_HAND: Final = {"__slots__", "__init__", "__repr__", "__eq__", "__hash__"} | {
     "__setattr__", "__delattr__", "__getstate__", "__setstate__", "__match_args__"

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Final
 
 _BLOCKED: Final = {signal.SIGINT}
+# What a service manager and a closed terminal send.
 _HEEDED: Final = (signal.SIGTERM, signal.SIGHUP)
 
 

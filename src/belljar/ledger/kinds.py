@@ -14,6 +14,7 @@ from belljar.dataclass import dataclass
 from belljar.events import Kind
 
 Check: TypeAlias = Callable[[Any], object]
+# Beyond it, JSON's readers in other languages round.
 MAX_COUNT: Final = 2**53 - 1
 
 
@@ -101,6 +102,7 @@ def matching(pattern: str) -> Check:
 
 
 HEX64: Final = matching("[0-9a-f]{64}")
+# A reader refuses another version's lines: it would have to guess.
 SCHEMA_VERSION: Final = 3
 
 

@@ -26,6 +26,7 @@ from belljar.ledger.kinds import (
 MAX_LINE_BYTES: Final = 1 << 20
 # It has a fixed set of short fields.
 MAX_CHECKPOINT_BYTES: Final = 4096
+# More moves to a body, so that a line stays short enough to be read whole.
 MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20
 MAX_BODIES: Final = 64

@@ -18,6 +18,7 @@ from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Res
 OCI_VERSION: Final = "1.0.2"
 # As many as subordinate ids are handed out at once; `nobody` is 65534.
 ID_COUNT: Final = 1 << 16
+# Gone before the workload runs; neutral names, in a directory that every image has.
 AGENT_IN_CELL: Final = "/dev/.i"
 PROBE_IN_CELL: Final = "/dev/.p"
 CHANNEL_FD: Final = 0
@@ -32,6 +33,7 @@ MAX_TERMINALS: Final = 64
 _MAX_SHM_INODES: Final = 65_536
 # A page: a smaller file takes one all the same.
 _BYTES_PER_INODE: Final = 4096
+# Few pages make few inodes: a small disk still holds a tree of small files.
 _MIN_INODES: Final = 16_384
 _MAX_INODES: Final = 4_194_304
 

@@ -20,6 +20,7 @@ ARGV_FORMAT: Final = 1
 # Likewise, of a template's directory and of its guest's state.
 TEMPLATE_FORMAT: Final = 2
 
+# A name that stock guests have, so that it tells the workload nothing.
 AGENT_PORT: Final = "org.qemu.guest_agent.0"
 KERNEL_PATH: Final = "/i/kernel"
 INITRD_PATH: Final = "/i/initrd"
@@ -42,13 +43,16 @@ KERNEL_COMMAND_LINE: Final = (
 DATA_DISK_WORD: Final = " data_disk"
 # The network device's until RENEW, while its link is down.
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"
+# Each would make the frames' other side finish what the guest left undone.
 _OFFLOADS: Final = (
     "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
     "guest_ufo guest_announce ctrl_guest_offloads mrg_rxbuf status ctrl_vlan ctrl_rx_extra"
 )
 _NO_OFFLOADS: Final = ",".join(f"{feature}=off" for feature in _OFFLOADS.split())
+# QEMU's own seccomp filter, as strict as it goes: the VMM starts no program.
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _MIB: Final = 1 << 20
+# Paths in the jail that open as descriptors it inherited: it has no /dev.
 _KVM_FDSET: Final = 1
 _CONSOLE_FDSET: Final = 2
 

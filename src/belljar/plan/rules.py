@@ -21,6 +21,7 @@ from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
 Rule: TypeAlias = list[nft.Statement]
 TABLE: Final = "range"
 LOG_GROUP: Final = 1
+# Enough for the headers, by which a refused packet is told.
 LOG_SNAP_BYTES: Final = 128
 # On packets to addresses of others that end here, and (SO_MARK) on the answers.
 LOCAL_MARK: Final = 1
@@ -28,6 +29,7 @@ LOCAL_MARK: Final = 1
 DIAL_MARK: Final = 2
 # On a connection's first segment, sent again by loopback: it is let in, or refused.
 ENTER_MARK, REFUSE_MARK = 3, 4
+# Before the kernel's own at -400 (defragmentation): fragments are seen as they came.
 _BEFORE_ASSEMBLY: Final = -450
 _CHECK, _UNNAMED = "checked", "unnamed"
 # The counter of everything that is logged.

@@ -30,6 +30,7 @@ MAX_TARGETS: Final = 16
 MAX_UPSTREAMS: Final = 32
 # A run's default budget, in samples' budgets.
 RUN_BUDGETS: Final = 100
+# An upstream is real: a word alone tells a reviewer nothing.
 MIN_REASON_CHARS: Final = 10
 MAX_REASON_CHARS: Final = 500
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -12,8 +12,10 @@ from typing import Final
 from belljar.dataclass import dataclass, replace
 from belljar.units import printable
 
+# What Docker adds to a name without them, so that a task's image means the same here.
 DEFAULT_REGISTRY: Final = "docker.io"
 DEFAULT_TAG: Final = "latest"
+# Docker's older name of the same, which some files still have.
 _OLD_DEFAULT_REGISTRY: Final = "index.docker.io"
 _OFFICIAL: Final = "library/"
 # Registries and clients take no longer repository name (OCI distribution spec).
@@ -33,6 +35,7 @@ _REFERENCE: Final = re.compile(
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
     re.ASCII,
 )
+# Docker refuses such a repository: it would be taken for an image's id.
 _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 

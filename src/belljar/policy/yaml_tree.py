@@ -8,8 +8,9 @@ files have (`Reading.aliases`); there an alias counts as everything it stands fo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, NoReturn, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -18,9 +19,9 @@ from ruamel.yaml.events import (
     DocumentStartEvent,
     MappingEndEvent,
     MappingStartEvent,
+    NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
-    SequenceStartEvent,
 )
 from ruamel.yaml.reader import ReaderError
 
@@ -28,6 +29,7 @@ from belljar.dataclass import dataclass, field
 from belljar.units import format_size, printable, quoted
 
 MAX_BYTES: Final = 64 * 1024
+# Bounds the recursion of the reader, too.
 MAX_DEPTH: Final = 12
 # More is one mistake many times over, or no policy at all.
 _MAX_PROBLEMS: Final = 20
@@ -42,6 +44,7 @@ _SPECIAL: Final = {"": None, "~": None} | {
     for word, value in (("null", None), ("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }
+# The one tag that compose files need: text that would read as a number.
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.ASCII)
 # int() of many digits takes long: longer ones stay text, which no field takes as a number.
@@ -137,11 +140,9 @@ def read_tree(data: bytes | str, reading: Reading = POLICY) -> YamlTree:
     text = data if isinstance(data, str) else _decode(data, tree, reading)
     if text is None:
         return tree
-    builder = _Builder(tree, reading)
     try:
-        for event in YAML(typ="safe", pure=True).parse(text):
-            if not builder.take(event):
-                break
+        with suppress(_EnoughError):
+            _Reader(tree, reading, iter(YAML(typ="safe", pure=True).parse(text))).read()
     except MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         what = printable(exc.problem or exc.context or "can't be read", max_chars=200)
@@ -151,15 +152,17 @@ def read_tree(data: bytes | str, reading: Reading = POLICY) -> YamlTree:
             and mark.buffer[mark.pointer : mark.pointer + 1] == "\t"
         ):
             what = "a tab can't indent; use spaces"
-        builder.problem(_mark(mark) if mark else Mark(line=1, column=1), (), f"not YAML: {what}")
+        at = _mark(mark) if mark else Mark(line=1, column=1)
+        tree.problems.append(Problem(mark=at, field="", message=f"not YAML: {what}"))
     except ReaderError as exc:
         before = text[: exc.position]
-        mark_at = Mark(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
+        at = Mark(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
         character = chr(exc.character) if isinstance(exc.character, int) else str(exc.character)
-        builder.problem(mark_at, (), f"the character {quoted(character)} can't be in YAML")
+        why = f"the character {quoted(character)} can't be in YAML"
+        tree.problems.append(Problem(mark=at, field="", message=why))
     except (YAMLError, ValueError, OverflowError) as exc:
         why = f"not YAML: {printable(str(exc), max_chars=200)}"
-        builder.problem(Mark(line=1, column=1), (), why)
+        tree.problems.append(Problem(mark=Mark(line=1, column=1), field="", message=why))
     return tree
 
 
@@ -201,24 +204,13 @@ def scalar(
     return text
 
 
-@dataclass(slots=True)
-class _OpenNode:
-    """A mapping or list being filled; the counts are its begin's."""
-
-    value: dict[str, Any] | list[Any]
-    path: Path
-    anchor: str | None
-    nodes: int
-    characters: int
-    key: str | None = None
-    skip: bool = False
-    is_merge: bool = False
-    merges: list[tuple[Any, Mark]] = field(default_factory=list)
+# ruamel's events are untyped.
+_Event: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class _Anchored:
-    """A value with a name, and its size. `text`: a scalar's."""
+class _Node:
+    """A value, and its size with everything that aliases in it stand for. `text`: a scalar's."""
 
     value: Any
     nodes: int
@@ -226,85 +218,112 @@ class _Anchored:
     text: str | None = None
 
 
-class _Builder:
-    """Takes parser events one by one; `take` says whether to go on.
+class _EnoughError(Exception):
+    """The rest of the text isn't read."""
+
+
+class _Reader:
+    """Reads a parser's events into a tree, each node by one call.
 
     An anchor is known once its value is complete, so none can contain itself.
     """
 
-    def __init__(self, tree: YamlTree, reading: Reading) -> None:
+    def __init__(self, tree: YamlTree, reading: Reading, events: Iterator[_Event]) -> None:
         self.tree = tree
         self.reading = reading
-        self.stack: list[_OpenNode] = []
-        self.anchors: dict[str, _Anchored] = {}
-        self.documents = self.nodes = self.characters = 0
+        self.events = events
+        self.anchors: dict[str, _Node] = {}
+        self.nodes = self.characters = 0
 
-    def problem(self, mark: Mark, path: Path, message: str) -> bool:
-        """Note it. False when there are too many."""
+    def read(self) -> None:
+        """Read the one document. Raises `_EnoughError`."""
+        documents = 0
+        for event in self.events:
+            if isinstance(event, DocumentStartEvent):
+                documents += 1
+                self._check_document(event, documents)
+            elif isinstance(event, NodeEvent):
+                self.tree.value = self._value(event, ())
+
+    def _problem(self, mark: Mark, path: Path, message: str) -> None:
+        """Note it and go on, unless there are too many."""
         self.tree.problems.append(Problem(mark=mark, field=field_name(path), message=message))
-        return len(self.tree.problems) < _MAX_PROBLEMS
+        if len(self.tree.problems) >= _MAX_PROBLEMS:
+            raise _EnoughError
 
-    def take(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        """One event in."""
-        match event:
-            case DocumentStartEvent():
-                return self._document(event)
-            case AliasEvent():
-                return self._alias(event)
-            case ScalarEvent():
-                return self._accepts(event) and self._scalar(event)
-            case MappingStartEvent() | SequenceStartEvent():
-                return self._accepts(event) and self._open(event)
-            case MappingEndEvent() | SequenceEndEvent():
-                return self._close()
-        return True
+    def _refuse(self, mark: Mark, path: Path, message: str) -> NoReturn:
+        """Note what makes the rest unreadable."""
+        self._problem(mark, path, message)
+        raise _EnoughError
 
-    def _document(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        self.documents += 1
+    def _check_document(self, event: _Event, documents: int) -> None:
         what = self.reading.what
-        if self.documents > 1:
+        if documents > 1:
             why = f"a second document; {what} is one document, without `---` in between"
-            self.problem(_mark(event.start_mark), (), why)
-            return False
+            self._refuse(_mark(event.start_mark), (), why)
         if not self.reading.aliases and (event.version not in (None, (1, 2)) or event.tags):
             why = (
                 f"directives other than `%YAML 1.2` are not allowed: {what} must read the same "
                 f"everywhere"
             )
-            self.problem(Mark(line=1, column=1), (), why)
-            return False
-        return True
+            self._refuse(Mark(line=1, column=1), (), why)
 
-    def _alias(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        mark, written = _mark(event.start_mark), quoted("*" + event.anchor)
-        found = self.anchors.get(event.anchor)
-        if not self.reading.aliases or found is None:
-            why = f"{written} refers to no value that is complete before it"
-            if not self.reading.aliases:
-                why = f"aliases are not allowed: write the value again instead of {written}"
-            self.problem(mark, self._path(), why)
-            return False
-        if not self._count(mark, found.nodes, found.characters):
-            return False
-        if not self._wants_key():
-            return self._place(found.value, mark)
-        if found.text is None:
-            return self._no_name(mark)
-        return self._key(found.text, mark, plain=False)
+    def _value(self, event: _Event, path: Path) -> Any:  # noqa: ANN401 - values of a document
+        """Return the value that begins with `event`, and note its place."""
+        value, mark = self._node(event, path).value, _mark(event.start_mark)
+        self.tree.marks[path] = mark
+        if value is None and path and not self.reading.empty_values:
+            why = "is empty: write a value, or leave the field out"
+            self._problem(self.tree.keys.get(path, mark), path, why)
+        return value
 
-    def _accepts(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        """Whether the event's anchor and tag can be read."""
-        mark, aliases = _mark(event.start_mark), self.reading.aliases
+    def _node(self, event: _Event, path: Path) -> _Node:
+        mark = _mark(event.start_mark)
+        if isinstance(event, AliasEvent):
+            return self._named(event, mark, path)
+        self._check_properties(event, mark, path)
+        nodes, characters = self.nodes, self.characters
+        text: str | None = None
+        value: Any
+        if isinstance(event, ScalarEvent):
+            text = event.value
+            self._count(mark, 1, len(text))
+            value = scalar(text, plain=_is_plain(event), number=self.reading.number)
+        else:
+            # Each level that is open has one part in the path
+            if len(path) >= self.reading.max_depth:
+                self._refuse(mark, path, f"nested deeper than {self.reading.max_depth} levels")
+            self._count(mark, 1, 0)
+            is_mapping = isinstance(event, MappingStartEvent)
+            value = self._mapping(path) if is_mapping else self._list(path)
+        node = _Node(value, self.nodes - nodes, self.characters - characters, text)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        return node
+
+    def _named(self, event: _Event, mark: Mark, path: Path) -> _Node:
+        """Return what an alias stands for."""
+        written, found = quoted("*" + event.anchor), self.anchors.get(event.anchor)
+        if not self.reading.aliases:
+            why = f"aliases are not allowed: write the value again instead of {written}"
+            self._refuse(mark, path, why)
+        if found is None:
+            self._refuse(mark, path, f"{written} refers to no value that is complete before it")
+        self._count(mark, found.nodes, found.characters)
+        return found
+
+    def _check_properties(self, event: _Event, mark: Mark, path: Path) -> None:
+        """Note an anchor or a tag that can't be read."""
+        aliases = self.reading.aliases
         if event.anchor is not None and not aliases:
             why = f"anchors are not allowed: remove {quoted('&' + event.anchor)}"
-            return self.problem(mark, self._path(), why)
+            self._problem(mark, path, why)
         tag = None if event.tag is None else str(event.tag)
         is_text = isinstance(event, ScalarEvent) and tag in ("!", _TEXT_TAG)
-        if tag is None or (aliases and is_text):
-            return True
-        return self.problem(mark, self._path(), f"tags are not allowed: remove {quoted(tag)}")
+        if tag is not None and not (aliases and is_text):
+            self._problem(mark, path, f"tags are not allowed: remove {quoted(tag)}")
 
-    def _count(self, mark: Mark, nodes: int, characters: int) -> bool:
+    def _count(self, mark: Mark, nodes: int, characters: int) -> None:
         self.nodes += nodes
         self.characters += characters
         for count, most, what in (
@@ -313,126 +332,68 @@ class _Builder:
         ):
             if most is not None and count > most:
                 why = f"more than {most:,} {what}, those of aliases and merge keys included"
-                self.problem(mark, (), why)
-                return False
-        return True
+                self._refuse(mark, (), why)
 
-    def _path(self) -> Path:
-        if not self.stack:
-            return ()
-        top = self.stack[-1]
-        if isinstance(top.value, list):
-            return (*top.path, len(top.value))
-        return top.path if top.key is None else (*top.path, top.key)
+    def _list(self, path: Path) -> list[Any]:
+        value: list[Any] = []
+        while not isinstance(event := next(self.events), SequenceEndEvent):
+            value.append(self._value(event, (*path, len(value))))
+        return value
 
-    def _scalar(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        mark, text = _mark(event.start_mark), event.value
-        plain = event.style is None and event.tag is None
-        value = scalar(text, plain=plain, number=self.reading.number)
-        if not self._count(mark, 1, len(text)):
-            return False
-        if event.anchor is not None:
-            self.anchors[event.anchor] = _Anchored(value, 1, len(text), text)
-        if self._wants_key():
-            return self._key(text, mark, plain=plain)
-        return self._place(value, mark)
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        merged: list[dict[str, Any]] = []
+        while not isinstance(event := next(self.events), MappingEndEvent):
+            name = self._name(event, path)
+            below, following = (*path, name), next(self.events)
+            if self.reading.aliases and name == "<<" and _is_plain(event):
+                merged += self._merged(following, below)
+            elif self._accepts(name, event, path):
+                own[name] = self._value(following, below)
+            else:
+                self._node(following, below)
+        whole: dict[str, Any] = {}
+        for source in (*reversed(merged), own):  # own fields win, then the first
+            whole.update(source)
+        return whole
 
-    def _wants_key(self) -> bool:
-        if not self.stack:
-            return False
-        return isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
+    def _name(self, event: _Event, path: Path) -> str:
+        text = None
+        if isinstance(event, ScalarEvent | AliasEvent):
+            text = self._node(event, path).text
+        if text is None:
+            why = "a field's name is text, not a list or a mapping"
+            self._refuse(_mark(event.start_mark), path, why)
+        return text
 
-    def _no_name(self, mark: Mark) -> bool:
-        self.problem(mark, self._path(), "a field's name is text, not a list or a mapping")
+    def _accepts(self, name: str, event: _Event, path: Path) -> bool:
+        """Return whether a mapping takes this name, and note its place or what is wrong."""
+        mark, below, plain = _mark(event.start_mark), (*path, name), _is_plain(event)
+        if plain and name == "<<":
+            self._problem(mark, path, "merge keys (`<<`) are not allowed: write the fields out")
+        elif not self.reading.plain_names and not isinstance(scalar(name, plain=plain), str):
+            why = f"{quoted(name)} is not text; if it is meant as a field's name, put it in quotes"
+            self._problem(mark, path, why)
+        elif below in self.tree.keys:
+            why = f"written twice; the first is on line {self.tree.keys[below].line}"
+            self._problem(mark, below, why)
+        else:
+            self.tree.keys[below] = mark
+            return True
         return False
 
-    def _key(self, name: str, mark: Mark, *, plain: bool) -> bool:
-        top = self.stack[-1]
-        top.key, top.skip = name, False
-        if plain and name == "<<":
-            if self.reading.aliases:
-                top.is_merge = True
-                return True
-            top.skip = True
-            why = "merge keys (`<<`) are not allowed: write the fields out"
-            return self.problem(mark, top.path, why)
-        if not self.reading.plain_names and not isinstance(scalar(name, plain=plain), str):
-            top.skip = True
-            why = f"{quoted(name)} is not text; if it is meant as a field's name, put it in quotes"
-            return self.problem(mark, top.path, why)
-        path = (*top.path, name)
-        if path in self.tree.keys:
-            top.skip = True
-            why = f"written twice; the first is on line {self.tree.keys[path].line}"
-            return self.problem(mark, path, why)
-        self.tree.keys[path] = mark
-        return True
+    def _merged(self, event: _Event, path: Path) -> list[dict[str, Any]]:
+        """Return what a merge key names."""
+        value = self._node(event, path).value
+        sources = value if isinstance(value, list) else [value]
+        if not all(isinstance(source, dict) for source in sources):
+            why = "a merge key (`<<`) names a mapping, or a list of them"
+            self._refuse(_mark(event.start_mark), (), why)
+        return sources
 
-    def _place(self, value: Any, mark: Mark) -> bool:  # noqa: ANN401 - values of a document
-        path = self._path()
-        if not self.stack:
-            self.tree.value, self.tree.marks[()] = value, mark
-            return True
-        top = self.stack[-1]
-        if isinstance(top.value, list):
-            top.value.append(value)
-        elif top.key is not None:
-            if top.is_merge:
-                top.merges.append((value, mark))
-            elif not top.skip:
-                top.value[top.key] = value
-            left_out = top.skip or top.is_merge
-            top.key, top.skip, top.is_merge = None, False, False
-            if left_out:
-                return True
-        self.tree.marks[path] = mark
-        if value is None and not self.reading.empty_values:
-            why = "is empty: write a value, or leave the field out"
-            return self.problem(self.tree.keys.get(path, mark), path, why)
-        return True
 
-    def _open(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        mark, path = _mark(event.start_mark), self._path()
-        if self._wants_key():
-            return self._no_name(mark)
-        if len(self.stack) >= self.reading.max_depth:
-            self.problem(mark, path, f"nested deeper than {self.reading.max_depth} levels")
-            return False
-        value: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
-        opened = _OpenNode(value, path, event.anchor, self.nodes, self.characters)
-        if not self._count(mark, 1, 0):
-            return False
-        on = self._place(value, mark)
-        self.stack.append(opened)
-        return on
-
-    def _close(self) -> bool:
-        done = self.stack.pop()
-        if (
-            isinstance(done.value, dict)
-            and done.merges
-            and not self._merge(done.value, done.merges)
-        ):
-            return False
-        if done.anchor is not None:
-            nodes, characters = self.nodes - done.nodes, self.characters - done.characters
-            self.anchors[done.anchor] = _Anchored(done.value, nodes, characters)
-        return True
-
-    def _merge(self, value: dict[str, Any], merges: list[tuple[Any, Mark]]) -> bool:
-        """Insert what merge keys name: own fields win, then the first."""
-        sources = []
-        for merged, mark in merges:
-            listed = merged if isinstance(merged, list) else [merged]
-            if not all(isinstance(source, dict) for source in listed):
-                self.problem(mark, (), "a merge key (`<<`) names a mapping, or a list of them")
-                return False
-            sources += listed
-        own = dict(value)
-        value.clear()
-        for source in (*reversed(sources), own):
-            value.update(source)
-        return True
+def _is_plain(event: _Event) -> bool:
+    return isinstance(event, ScalarEvent) and event.style is None and event.tag is None
 
 
 def closest_mark(tree: YamlTree, path: Path, *, key: bool = False) -> Mark:

@@ -188,19 +188,6 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("tier", list(Tier))
-def test_a_plan_has_a_machine_or_a_container_never_both(
-    tier: Tier, facts: HostFacts, image: ImageFacts
-) -> None:
-    """Each tier's plan is of its own type; its JSON says null for the other's."""
-    plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), facts, image)
-    shown = plan.to_json()
-    assert isinstance(plan, MicrovmPlan if tier is Tier.MICROVM else OciPlan)
-    assert [shown[name] is None for name in ("vm", "guest", "oci")] == (
-        [False, False, True] if tier is Tier.MICROVM else [True, True, False]
-    )
-
-
 @pytest.mark.promise("1.2")
 def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_that_or_nothing(
     facts: HostFacts, image: ImageFacts
@@ -284,20 +271,6 @@ def test_what_this_host_has_not_got_is_refused_with_the_hint(
     assert refused.value.where == where
     assert refused.value.hint
     assert refused.value.exit_code == 3
-
-
-def test_an_image_says_how_processes_start_and_the_policy_has_the_last_word(
-    facts: HostFacts, image: ImageFacts
-) -> None:
-    """User, working directory and environment."""
-    plain = make_plan(load_preset("high").policy, facts, image)
-    assert (plain.user, plain.workdir, plain.env) == ("user", "/home/user", image.env)
-    rich = make_plan(Policy.model_validate(RICH), facts, image)
-    assert (rich.user, rich.workdir, rich.env) == (
-        "0",
-        "/srv",
-        {"PATH": "/usr/bin:/bin", "LANG": "de", "TASK": "a"},
-    )
 
 
 def test_without_control_groups_the_plan_says_what_holds_instead(

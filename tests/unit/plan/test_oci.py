@@ -253,9 +253,3 @@ def test_gvisor_with_a_port_has_a_network_of_its_own() -> None:
         for argv in (runsc, granted)
     ]
     assert asked == [["--network=sandbox"], ["--network=sandbox", "--net-raw"]]
-
-
-def test_the_microvm_tier_has_no_container() -> None:
-    """Asking for one is a mistake of ours."""
-    with pytest.raises(ValueError, match="microvm"):
-        shape_of(Tier.MICROVM)

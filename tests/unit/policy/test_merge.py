@@ -150,37 +150,6 @@ def test_the_larger_record_is_kept(more: str) -> None:
     assert (kept.packets, kept.events, kept.bodies) == (1 << 30, 2 << 30, 64 << 10)
 
 
-def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
-    """Ports, methods and the smaller of both budgets, of a run too; none where nothing is
-    common."""
-    made = bounded(policy(upstreams(ONE, OTHER)), policy(upstreams(LESS))).policy.network
-    assert made is not None
-    (left,) = made.upstreams
-    assert (left.host, left.ports, left.methods, left.budget, left.whole_run) == (
-        "a.example",
-        (443,),
-        ("GET",),
-        1 << 20,
-        2 << 20,
-    )
-    apart = bounded(policy(upstreams(ONE)), policy(upstreams(OTHER))).policy.network
-    assert apart is not None
-    assert apart.upstreams == ()
-
-
-def test_what_a_cell_holds_stays_the_tasks() -> None:
-    """It opens nothing."""
-    ours = policy("image: other\nuser: '7'\nworkdir: /x\nenv: {A: b}\n")
-    made = bounded(ours, policy("risk: high\nimage: mine\nenv: {B: c}\n")).policy
-    assert (made.image, made.user, made.workdir, dict(made.env), str(made.risk)) == (
-        "other",
-        "7",
-        "/x",
-        {"A": "b"},
-        "high",
-    )
-
-
 def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) -> None:
     """And a task that brings files of its own can't have both directories."""
     theirs, ours = tmp_path / "operator", tmp_path / "task"

@@ -86,100 +86,55 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("network", "line", "column", "field", "told"),
-    [
+    ("stand_ins", "field", "told"),
+    [  # `^` stands before what is wrong
+        ("{a: ^{names: [b]}}", "a.kind", "is missing. One of `http`"),
+        ("{a: {kind: ^htp}}", "a.kind", "did you mean `http`?"),
+        ("{a: ^{kind: git}}", "a.names", "is missing. Host names"),
+        ("{_a: ^{kind: git}}", "_a", "letters"),
+        ("{default: ^{kind: git}}", "default", "sample's own cell"),
         (
-            "stand_ins: {a: {names: [b]}}",
-            4,
-            18,
-            "network.stand_ins.a.kind",
-            "is missing. One of `http`",
-        ),
-        ("stand_ins: {a: {kind: htp}}", 4, 25, "network.stand_ins.a.kind", "did you mean `http`?"),
-        (
-            "stand_ins: {a: {kind: git}}",
-            4,
-            18,
-            "network.stand_ins.a.names",
-            "is missing. Host names",
-        ),
-        ("stand_ins: {_a: {kind: git}}", 4, 19, "network.stand_ins._a", "letters"),
-        (
-            "stand_ins: {default: {kind: git}}",
-            4,
-            24,
-            "network.stand_ins.default",
-            "sample's own cell",
-        ),
-        (
-            "stand_ins: {a: {kind: cell, names: [b], ports: [1], awaits: [c]}}",
-            4,
-            64,
-            "network.stand_ins.a.awaits[0]",
+            "{a: {kind: cell, names: [b], ports: [1], awaits: [^c]}}",
+            "a.awaits[0]",
             "not a target cell that is listed before",
         ),
         (
-            "stand_ins: {a: {kind: cell, names: [b], ports: [1], command: [x], arguments: [y]}}",
-            4,
-            80,
-            "network.stand_ins.a.arguments",
+            "{a: {kind: cell, names: [b], ports: [1], command: [x], arguments: ^[y]}}",
+            "a.arguments",
             "combined with `command`",
         ),
         (
-            (
-                "stand_ins: {a: {kind: cell, names: [b], ports: [1], completes: true, health:"
-                " {command: [x]}}}"
-            ),
-            4,
-            80,
-            "network.stand_ins.a.health",
+            "{a: {kind: cell, names: [b], ports: [1], completes: true, health: ^{command: [x]}}}",
+            "a.health",
             "combined with `completes: true`",
         ),
-        ("stand_ins: [a]", 4, 14, "network.stand_ins", "a mapping"),
+        ("^[a]", "", "a mapping"),
         (
-            "stand_ins: {a: {kind: git, names: [b.example, B.example]}}",
-            4,
-            49,
-            "network.stand_ins.a.names[1]",
+            "{a: {kind: git, names: [b.example, ^B.example]}}",
+            "a.names[1]",
             "`b.example` is already a name of `a`",
         ),
         (
-            "stand_ins:\n  a: {kind: git, names: [b]}\n  c: {kind: smtp, names: [d, b]}",
-            6,
-            32,
-            "network.stand_ins.c.names[1]",
+            "{a: {kind: git, names: [b]}, c: {kind: smtp, names: [d, ^b]}}",
+            "c.names[1]",
             "`b` is already a name of `a`",
         ),
         (
-            "stand_ins: {a: {kind: git, names: ['*.google.internal']}}",
-            4,
-            38,
-            "network.stand_ins.a.names[0]",
+            "{a: {kind: git, names: [^'*.google.internal']}}",
+            "a.names[0]",
             "`metadata.google.internal` is the name of a metadata service",
         ),
-        (
-            "stand_ins:\n  a: {kind: metadata}\n  b: {kind: metadata}",
-            6,
-            15,
-            "network.stand_ins.b.kind",
-            "one metadata service",
-        ),
-        (
-            "stand_ins: {a: {kind: git, names: [b], ports: [80, 80]}}",
-            4,
-            54,
-            "network.stand_ins.a.ports[1]",
-            "is listed twice",
-        ),
+        ("{a: {kind: metadata}, b: {kind: ^metadata}}", "b.kind", "one metadata service"),
+        ("{a: {kind: git, names: [b], ports: [80, ^80]}}", "a.ports[1]", "is listed twice"),
     ],
 )
-def test_a_mistake_is_told_where_it_stands(
-    network: str, line: int, column: int, field: str, told: str
-) -> None:
+def test_a_mistake_is_told_where_it_stands(stand_ins: str, field: str, told: str) -> None:
     """Line, column and field of the author's file, whatever the kind."""
-    found = {item[2]: item for item in problems(network)}
-    assert found[field][:2] == (line, column)
-    assert told in found[field][3]
+    network, column = f"stand_ins: {stand_ins}", len("  stand_ins: ") + stand_ins.index("^") + 1
+    found = {item[2]: item for item in problems(network.replace("^", ""))}
+    wrong = found[f"network.stand_ins.{field}".removesuffix(".")]
+    assert wrong[:2] == (4, column)
+    assert told in wrong[3]
 
 
 @pytest.mark.promise("2.5")

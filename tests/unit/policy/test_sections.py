@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
@@ -20,47 +20,15 @@ from belljar.policy.limits import (
     USUAL_CAPABILITIES,
     Granted,
     HostTools,
-    Resources,
     Risk,
     Tier,
 )
 from belljar.policy.load import examine
 from belljar.policy.model import Policy
 from belljar.policy.sections import (
-    ResourcesField,
-    ResourcesText,
     Rights,
     common_rights,
 )
-
-
-class Holder(BaseModel):
-    """A model with the field."""
-
-    resources: ResourcesField
-
-
-@given(
-    st.builds(
-        Resources,
-        cpus=st.integers(1, 64),
-        memory_bytes=st.integers(64 << 20, 1 << 30),
-        disk_bytes=st.integers(16 << 20, 1 << 30),
-        lifetime_s=st.integers(700, 90_000).map(float),
-    )
-)
-def test_resources_made_by_a_program_pass_as_they_are(resources: Resources) -> None:
-    """They go through a file's bounds and come out the same."""
-    assert Holder(resources=resources).resources == resources
-
-
-def test_a_default_exec_timeout_shrinks_to_a_short_lifetime() -> None:
-    """A written one that is longer is refused."""
-    assert ResourcesText.model_validate({"lifetime": "1m"}).resources().exec_timeout_s == 60.0
-    with pytest.raises(ValidationError, match="at most `lifetime`"):
-        ResourcesText.model_validate({"lifetime": "1m", "exec_timeout": "2m"})
-    with pytest.raises(ValidationError, match="out of range"):
-        Holder(resources=Resources(memory_bytes=1))
 
 
 def problems(text: str, base: Path) -> list[str]:
