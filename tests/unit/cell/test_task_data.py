@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,65 +20,37 @@ pytestmark = pytest.mark.anyio
 
 
 class Asked:
-    """A cell that notes what is asked of it."""
+    """A cell into which everything goes but one file."""
 
     id = "c"
 
     def __init__(self, *, refuses: str = "") -> None:
-        self.files: dict[str, tuple[bytes, int | None, str]] = {}
-        self.trees: list[tuple[str, list[tuple[str, str, str]], int | None]] = []
-        self.removed: list[tuple[str, bool, str]] = []
-        self.notes: list[dict[str, Any]] = []
         self.refuses = refuses
 
-    async def remove(self, path: str, *, recursive: bool, user: str) -> None:
+    async def remove(self, path: str, **_: object) -> None:
         """As if nothing were there."""
-        self.removed.append((path, recursive, user))
         raise FileNotFoundError(2, "No such file or directory", path)
 
     async def _put_records(
-        self,
-        directory: str,
-        records: Iterator[bytes],
-        manifest: TreeManifest,
-        *,
-        mode: int | None,
-        **_: object,
+        self, _: str, records: Iterator[bytes], manifest: TreeManifest, **__: object
     ) -> Transfer:
-        """Read to the end, and kept as its list has it."""
+        """Read to the end."""
         deque(records, maxlen=0)
-        lines = [json.loads(line) for line in manifest.content().splitlines()]
-        entries = [(line["path"], line["kind"], line["mode"]) for line in lines if line["path"]]
-        self.trees.append((directory, entries, mode))
         return manifest.transfer()
 
-    async def write_file(
-        self,
-        path: str,
-        contents: bytes,
-        *,
-        mode: int | None,
-        user: str,
-        owner: str,
-    ) -> None:
-        """Kept, unless it is refused."""
+    async def write_file(self, path: str, _: bytes, **__: object) -> None:
+        """Nothing, unless it is refused."""
         if path == self.refuses:
             raise IsADirectoryError(21, "Is a directory", path)
-        self.files[path] = (contents, mode, owner)
-
-    async def read_file(self, path: str, *, max_bytes: int, user: str) -> bytes:
-        """A hosts file without a line's end."""
-        return b"127.0.0.1\tlocalhost"
 
     def note(self, kind: Kind, data: dict[str, Any]) -> None:
         """In a form that the ledger takes."""
         check_data(kind, data)
-        self.notes.append(data)
 
 
-def data_of(root: Path, *files: TaskFile, hosts: tuple[tuple[str, str], ...] = ()) -> TaskData:
+def data_of(root: Path, *files: TaskFile) -> TaskData:
     """Of the sample's own cell."""
-    return TaskData(root=str(root), cells={"default": CellData(files=files, hosts=hosts)})
+    return TaskData(root=str(root), cells={"default": CellData(files=files)})
 
 
 async def put(cell: Asked, data: TaskData) -> None:
