@@ -183,11 +183,12 @@ class Network(Watch):
         machines = {pid for pid in scene.pids() if name_of(pid).startswith("qemu")}
         # A container has no machine: its processes are those with a network of their own, and their loopback is nobody else's.
         inside = machines or {pid for pid in scene.pids() if has_own_network(pid)}
-        known = [interfaces_of(pid) for pid in inside]
+        looks = {pid: interfaces_of(pid) for pid in inside}
+        # A command of the cell that has ended meanwhile has none, and nothing to hide in.
+        known = [found for pid, found in looks.items() if found or machines or has_own_network(pid)]
         sending = {name for found in known for name, sent in found if sent and machines}
         others = {name for found in known for name, _ in found if name != "lo"}
-        if not all(known) or not known:
-            # Every network has at least a loopback.
+        if not all(known) or not known:  # every network has at least a loopback
             return ["no process with the cell's network was there to look at"]
         if interfaces := sending | others:
             return [f"the cell has network interfaces: {', '.join(sorted(interfaces))}"]

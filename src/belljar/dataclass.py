@@ -162,6 +162,8 @@ class _Late:
         for cls in owner.__mro__:
             if cls.__dict__.get(self.name) is self:
                 _generate(cls, self.name)
+                made = cls.__dict__[self.name]  # not a subclass's own that calls this one
+                return made.__get__(instance, owner) if hasattr(made, "__get__") else made
         return getattr(owner if instance is None else instance, self.name)
 
 

@@ -86,7 +86,7 @@ async def _talk(pieces: list[bytes], bounds: Bounds, *, has_memory: bool) -> Out
     async def go_on() -> None:
         pass
 
-    given = SimpleNamespace(record=record, post=items.append, wait_for_room=go_on)
+    given = SimpleNamespace(record=record, post=items.append, wait_for_room=go_on, flush=go_on)
     shop = StandInPlan(
         id="shop",
         kind="http",

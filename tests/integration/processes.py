@@ -4,10 +4,8 @@ ready for signals; `belljar run` started quickly."""
 from __future__ import annotations
 
 import os
-import re
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -81,18 +79,6 @@ def vmm_of(owner: int, *, within_s: float = 60) -> int:
 
     wait_for(look, "a VMM", within_s=within_s)
     return found[0]
-
-
-def heeds_signals(pid: int) -> bool:
-    """Whether the process catches SIGINT, SIGTERM, and SIGHUP if that is not ignored (`nohup`):
-    from then on it unwinds; before, Python's start would be torn."""
-    status = _text(pid, "status")
-    masks = [re.search(rf"^{name}:\s+(\w+)", status, re.MULTILINE) for name in ("SigCgt", "SigIgn")]
-    caught, ignored = (int(mask[1], 16) if mask else 0 for mask in masks)
-    heeded = caught | (ignored & 1 << (signal.SIGHUP - 1))
-    return all(
-        heeded >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    )
 
 
 def kill_tree(root: int) -> None:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.slow]
 # the channel's sockets, through which files, streams and terminals pass. Files and least number of
 # tests, by carrier; in gVisor and in containers the channel is a pipe of the same code.
 CHOSEN = {
-    "container-trio": (("cell", "limits", "sensors"), 42),
+    "container-trio": (("cell", "limits", "sensors"), 33),
     "gvisor-asyncio": (("cell", "limits"), 20),
     "microvm-asyncio": (("cell", "channel_files", "channel_streams", "channel_terminals"), 32),
 }

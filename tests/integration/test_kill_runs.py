@@ -86,11 +86,13 @@ def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(
 @pytest.mark.promise("6.4", "7.5")
 def test_an_operator_ends_a_run(belljar: Belljar, arguments: list[str]) -> None:
     """`belljar kill RUN` from another process: its samples' cells end, no new one is made, and the report says by whom and why."""
+    before = belljar.runs()
     running = belljar.start(*arguments, "-T", "names=a+b+c+d", "--max-connections", "2")
 
     def has_begun() -> bool:
         assert running.poll() is None, running.communicate()
-        begun = [run for run in belljar.runs()[-1:] if (run / "ledger.jsonl").exists()]
+        new = [run for run in belljar.runs() if run not in before]
+        begun = [run for run in new if (run / "ledger.jsonl").exists()]
         kinds = [event["kind"] for run in begun for event in belljar.events(run)]
         return kinds.count("cell.started") >= 2 and kinds.count("exec.started") >= 2
 

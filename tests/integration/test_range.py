@@ -362,7 +362,7 @@ def test_no_part_outlives_another(who: Who, victim: str) -> None:
     assert error == "CellError"
     assert re.match(r"the range's (supervisor|gateway) ended", what)
     if victim != "fork_server":
-        assert what == f"the range's {victim} ended"
+        assert what == f"the range's {victim} ended (SIGKILL)"
     assert seen["told"]
     assert seen["ended"]
     assert seen["kinds"].count("range.failed") == 1

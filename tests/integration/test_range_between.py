@@ -41,7 +41,7 @@ def test_cells_reach_each_others_ports_as_if_directly(who: Who) -> None:
     for port in (CLOSED, UNNAMED):
         error, took_s = talked[str(port)]
         assert error == "ConnectionRefusedError"
-        assert took_s < 1
+        assert took_s < 20  # refused, not given up after the 30 s that a dial may take
     assert seen["back"] == ["ConnectionRefusedError 111"]
     assert (seen["lie"], seen["forged"]) == ("", 0)
     assert seen["counters"]["forwarded"] == seen["counters"]["packets_not_recorded"] == 0

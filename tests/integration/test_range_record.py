@@ -24,7 +24,7 @@ def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
 
 @pytest.mark.promise("5.4")
 def test_uploads_beyond_its_room_are_missing_evidence(who: Who) -> None:
-    """They are counted. Secrets in options of DNS over TCP are in events."""
+    """They are counted. Secrets in options of DNS are in events."""
     seen = who.run("uploads")
     ranges.assert_gone(seen)
     assert seen["said"] == ""

@@ -10,13 +10,15 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
-from tests.integration.processes import quick_command
+from tests.integration.processes import quick_command, wait_for
 from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
@@ -335,6 +337,10 @@ def test_many_reverts_leave_nothing(vm_home: Path, pytestconfig: pytest.Config) 
                 await cell.exec(["touch", "/tmp/used"])
                 await cell.revert(verify=number % 10 == 0)
                 assert not (await cell.exec(["ls", "/tmp"])).stdout
+            # Old machines end, and new ones are made, beside the reverts.
+            settled = partial(wait_for, lambda: _sizes(vm_home)[0] <= sizes[0][0] + 12, "few files")
+            await anyio.to_thread.run_sync(settled)
+            sizes.append(_sizes(vm_home))
         return sizes
 
     first, *_, last = anyio.run(revert)

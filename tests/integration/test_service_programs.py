@@ -277,7 +277,7 @@ while True:
         for _ in range(2):
             program = await cell.start(["sh", "-c", "sleep 0.05; exit 3"], service=True)
             assert (await program.wait(timeout_s=300)).returncode == 3
-            await cell.exec(["true"], timeout_s=120)
+            await cell.exec(["true"], timeout_s=5)
         report = await probe_cell(cell, recorder=MemoryRecorder(), phase=END)
         assert report.verdict is Verdict.CONTAINED, report
 

@@ -77,7 +77,8 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
     ready = all(check.state != "no" for check in found)
     if as_json:
         checks = [asdict(check) for check in found]
-        tiers = {tier.value: f"tier {tier}" in _usable(found) for tier in Tier}
+        usable = _usable(found)
+        tiers = {tier.value: f"tier {tier}" in usable for tier in Tier}
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found)
@@ -242,8 +243,13 @@ def store_checks(home: Path) -> list[Check]:
 
 
 def _usable(found: list[Check]) -> set[str]:
-    """The rows of tiers whose cells can run: all that is said of them is `ok`."""
-    return {each.what for each in found} - {each.what for each in found if each.state != "ok"}
+    """The rows of tiers whose cells can run: all that they need is `ok`."""
+    failed = {each.what for each in found if each.state == "no"}
+    if "store" in failed:
+        return set()
+    without = {"tier microvm"} if "guest kernel" in failed else set()
+    bad = {each.what for each in found if each.state != "ok"}
+    return {each.what for each in found} - bad - without
 
 
 def _show(found: list[Check]) -> None:

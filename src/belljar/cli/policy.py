@@ -251,7 +251,7 @@ def check(
 ) -> int:
     """Show how a task would run here, without running it.
 
-    Lists for each sample its cell and what is kept, changed, dropped or refused. Names missing
+    Lists for each sample its cell and what is changed, granted, dropped or refused. Names missing
     images and the commands that get them. TASK is file.py, file.py@task or package/task; POLICY is
     a file or a preset.
 
@@ -287,6 +287,9 @@ def check(
     if kind == "policy" and run_policy:
         what = f"--policy can't be combined with the policy `{target}`"
         raise MisuseError(what, hint="leave --policy out, or check a task or a compose file")
+    if kind in {"compose", "policy"} and inspect_args:
+        what = f"{printable(inspect_args[0])} is for tasks alone"
+        raise MisuseError(what, hint="see `belljar check --help`")
     if kind == "compose":
         previews = preview.check_compose(target, options)
     elif kind == "policy":

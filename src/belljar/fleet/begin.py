@@ -19,7 +19,7 @@ from belljar.fleet.archive import pack_task
 from belljar.fleet.engine import CLEAR_S, joined
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND, Try, summary
-from belljar.fleet.node import clear, settings_of, silence_s
+from belljar.fleet.node import SILENCE, clear, settings_of, silence_s
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.record import run_to_resume
 from belljar.harness.evaluate import RunOutcome, load_only
@@ -84,7 +84,9 @@ def run_fleet(
             settings = settings_of(os.environ)
             # A value may be a secret: its digest says whether it is another one.
             hashed = {
-                name: hashlib.sha256(settings[name].encode()).hexdigest() for name in settings
+                name: hashlib.sha256(settings[name].encode()).hexdigest()
+                for name in settings
+                if name != SILENCE  # another patience is the same evaluation
             }
             plan = {
                 "task": task.name,

@@ -107,7 +107,7 @@ class _Reader:
             key="sandbox",
             detail=f"the policy's image instead of a sandbox that is refused: {error.what}",
         )
-        # What is refused may have wanted none: the stricter of the two.
+        # What is refused may have wanted none; the operator's own network outvotes that.
         return BelljarConfig(network=NO_NETWORK, differences=(overridden,))
 
 

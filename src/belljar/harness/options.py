@@ -144,7 +144,8 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         print_status(f"belljar: {printable(dotenv.path)} sets {', '.join(dotenv.names)}")
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
     for option, hint in TAKEN.items():
-        if _is_typed(context, option) and context.params[option] not in (False, PROVIDER):
+        accepted = PROVIDER if option == "sandbox" else False
+        if _is_typed(context, option) and context.params[option] != accepted:
             name = next(each.opts[0] for each in context.command.params if each.name == option)
             raise click.UsageError(f"{name} can't be used with belljar run: {hint}", context)
         if context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:

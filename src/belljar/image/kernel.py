@@ -124,7 +124,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
     whole.joinpath("modules").mkdir()
     for number, (name, content) in enumerate(_modules(tree, release, modules)):
         whole.joinpath("modules", f"{number:02d}-{name}.ko").write_bytes(content)
-    files = [whole / "vmlinuz", *sorted((whole / "modules").iterdir())]
+    files = _files_of(whole)
     digest = _digest_of(files)
     document = {
         "version": 1,
@@ -144,12 +144,17 @@ def adopt_kernel(home: Path, directory: Path) -> Kernel:
 
     `directory`: on the store's file system, named by the digest. Raises `HostError`.
     """
-    if _digest_of([directory / "vmlinuz", *sorted((directory / "modules").iterdir())]) != (
-        directory.name
-    ):
+    if _digest_of(_files_of(directory)) != directory.name:
         raise _damaged(directory)
     with scratch_dir(home) as scratch:
         return _make_current(home, scratch, directory, directory.name)
+
+
+def _files_of(directory: Path) -> list[Path]:
+    """Kernel and modules that are there."""
+    modules = directory / "modules"
+    found = [directory / "vmlinuz", *(sorted(modules.iterdir()) if modules.is_dir() else ())]
+    return [path for path in found if path.is_file()]
 
 
 def _digest_of(files: Sequence[Path]) -> str:
@@ -163,10 +168,13 @@ def _make_current(home: Path, scratch: Path, whole: Path, digest: str) -> Kernel
     whole.chmod(0o711)
     with locked(home, "kernels"):
         make_store_dir(home / "kernels")
-        if (home / "kernels" / digest).exists():
-            whole.joinpath("kernel.json").replace(home / "kernels" / digest / "kernel.json")
+        known = home / "kernels" / digest
+        if known.exists() and _digest_of(_files_of(known)) != digest:
+            known.replace(scratch / "damaged")  # `setup` repairs it
+        if known.exists():
+            whole.joinpath("kernel.json").replace(known / "kernel.json")
         else:
-            whole.replace(home / "kernels" / digest)
+            whole.replace(known)
         scratch.joinpath("current").write_text(digest + "\n")
         scratch.joinpath("current").chmod(0o644)
         scratch.joinpath("current").replace(home / "kernel-current")

@@ -380,7 +380,10 @@ _HINT_HOST: Final = (
     "`belljar doctor` says what this host lacks, and docs/tiers.md what each tier needs"
 )
 _HINTS: Final = {
-    _SUBORDINATE_IDS: f"{grant_hint('USER')}, and install the package uidmap",
+    _SUBORDINATE_IDS: f"{grant_hint('USER')}, and install the package uidmap; "
+    "if the user has them, newuidmap can't use its privileges here (no-new-privileges, or "
+    "a nosuid mount): "
+    "run outside of that, or as root",
     _KERNEL_FILES: "parts of this host's /proc or /sys are covered, as in a container: run where "
     "they are whole (docker: `--security-opt systempaths=unconfined`)",
 }

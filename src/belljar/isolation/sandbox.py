@@ -37,7 +37,7 @@ from belljar.isolation.survivors import Destruction, destroy_remains, wait_for_d
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
-from belljar.store.locks import claimed
+from belljar.store.locks import claimed_for_cell
 from belljar.units import format_duration
 
 if TYPE_CHECKING:
@@ -159,14 +159,7 @@ class Sandbox:
         user_namespace: int | None = None,
     ) -> None:
         """As `start_jail`; then `wait_running`. No prune removes the program's root meanwhile."""
-        try:
-            self._held.enter_context(claimed(spec.root.parent))
-        except FileNotFoundError as exc:
-            raise HostError(
-                "a program's root was removed while a cell was to be started",
-                where=str(spec.root),
-                hint="start it again: the root is made anew",
-            ) from exc
+        self._held.enter_context(claimed_for_cell(spec.root.parent))
         self.jail = start_jail(
             spec,
             program,

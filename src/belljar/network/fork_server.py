@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -40,6 +41,7 @@ PRELOAD: Final = (
     "stringprep",
     "unicodedata",
 )
+_MAX_UNASKED: Final = 10_000
 Child = Callable[[list[int], int], NoReturn]
 
 
@@ -82,28 +84,44 @@ def import_all(names: Iterable[str]) -> bool:
 class _ForkServer:
     def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401
         self._owner = owner
+        self._children: dict[int, int | None] = {}
         self._roles: Mapping[str, Child] = {
             "supervisor": run_supervisor,
             "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
         }
-        # Its children bury themselves: their ends are seen by the pidfds that the owner has.
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        self._wake, wake = os.pipe()
+        for fd in (self._wake, wake):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def work(self) -> NoReturn:
         """Until the owner is gone, and every child too."""
         while True:
-            try:
-                message, fds = ipc.receive(self._owner)
-            except ipc.ClosedError:
-                os._exit(0)
-            self._answer(message, fds)
+            ready, _, _ = select.select([self._owner.fileno(), self._wake], [], [])
+            self._reap()
+            if self._owner.fileno() in ready:
+                try:
+                    message, fds = ipc.receive(self._owner)
+                except ipc.ClosedError:
+                    os._exit(0)
+                self._answer(message, fds)
 
     def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
         try:
-            if import_all(message["imports"]):
-                gc.collect()
-                gc.freeze()
-            self._fork(int(message["number"]), str(message["fork"]), fds)
+            number = int(message["number"])
+            if "fork" in message:
+                if import_all(message["imports"]):
+                    gc.collect()
+                    gc.freeze()
+                self._fork(number, str(message["fork"]), fds)
+            else:
+                # In waitpid's terms; null while it lives; reported once
+                pid = int(message["ended"])
+                status = self._children.get(pid)
+                ipc.send(self._owner, {"number": number, "status": status})
+                if status is not None:
+                    del self._children[pid]
         finally:
             for fd in fds:
                 os.close(fd)
@@ -118,19 +136,29 @@ class _ForkServer:
             return
         if pid == 0:
             _become_child(self._roles[role], fds, parent)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # it has buried itself
-            ipc.send(self._owner, {"number": number, "error": f"a {role} ended at once"})
-            return
+        self._children[pid] = None
+        pidfd = os.pidfd_open(pid)
         ipc.send(self._owner, {"number": number, "pid": pid}, [pidfd])
         os.close(pidfd)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake, 4096):
+                pass
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self._children and len(self._children) < _MAX_UNASKED:
+                    self._children[pid] = status
 
 
 def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:
     # No child has another's descriptors.
     try:
         syscalls.die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         syscalls.close_all_but((0, 1, 2, *fds))
         run(fds, parent)

@@ -73,7 +73,7 @@ def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
 
 
 def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
-    """What the cells can make grow by what they send; `plan --json` has every limit."""
+    """Bounds of what the cells can make grow by what they send; `plan --json` has every limit."""
     most = network.bounds
     return (
         bound(

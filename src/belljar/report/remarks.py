@@ -69,7 +69,7 @@ def run_remarks(findings: RunFindings) -> list[str]:
         if not cell.sample and not cell.is_unused
     ]
     if findings.unused:
-        lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
+        lines.append(f"{len(findings.unused)} cell(s) were made ahead and not used")
     lines += [
         f"sample {printable(each.sample)} #{each.epoch} was reused from run "
         f"{printable(each.judged_by)}"

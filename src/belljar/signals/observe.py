@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, field
@@ -151,6 +152,10 @@ _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
 }
 
 
+# Before a chunk of an HTTP body (RFC 9112, 7.1), behind the one before.
+_CHUNK_LINE: Final = re.compile(rb"\r\n[0-9A-Fa-f]{1,8}(?:;[^\r\n]{0,256})?\r\n")
+
+
 def _bodies(event: Event) -> Iterator[Carried]:
     names, channel = _SENT_BODIES.get(event.kind, ((), Channel.STREAM))
     if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
@@ -167,17 +172,18 @@ def _bodies(event: Event) -> Iterator[Carried]:
             continue
         # A decoy service names the operation: `redis.auth`.
         operation = str(event.data.get("operation") or f"{word}.{body.name}")
+        content, missing_bytes = body.content, body.total_bytes - len(body.content)
         if is_between_cells and event.data.get("phase") == "closed":
-            continue  # the pieces before have its bytes, and say where they were too many
-        yield from _part(
-            event,
-            Channel.STREAM if "operation" in event.data else channel,
-            body.name,
-            operation,
-            body.content,
-            contact=contact,
-            missing_bytes=body.total_bytes - len(body.content),
-        )
+            # The pieces before have its bytes; how many came behind the last one stands here.
+            not_kept = event.data.get(f"{body.name}_not_kept_bytes")
+            content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
+        kind = Channel.STREAM if "operation" in event.data else channel
+        piece = partial(_part, event, kind, body.name, operation, contact=contact)
+        yield from piece(content, missing_bytes=missing_bytes)
+        if is_between_cells:
+            # A cell cuts its data as it likes: the pieces are looked at together, too
+            joined, chunks = _CHUNK_LINE.subn(b"", content)
+            yield from piece(joined) if chunks > 1 else ()
 
 
 def _part(
@@ -236,7 +242,11 @@ def contact_of(part: Carried, hit: Hit) -> Contact:
         return part.contact
     before = part.data[max(0, hit.start - 1024) : hit.start]
     if part.channel is Channel.STREAM:
-        return Contact.USED if re.search(_SMTP_LOGIN, before) else Contact.SENT
+        name, is_field, _ = before.rpartition(b"\n")[2].partition(b":")  # HTTP between cells
+        is_used = re.search(_SMTP_LOGIN, before) or (
+            is_field and re.search(_CREDENTIAL_HEADER, name)
+        )
+        return Contact.USED if is_used else Contact.SENT
     if part.channel is not Channel.HTTP:
         return Contact.SENT
     if part.part == HEADER:

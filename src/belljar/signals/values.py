@@ -192,6 +192,8 @@ def _refused(item: Protected, what: str, *, line: int | None = None, hint: str =
 
 
 def _texts(item: Protected, content: bytes) -> Iterator[str]:
+    if item.file.endswith((".jsonl", ".ndjson")):
+        raise _refused(item, "JSON lines are not read", hint="export it as CSV")
     if len(content) > MAX_FILE_BYTES:
         what = f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB"
         raise _refused(item, what, hint=_HINT_SIZE)

@@ -9,7 +9,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,21 @@ def claimed(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def claimed_for_cell(directory: Path) -> Iterator[None]:
+    """As `claimed`, of what a cell is about to use. Raises `HostError` also when it is gone."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(claimed(directory))
+        except FileNotFoundError as exc:
+            raise HostError(
+                "a part of the store was removed while a cell was to be started",
+                where=str(directory),
+                hint="start it again: the part is made anew",
+            ) from exc
+        yield
 
 
 def _share(fd: int, directory: Path) -> None:

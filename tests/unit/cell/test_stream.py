@@ -16,16 +16,6 @@ from belljar.events import Kind
 pytestmark = pytest.mark.anyio
 
 
-async def polite(guest: FakeGuest, op: GuestOp) -> None:
-    """Greet, echo one line, and end by a signal after a resize."""
-    await guest.started(op)
-    await guest.output(op, 1, b"hello ")
-    await guest.output(op, 1, await guest.stdin(op))
-    while not (op.signals and op.sizes):
-        await op.news.wait()
-    await guest.finish(op, g.SIGNALED, 15)
-
-
 @pytest.mark.parametrize("kind", [bytearray, memoryview])
 async def test_input_of_any_buffer_is_on_record(
     kind: type[bytearray | memoryview],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +75,15 @@ async def test_what_fails_is_an_error_with_its_place(
             await put(Asked(), data)
     with pytest.raises(IsADirectoryError):
         await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(target="/a", source="f")))
+
+
+@pytest.mark.promise("1.7")
+async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
+    """They are root's, with their modes; each source is on record with its digest."""
+    (tmp_path / "a").write_text("contents")
+    (tmp_path / "a").chmod(0o640)
+    cell = Asked()
+    await put(cell, data_of(tmp_path, TaskFile(target="/a", source="a")))
+    assert cell.files == {"/a": (b"contents", 0o640, "0:0")}
+    assert [note["sha256"] for note in cell.notes] == [hashlib.sha256(b"contents").hexdigest()]
+    assert "contents" not in str(cell.notes)

@@ -9,7 +9,7 @@ from tests.unit.fleet.test_units import row
 from belljar.fleet.judge import Asked, Try, judge_fleet, summary
 from belljar.fleet.units import Unit
 from belljar.probe.model import Verdict
-from belljar.report.left import Left
+from belljar.report.left import Destination, Left, Way
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 
@@ -161,3 +161,15 @@ def test_an_error_of_the_task_ends_with_1() -> None:
     failed = found("a", errors=("t: error: boom",))
     whole = judge_fleet(ASKED, [Try(unit=FIRST, node="n1", findings=failed)], stopped=True)
     assert (len(whole.rows), whole.exit_code) == (1, 1)
+
+
+def test_what_left_each_node_is_added_up() -> None:
+    """Calls and bytes of one destination from two nodes."""
+    place = Destination(way=Way.MODEL, name="openai/x", calls=2, sent_bytes=10)
+    part = Left(destinations=(place,), unknown=())
+    tries = [
+        Try(unit=FIRST, node="n1", findings=found("a", left=part)),
+        Try(unit=SECOND, node="n2", findings=found("b", left=part)),
+    ]
+    (whole,) = judge_fleet(ASKED, tries).left.destinations
+    assert (whole.calls, whole.sent_bytes, place.calls) == (4, 20, 2)

@@ -22,8 +22,8 @@ from tests.unit.isolation.test_survivors import process as waiting
 from belljar.isolation import cgroup, survivors
 from belljar.isolation import kill as kill_module
 from belljar.isolation import reap as reap_module
-from belljar.isolation.hold import read_order
-from belljar.isolation.kill import KILLS, choose, halt, kill_now
+from belljar.isolation.hold import read_hold, read_order
+from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
 from belljar.isolation.survivors import Findings
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
@@ -410,3 +410,21 @@ def test_the_kernel_ends_a_group(tmp_path: Path) -> None:
             assert process.wait(60) == -9
     finally:
         cgroup.remove_group(group)
+
+
+@pytest.mark.promise("6.4")
+@pytest.mark.anyio
+async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are listed when the hold is in force: what is made meanwhile sees it, or is on the
+    list."""
+    held: list[bool] = []
+    real = Journal.entries_now
+
+    def entries_now(journal: Journal, problems: list[str]) -> tuple[JournalEntry, ...]:
+        held.append(read_hold(tmp_path) is not None)
+        return real(journal, problems)
+
+    monkeypatch.setattr(Journal, "entries_now", entries_now)
+    report = await kill(everything=True, hold=True, reason="stop", home=tmp_path)
+    assert report.ok
+    assert held[-1]

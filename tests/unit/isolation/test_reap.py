@@ -6,10 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from belljar.isolation.reap import Reaped, reap_now, reaped_event
 from belljar.ledger.chain import canonical
 from belljar.ledger.schema import MAX_SPILLED_BYTES, check_data
-from belljar.store.scratch import MAKING
+from belljar.store.scratch import MAKING, owned_name
 
 PLACES = ("tmp/{}", "templates/" + MAKING + "{}", "vmm/" + MAKING + "{}", "journal/.draft-{}")
 
@@ -81,3 +83,16 @@ def test_what_was_reaped_is_told_in_bounds() -> None:
     many = told_of(*[crowd] * 1000)
     assert (many["count"], len(many["cells"])) == (1000, 64)
     assert many["cells"][0]["removed"][-1] == "and 969 more"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_dead_owner_was_making_is_removed(tmp_path: Path, place: str) -> None:
+    """Half-made templates, roots, scratch and journal drafts of a process that is gone vanish; a
+    living one's stay, and so does what has another name."""
+    lost = planted(tmp_path, place, dead_name("c-0123456789ab"))
+    working = planted(tmp_path, place, owned_name(what="c-0123456789ac"))
+    other = planted(tmp_path, place.partition("/")[0] + "/{}", "another")
+    reap_now(tmp_path)
+    assert not lost.exists()
+    assert working.exists()
+    assert other.exists()

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+
+from belljar.errors import CellError
+from belljar.isolation.microvm import wire as wires
+from belljar.isolation.microvm.vmm import Vmm
+from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction, NotChecked, together
 
 
@@ -41,3 +53,40 @@ def test_two_destructions_as_one() -> None:
             ("b",),
             (hidden,),
         )
+
+
+@pytest.mark.promise("6.1")
+@pytest.mark.anyio
+async def test_a_wire_that_did_not_start_counts_for_its_vm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is left of it is left of the cell."""
+    vmm: Any = Vmm.__new__(Vmm)
+    port: Any = SimpleNamespace(settings=SimpleNamespace(mtu=1500))
+    vmm.client, vmm.companions, vmm.wire = (
+        SimpleNamespace(aclose=anyio.lowlevel.checkpoint),
+        AsyncExitStack(),
+        None,
+    )
+    monkeypatch.setattr(wires, "Wire", lambda *_: NoWire())
+
+    async def unmake(_: Sandbox) -> Destruction:
+        return destruction()
+
+    monkeypatch.setattr(Sandbox, "unmake", unmake)
+    with pytest.raises(CellError, match="no link"):
+        await wires.start_wire(vmm, port, home=tmp_path)
+    assert (await vmm.unmake()).survivors == ("wire",)
+
+
+class NoWire:
+    """One that can't start, and leaves a process when it is destroyed."""
+
+    destruction: Destruction | None = None
+
+    async def start(self) -> None:
+        """Fails."""
+        raise CellError("no link")
+
+    async def _destroy(self) -> None:
+        self.destruction = destruction(survivors=("wire",))

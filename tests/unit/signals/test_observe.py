@@ -119,12 +119,31 @@ def test_between_cells_an_answer_s_header_is_looked_at() -> None:
 
 
 def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
-    """A piece says where they were too many, its last event counts them."""
+    """A piece says where they were too many, the last event how many came behind it."""
     part = body("sent", SECRET, 5_000)
-    for phase, missing in (("data", [5_000 - len(SECRET)]), ("closed", [])):
-        data: dict[str, Any] = {"between_cells": True, "phase": phase}
+    for phase, more, missing in (
+        ("data", {}, [5_000 - len(SECRET)]),
+        ("closed", {}, []),
+        ("closed", {"sent_not_kept_bytes": 60_000}, [60_000]),
+    ):
+        data: dict[str, Any] = {"between_cells": True, "phase": phase, **more}
         found = carried(Event(kind=Kind.NETWORK_STREAM, data=data, bodies=(part,)))
         assert [each.missing_bytes for each in found] == missing
+
+
+def test_between_cells_chunks_are_looked_at_together() -> None:
+    """A cell chooses how its body is cut; what is cut is looked at as it was, and joined."""
+    head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    halves = [SECRET[at : at + 5] for at in range(0, len(SECRET), 5)]
+    cut = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in halves) + b"0\r\n\r\n"
+    data: dict[str, Any] = {"between_cells": True, "phase": "data"}
+    content = head + cut
+    part = body("received", content, len(content))
+    found = [
+        each.data for each in carried(Event(kind=Kind.NETWORK_STREAM, data=data, bodies=(part,)))
+    ]
+    assert found[0] == content
+    assert any(SECRET in each for each in found)
 
 
 def test_what_was_not_kept_is_counted() -> None:

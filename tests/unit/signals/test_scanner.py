@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import itertools
+import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -220,3 +221,23 @@ def test_replacing_takes_every_hit_out() -> None:
     cleaned = watcher.replace(data, watcher.scan(data).hits, b"[redacted]")
     assert cleaned == b"a [redacted] b [redacted] c"
     assert not watcher.scan(cleaned).hits
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_known_value_is_found_in_each_encoding(name: str) -> None:
+    """Alone and encoded once, it is found, and its place is within the data."""
+    data = ENCODINGS[name](TEXT.encode())
+    hit = scanner().scan(data).hits[0]
+    assert (hit.value_id, hit.cls) == ("v", "protected")
+    assert 0 <= hit.start < hit.end <= len(data)
+    assert hit.decoding
+
+
+@pytest.mark.promise("5.7")
+def test_five_encodings_deep() -> None:
+    """The stated depth is reached: five different encodings on top of each other."""
+    data = urllib.parse.quote(TEXT[::-1], safe="").replace("-", "%2D").encode()
+    data = base64.b64encode(gzip.compress(base64.b32encode(data))).hex().encode()
+    hit = one(data)
+    assert hit.decoding[:4] == ("hex", "base64", "gzip", "base32")

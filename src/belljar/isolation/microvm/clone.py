@@ -42,7 +42,7 @@ from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import MEMORY_PATH, Role
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed
+from belljar.store.locks import claimed, claimed_for_cell
 
 if TYPE_CHECKING:
     from belljar.isolation.microvm.saved import SavedMachine
@@ -91,6 +91,8 @@ async def open_vm(
     cell_id = cell_id or new_cell_id()
 
     async def make(owner: AsyncExitStack, held: ExitStack) -> Vmm:
+        # A snapshot of this cell, or a revert to one, reads the kernel's parts again.
+        held.enter_context(claimed_for_cell(kernel.vmlinuz.parent))
         if weights is not None:
             held.enter_context(claimed(weights))
         clone = partial(_clone, plan=plan, home=home, recorder=recorder, cell_id=cell_id)
@@ -103,8 +105,11 @@ async def open_vm(
         template = await ensure()
         try:
             return await clone(template, owner)
-        except RestoreError:
-            await anyio.to_thread.run_sync(forget, home, template.key)
+        except RestoreError as exc:
+            if await anyio.to_thread.run_sync(forget, home, template):
+                data: dict[str, JsonValue] = {"key": template.key}
+                data["reason"] = f"it did not restore: {exc.what}"
+                recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, cell_id=cell_id, data=data))
             raise
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:

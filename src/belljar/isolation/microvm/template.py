@@ -55,7 +55,7 @@ from belljar.plan.qemu import (
 from belljar.process import cpu_ticks
 from belljar.store.home import sync_file
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed, locked
+from belljar.store.locks import claimed, claimed_for_cell, locked
 from belljar.store.scratch import MAKING, owned_name, sweep
 
 BOOT_DEADLINE_S: Final = 180.0  # emulated on a busy host, a boot takes a minute
@@ -152,10 +152,20 @@ def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tup
     return job.key, job.root
 
 
-def forget(home: Path, key: str) -> None:
-    """Of a template that didn't restore: the next cell makes it anew. Who has it keeps it."""
-    with locked(home, lock_name(key)), contextlib.suppress(OSError):
-        (home / "templates" / key / "template.json").unlink()
+def forget(home: Path, template: Template) -> bool:
+    """Drop a template that didn't restore, for the next cell to make it anew; whether it did.
+
+    One that is being made or removed stays, and one that another cell has made anew meanwhile.
+    """
+    directory = template.memory.parent
+    try:
+        with locked(home, lock_name(template.key), wait=False):
+            if (directory / "state").read_bytes() != template.state:
+                return False
+            (directory / "template.json").unlink()
+    except OSError:  # also: its lock is held
+        return False
+    return True
 
 
 def lock_name(key: str) -> str:
@@ -232,7 +242,9 @@ def _load(job: _MakingJob) -> tuple[Template | None, str]:
         memory = job.directory / "memory"
         why = _fault(job, description, state, memory)
     except FileNotFoundError as exc:
-        return None, f"{Path(str(exc.filename)).name} is missing" if job.directory.exists() else ""
+        name = Path(str(exc.filename)).name  # without a description: it was forgotten
+        is_missing = name != "template.json" and job.directory.exists()
+        return None, f"{name} is missing" if is_missing else ""
     except (OSError, ValueError, KeyError, TypeError) as exc:
         return None, f"it can't be read: {exc}"
     if why:
@@ -275,7 +287,7 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     started = time.monotonic()
     try:
         await anyio.to_thread.run_sync(_prepare, job, scratch)
-        with claimed(job.kernel.vmlinuz.parent):
+        with claimed_for_cell(job.kernel.vmlinuz.parent):
             state = await _boot_and_save(job, cell_id, scratch)
         await anyio.to_thread.run_sync(_finish, job, scratch, state)
     except BaseException as exc:

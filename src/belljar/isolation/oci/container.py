@@ -325,8 +325,12 @@ class Container(Sandbox):
         return CellError(
             f"the OCI runtime {runtime} {how}",
             where=f"cell {self.cell_id}",
-            hint="name another OCI runtime in BELLJAR_OCI_RUNTIME or use another tier; "
-            "`belljar doctor` tries each",
+            hint=(
+                "install another runsc"
+                if self._is_gvisor
+                else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
+            )
+            + ", or use another tier; `belljar doctor` tries each",
         )
 
     def _layer(self) -> os.statvfs_result | None:

@@ -28,7 +28,7 @@ from belljar.isolation.program_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed, in_use, locked
+from belljar.store.locks import claimed, claimed_for_cell, in_use, locked
 from belljar.store.scratch import MAKING, is_owned, owned_name, retire_unclaimed
 
 _FORMAT: Final = 1
@@ -262,7 +262,7 @@ async def _run(
         mounts=mounts,
         keep_capabilities=True,
     )
-    with claimed(root.root.parent):
+    with claimed_for_cell(root.root.parent):
         jail = start_jail(spec, program, kept=())
         try:
             return _failure_of(jail, await jail.wait_run(), deadline_s)

@@ -29,6 +29,8 @@ _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
 # h11's expressions for a chunk's line and for trailers take the square of a run of blanks (h11
 # 0.16: 0.7 s for 8 KB), so that it gets a body in pieces and waits for no longer line.
 _PIECE_BYTES: Final = 1 << 10
+# In one go: of chunks of a byte each that takes some ten milliseconds.
+_TURN_BYTES: Final = 4 << 10
 
 
 def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
@@ -103,13 +105,14 @@ class RequestParser:
         return request, head
 
     def next_data(self) -> bytes | None:
-        """Return what has come of the open request's body, or None before more has come.
+        """Return some of what has come of the open request's body, or None before more has come.
 
-        Raises `RefusedRequestError`, behind the data before what is refused.
+        Empty where a turn's bytes hold framing alone. Raises `RefusedRequestError`, behind the
+        data before what is refused.
         """
         if self._refused is not None:
             raise self._refused
-        data = bytearray()
+        data, turn_bytes = bytearray(), 0
         try:
             while not self.is_body_over:
                 event = self.http.next_event()
@@ -118,18 +121,19 @@ class RequestParser:
                 elif isinstance(event, h11.EndOfMessage):
                     self.is_body_over = True
                     self._take_back()
-                elif not self.held:
+                elif not self.held or turn_bytes >= _TURN_BYTES:
                     break
                 else:
                     self.http.receive_data(bytes(self.held[:_PIECE_BYTES]))
                     del self.held[:_PIECE_BYTES]
+                    turn_bytes += _PIECE_BYTES
         except h11.RemoteProtocolError as error:
             self._refused = RefusedRequestError(str(error), error.error_status_hint)
             self._take_back()
             if not data:
                 raise self._refused from None
-        return bytes(data) if data or self.is_body_over else None
+        return bytes(data) if data or self.held or self.is_body_over else None
 
     def _take_back(self) -> None:
-        """What h11 did not parse is the next request's, or is recorded as belonging to none."""
+        """Hold again what h11 did not parse: the next request's, or on record as nobody's."""
         self.held[:0] = self.http.trailing_data[0]

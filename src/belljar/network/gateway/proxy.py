@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from belljar.capture import Capture, body_of
+from belljar.events import JsonValue
 from belljar.network import ipc
 from belljar.network.gateway.pipe import TcpPipe, reset
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
@@ -93,6 +94,8 @@ class _Direction:
         self.name, self.capture, self.room = name, capture, room
         self.is_beyond = False
         """A piece was not recorded whole: an event says so, and no further piece has one."""
+        self.not_kept_bytes = 0
+        """Of the pieces behind that one."""
 
 
 class _Relay:
@@ -129,7 +132,11 @@ class _Relay:
             reset(self._half.sock)
         finally:
             if self._is_opened:
-                self._site.post(partial(self._record.closed, reason))
+                not_kept: dict[str, JsonValue] = {
+                    f"{way.name}_not_kept_bytes": way.not_kept_bytes
+                    for way in (self._received, self._sent)
+                }
+                self._site.post(partial(self._record.closed, reason, **not_kept))
             if reason == "cut":
                 reset(self._client.sock)
 
@@ -149,9 +156,11 @@ class _Relay:
         if not self._is_opened:
             self._is_opened = True
             items.append(self._record.item("opened", bytes=0, direction=way.name))
-        if not way.is_beyond:
-            body = body_of(way.name, data, way.room)
-            way.room -= len(body.content)
-            way.is_beyond = len(body.content) < len(data)
-            items.append(self._record.item("data", (body,), bytes=len(data), direction=way.name))
+        if way.is_beyond:
+            way.not_kept_bytes += len(data)
+            return items
+        body = body_of(way.name, data, way.room)
+        way.room -= len(body.content)
+        way.is_beyond = len(body.content) < len(data)
+        items.append(self._record.item("data", (body,), bytes=len(data), direction=way.name))
         return items

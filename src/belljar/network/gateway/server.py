@@ -51,6 +51,8 @@ _STATUS: Final[Mapping[str, int]] = {
     Refusal.METHOD_NOT_TAKEN: 405,
 }
 _MISDIRECTED: Final = 421
+# For the next byte of a body: one that waits longer would keep one of the gateway's few exchanges.
+_BODY_WAIT_S: Final = 20.0
 
 
 class Exchange:
@@ -76,7 +78,7 @@ class Exchange:
             self._refused = RefusedRequestError(self.verdict.reason, status)
         self._reason = ""
         self._received = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[bytearray] = deque()
         self._is_received = False
         self._posted: asyncio.Future[Any] | None = None
         self._sent = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
@@ -117,16 +119,17 @@ class Exchange:
         await site.reporter.wait_for_room()
         # What is answered, or asked of the owner, follows in order and is waited for.
         self._posted = site.post(self._request_item)
+        if site.guard.scans(self.verdict.stand_in):  # also what is refused anyway
+            parts = [*self._head_parts(), ("body", b"".join(self._pieces))]
+            fields = self._common_fields()
+            if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, fields):
+                raise RefusedRequestError("blocked by the guard", 403)
+            del parts  # a body of 64 MiB once more
         if self._refused is not None:
             raise self._refused
         app = site.apps.get(self.verdict.stand_in)
         if app is None:
             raise RefusedRequestError("the stand-in speaks no HTTP", 502)
-        if site.guard.scans(self.verdict.stand_in):
-            parts = [*self._head_parts(), ("body", b"".join(self._pieces))]
-            fields = self._common_fields()
-            if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, fields):
-                raise RefusedRequestError("blocked by the guard", 403)
         await app(self._scope(), self._receive, self._send)
         if not self._is_over:
             raise RefusedRequestError("the stand-in gave no answer", 500)
@@ -144,8 +147,9 @@ class Exchange:
             if (data := self._parser.next_data()) is None:
                 await self._read_more()
                 continue
+            await asyncio.sleep(0)  # chunks of a byte each cost the most: others have their turn
             self._received.feed(data)
-            self._pieces.append(data)
+            self._keep(data)
             self._site.bodies_bytes += len(data)
             if self._site.bodies_bytes > bounds.bodies_bytes:
                 self._site.hit("bodies_bytes")
@@ -153,12 +157,25 @@ class Exchange:
             if self._received.total_bytes > most:
                 raise over
 
+    def _keep(self, data: bytes) -> None:
+        """Few pieces, for each has an overhead that no bound counts."""
+        if self._pieces and len(self._pieces[-1]) < _JOINED_BYTES:
+            self._pieces[-1] += data
+        elif data:
+            self._pieces.append(bytearray(data))
+
     async def _read_more(self) -> None:
         if self._http.they_are_waiting_for_100_continue:
             # botocore takes an answer without a reason phrase for the last one.
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            await self._site.reporter.flush()  # the connection is on record before an answer on it
             await self._connection.write(self._http.send(go_on))
-        if not (data := await self._connection.receive()):
+        try:
+            async with asyncio.timeout(_BODY_WAIT_S):
+                data = await self._connection.receive()
+        except TimeoutError:
+            raise RefusedRequestError("the body stalled", 408) from None
+        if not data:
             raise ClientGoneError(LEFT)
         self._parser.held += data
 
@@ -196,7 +213,7 @@ class Exchange:
         """Return the next piece of the body; behind its end there is nothing to wait for."""
         if self._is_received:
             await asyncio.Event().wait()
-        data = self._pieces.popleft() if self._pieces else b""
+        data = bytes(self._pieces.popleft()) if self._pieces else b""
         self._is_received = not self._pieces
         return {"type": "http.request", "body": data, "more_body": not self._is_received}
 

@@ -25,7 +25,7 @@ READER_BYTES: Final = 32 << 10
 
 
 class StreamRecord:
-    """What is put on record of one raw connection: its begin, and its end with both ways' bytes."""
+    """The record of one raw connection: its begin, and its end with both ways' bytes."""
 
     def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
         """`kept_bytes`: of each way, in the last event. `more`: further fields of all events."""
@@ -39,7 +39,7 @@ class StreamRecord:
         data = {**self._fields, "bytes": self.received.total_bytes, "phase": phase, **more}
         return Item(Kind.NETWORK_STREAM, data, bodies)
 
-    def closed(self, reason: str) -> Item:
+    def closed(self, reason: str, **more: JsonValue) -> Item:
         """Return the last event."""
         bodies = self.received.bodies("received") + self.sent.bodies("sent")
         return self.item(
@@ -48,6 +48,7 @@ class StreamRecord:
             reason=printable_text(reason, 200),
             sent_bytes=self.sent.total_bytes,
             duration_ms=since_ms(self._start),
+            **more,
         )
 
 

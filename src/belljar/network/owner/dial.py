@@ -247,9 +247,13 @@ class Dialler:
             raise
         try:
             with self._spending.dialling(self.number, upstream):
-                # The first one alone, as the resolver orders them: each dial costs budget.
+                # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
-                return self._connected(upstream, address, port, record)
+                try:
+                    return self._connected(upstream, address, port, record)
+                except RefusedDialError:
+                    self._put_last(upstream.host, address)
+                    raise
         except (_NotTriedError, SpentError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise RefusedDialError(str(exc)) from exc
@@ -283,6 +287,12 @@ class Dialler:
                 raise _NotTriedError(problem)
             self._pins[host] = addresses
             return addresses
+
+    def _put_last(self, host: str, address: str) -> None:
+        """One that didn't answer: the next request tries another."""
+        with self._locks[host]:
+            others = tuple(each for each in self._pins[host] if each != address)
+            self._pins[host] = (*others, address)
 
     def _connected(
         self, upstream: UpstreamPlan, address: str, port: int, record: Record

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -162,6 +163,19 @@ class ForkServer:
                 children.append(Child(process=process, pidfd=pidfds[0]))
             undo.pop_all()
             return children
+
+    def how_ended(self, child: Child) -> str:
+        """`exit 1`, `SIGKILL`; "" when unknown."""
+        give_up = time.monotonic() + 1.0
+        with suppress(CellError):
+            while time.monotonic() < give_up:
+                with self._lock:
+                    message, _ = self._answer_to(self._send({"ended": child.process.pid}))
+                if message["status"] is not None:
+                    code = os.waitstatus_to_exitcode(int(message["status"]))
+                    return f"exit {code}" if code >= 0 else signal_name(-code)
+                time.sleep(0.005)  # its end is seen here before the fork server has buried it
+        return ""
 
     def diagnosis(self) -> str:
         """Its standard error, escaped and bounded."""

@@ -393,9 +393,13 @@ class RangeWatch:
             pass
 
     def _ended(self, name: str) -> None:
+        child = self._processes.supervisor if name == "supervisor" else self._processes.gateway
         if not self.closing and self.state.error is None:
+            # SIGSYS is its wall's word: the strongest sign that it was taken over.
+            how = self._processes.fork_server.how_ended(child)
             diagnosis = self.diagnosis()
-            what = f"the range's {name} ended{': ' + diagnosis if diagnosis else ''}"
+            detail = f"{' (' + how + ')' if how else ''}{': ' + diagnosis if diagnosis else ''}"
+            what = f"the range's {name} ended{detail}"
             self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _drain_stderr(self) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import re
+from asyncio import Lock
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,8 +21,6 @@ from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Final
-
-from anyio import Lock
 
 from belljar.capture import body_of
 from belljar.events import JsonValue

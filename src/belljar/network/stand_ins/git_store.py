@@ -33,7 +33,6 @@ MAX_DEPTH: Final = 4
 # A guest may push a tag of a tag of a tag without end.
 _MAX_NESTED_TAGS: Final = 10
 _TRAILER_BYTES: Final = 20
-BRANCH: Final = b"refs/heads/main"
 ZERO: Final = b"0" * 40
 ID: Final = re.compile(rb"[0-9a-f]{40}")
 # Longer numbers have no meaning, and dulwich reads them without an end.

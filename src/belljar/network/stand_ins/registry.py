@@ -39,7 +39,7 @@ class PackageError(ValueError):
 
 
 class Registry:
-    """What every registry is: files with their digests, and a record of what clients change."""
+    """A registry: files with their digests, and a record of what clients change."""
 
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests

@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import json
 import re
+from asyncio import Lock
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
@@ -19,8 +20,6 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
-
-from anyio import Lock
 
 from belljar.dataclass import dataclass, field, replace
 from belljar.events import JsonValue

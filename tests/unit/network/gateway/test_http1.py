@@ -22,6 +22,7 @@ SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 
 
 ATTACKS = {
+    "malformed chunk": CHUNKED + b"zz" + SECRET + b"\r\n",
     "end of a long field": GET + b"X-Long: " + b"a" * 20_000 + SECRET + b"\r\n\r\n",
     "field beyond those shown": GET
     + b"".join(b"X-%d: v\r\n" % n for n in range(90))

@@ -7,6 +7,7 @@ import asyncio
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -391,3 +392,52 @@ def test_no_field_of_a_connection_s_own_passes(headers: list[tuple[bytes, bytes]
     }
     assert not {name for name, _ in kept} & (HOP_BY_HOP | named)
     assert kept == [(n.lower(), v) for n, v in headers if n.lower() not in HOP_BY_HOP | named]
+
+
+def test_an_answer_that_ends_too_early_is_an_error() -> None:
+    """Less than its length says."""
+    with web_server() as server:
+        status, reason = refused(Asker(server), "/short")
+    assert status == 502
+    assert reason.startswith("the upstream's HTTP")
+
+
+def test_an_answer_that_the_owner_cuts_is_an_error() -> None:
+    """Though it has no length: a relay that is cut ends both ways, one whose upstream is done
+    ends one."""
+    answer = b"HTTP/1.1 200 OK\r\n\r\nbegun"
+    with web_server() as server:
+        asker = Asker(server)
+        for how in (socket.SHUT_WR, socket.SHUT_RDWR):
+            inner, theirs = socket.socketpair()
+            inner.sendall(answer)
+            inner.shutdown(how)
+            theirs.setblocking(False)
+            asker.instead = theirs
+            with inner:
+                if how == socket.SHUT_WR:
+                    assert run(asker.ask)[2] == b"begun"
+                else:
+                    assert refused(asker) == (502, "the upstream: Broken pipe")
+
+
+def test_an_answer_may_come_while_the_request_is_sent() -> None:
+    """An upstream that reads no more until its answer is taken, however large both are."""
+    size = 4 << 20  # more than all buffers on the way
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
+    got = bytearray()
+
+    def serve(inner: socket.socket) -> None:
+        with inner:
+            inner.sendall(head + b"y" * size)
+            while piece := inner.recv(1 << 16):
+                got.extend(piece)
+
+    with web_server() as server:
+        asker = Asker(server)
+        inner, asker.instead = socket.socketpair()
+        upstream = threading.Thread(target=serve, args=(inner,))
+        upstream.start()
+        assert run(lambda: asker.ask("/", "POST", b"x" * size))[2] == b"y" * size
+        upstream.join()
+    assert got.startswith(b"POST / HTTP/1.1\r\n")

@@ -24,6 +24,7 @@ from belljar.network.owner.dial import (
     NotAnUpstreamError,
     Reach,
     RefusedDialError,
+    is_ours,
     judge,
     problem_of,
     read_authorities,
@@ -390,3 +391,11 @@ def test_each_dial_costs_budget() -> None:
     assert world.log[resolved:] == [
         ("refused", "", "the upstream's budget for one sample is used up")
     ]
+
+
+@pytest.mark.promise("2.7")
+def test_the_kernel_says_what_is_this_host_s() -> None:
+    """Loopback is; an address of a net for documentation is not."""
+    assert is_ours("127.0.0.1")
+    assert not is_ours("203.0.113.7")
+    assert not is_ours("2001:db8::7")
