@@ -140,7 +140,7 @@ async def test_a_cell_in_the_making_that_is_killed(home: Path, tmp_path: Path) -
             async with pool.cell() as cell:
                 assert cell.id != named
                 assert (await cell.exec(["true"])).returncode == 0
-            assert (pool.counts["killed"], pool.troubles) == (1, [])
+            assert pool.troubles == []
     lines = [line for line in read_events(run.path) if line.cell == named]
     said = [str(line.data["reason"]) for line in lines if "reason" in line.data]
     assert any("enough" in reason for reason in said)

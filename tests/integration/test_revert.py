@@ -96,7 +96,6 @@ def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path) -> None:
     (sample,) = said["samples"]
     assert (sample["verdict"], sample["scores"]) == ("contained", {"is_fresh": "1"})
     assert (sample["reverts"], len(sample["cells"]), sample["destroyed"]) == (2, 3, True)
-    assert sample["not_in_transcript"]["silent"] == 0
     assert sample["commands"] == 4
     run_dir = Path(said["run_dir"])
     lines, evidence = list(read_events(run_dir)), stored_evidence(run_dir)

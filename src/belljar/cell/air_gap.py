@@ -21,6 +21,7 @@ from belljar.units import printable
 
 _HINT: Final = "`belljar airgap check` shows every way; close them, or leave `host.air_gap` out"
 _GROUP_LINK: Final = 1  # RTMGRP_LINK
+# RTM_NEWLINK of rtnetlink: the kernel says that a device came or changed.
 _NEW_LINK: Final = 16
 _BUFFER_BYTES: Final = 1 << 20  # what doesn't fit is a change, too
 _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fills no ledger

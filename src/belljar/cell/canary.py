@@ -28,10 +28,13 @@ from belljar.isolation.sandbox import Sandbox
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
+# A dead or hostile old machine must not hold up the revert.
 _TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
+# The program says a line for each trace; whatever more comes is a hostile machine's.
 _MAX_OUTPUT_BYTES: Final = 64 << 10
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+# Of another process's memory at once: a search holds no more of it.
 _CHUNK_BYTES: Final = 4 << 20
 # A larger mapping is an address space that a runtime reserves: its page table is too long to
 # read.

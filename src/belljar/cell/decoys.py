@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 KEY_FILE: Final = "decoys.key"
+# It is the image's or the guest's file: a larger one is no list of accounts.
 MAX_PASSWD_BYTES: Final = 1 << 20
 # Directories that their programs make for one user alone.
 PRIVATE: Final = (".ssh", ".aws", ".kube", ".mozilla")

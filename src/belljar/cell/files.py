@@ -42,9 +42,12 @@ from belljar.signals.observe import output_part
 _WRITE: Final = (Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED, Kind.FILE_WRITE_FAILED)
 _READ: Final = (Kind.FILE_READ_STARTED, Kind.FILE_READ_COMPLETED, Kind.FILE_READ_FAILED)
 _FILES: Final = (Kind.FILES_STARTED, Kind.FILES_COMPLETED, Kind.FILES_FAILED)
+# A guest's tree comes to this host's disk: the caller may raise both.
 MAX_TRANSFER_BYTES: Final = 256 << 20
 MAX_TRANSFER_FILES: Final = 10_000
+# A list is in memory, and a guest can make any number of names.
 MAX_LISTED: Final = 10_000
+# A half-made tree is removed by a guest that may hang.
 _CLEAN_UP_S: Final = 10.0
 
 

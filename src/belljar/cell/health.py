@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from belljar.channel import ExecOutput
 
 
+# What each command of a harness needs, so its loss is what breaks a sample.
 SHELL: Final = "/bin/sh"
 ARGV: Final = (SHELL, "-c", "echo +began; ls -d / >/dev/null 2>&1 && echo +ran; echo +end")
 # Of a check. It takes milliseconds, but a busy host must not look like a broken cell.
 TIMEOUT_S: Final = 15.0
+# The words are a few bytes; more is a hostile cell's.
 MAX_OUTPUT_BYTES: Final = 4096
 
 

@@ -30,6 +30,7 @@ from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 from belljar.policy.files import Entry, EntryKind, Tree, link_stays, list_tree, open_regular
 
+# Read at once; of a large file no more is in memory.
 _PIECE_BYTES: Final = 256 << 10
 _ROOT: Final = "tree"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

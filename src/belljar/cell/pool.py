@@ -8,7 +8,6 @@ end, so a task that ends when the cell is made can open it, and its taker can en
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,9 +26,8 @@ from belljar.cell.revert import revertible
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.isolation.hold import KilledError, refuse_if_held, refuse_to_give
+from belljar.isolation.hold import refuse_if_held, refuse_to_give
 from belljar.ledger.rundir import RunDirectory
-from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
@@ -38,14 +36,14 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
 DEFAULT_SIZE: Final = 1
+# Each idle cell holds memory as a running one does.
 MAX_SIZE: Final = 16
-# The next cell is made later, not to slow down the taker's first step.
-HEAD_START_S: Final = 0.25
 # Of a cell's lifetime, which counts from its making: one that has waited longer would be missed
 # by the sample that takes it.
 STALE_SHARE: Final = 0.05
-_MIN_USEFUL_S: Final = 10.0
+# A cell that was just made answers in milliseconds; one that needs longer is as good as dead.
 _ANSWER_TIMEOUT_S: Final = 2.0
+# For takers to give their cells back by themselves when the pool ends.
 _END_TIMEOUT_S: Final = 10.0
 
 
@@ -69,14 +67,10 @@ class _Idle:
     made_s: float
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
-    @property
-    def useful_s(self) -> float:
-        """How long it may be given out, from its making on."""
-        return STALE_SHARE * self.opened.cell.plan.limits.lifetime_s
-
-    def left_s(self) -> float:
-        """How long it may still be given out; ≤ 0: it is stale."""
-        return self.made_s + self.useful_s - time.monotonic()
+    def is_stale(self) -> bool:
+        """Return whether it has waited too long to be given out."""
+        useful_s = STALE_SHARE * self.opened.cell.plan.limits.lifetime_s
+        return time.monotonic() > self.made_s + useful_s
 
 
 class Pool:
@@ -88,13 +82,9 @@ class Pool:
         warm_up: the quick probes in it, recorded.
         size: of idle cells, at most.
         refuse: raises to the taker, before it takes a cell and before it gets it.
-        admit: whether one more is wanted and has room, given the number of idle ones.
-        on_breach: called when a warm-up found a way out.
         taken: entered before the taker gets a cell, left after it.
-        turn: held while a cell is made, by all pools that share it.
 
     Attributes:
-        counts: of cells `made`, `taken`, `failed`, and discarded, by reason (`dead`, `stale`, …).
         troubles: errors of what nobody waits for. breach: what ended the pool.
     """
 
@@ -106,17 +96,12 @@ class Pool:
         warm_up: Callable[[Range], Awaitable[ProbeReport]],
         size: int = DEFAULT_SIZE,
         refuse: Callable[[], None] = lambda: None,
-        admit: Callable[[int], bool] = lambda _ready: True,
-        on_breach: Callable[[ContainmentBreach], object] = lambda _breach: None,
         taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext,
-        turn: anyio.Lock | None = None,
     ) -> None:
-        self.counts: Counter[str] = Counter()
         self.troubles: list[Exception] = []
         self.breach: ContainmentBreach | None = None
         self._recorder, self._open_one, self._warm_up = recorder, open_one, warm_up
-        self._size, self._refuse, self._admit = size, refuse, admit
-        self._on_breach, self._taken, self._turn = on_breach, taken, turn or anyio.Lock()
+        self._size, self._refuse, self._taken = size, refuse, taken
         self._idle: list[_Idle] = []
         self._out: list[_Idle] = []
         self._discarding = 0
@@ -146,13 +131,13 @@ class Pool:
             async with self._open_one(ahead=False) as opened:
                 self._refuse()
                 self._stop_if_breached()  # a warm-up may have found a way out meanwhile
-                self.refill(after_s=HEAD_START_S)
+                self.refill()
                 yield opened
             return
         async with AsyncExitStack() as stack:
             stack.push_async_exit(partial(self._give_back, idle))
             self._refuse()  # the hold may have come while the cell was asked whether it answers
-            self.refill(after_s=HEAD_START_S)
+            self.refill()
             await stack.enter_async_context(self._taken(idle.opened.cell))
             yield replace(idle.opened, from_pool=True)
 
@@ -165,11 +150,11 @@ class Pool:
                 self._out.remove(idle)
                 self._change()
 
-    def refill(self, *, after_s: float = 0.0) -> None:
-        """Have idle cells made, after a delay. Never waits."""
+    def refill(self) -> None:
+        """Have idle cells made. Never waits."""
         if self._filling is None and not self._is_ended():
             self._filling = anyio.CancelScope()
-            spawn_task(partial(self._fill, self._filling, after_s))
+            spawn_task(partial(self._fill, self._filling))
 
     async def filled(self) -> int:
         """Wait until none is being made; the number of idle cells."""
@@ -180,18 +165,13 @@ class Pool:
     async def _take(self) -> _Idle | None:
         """A cell that answers, on record as taken; None: the taker opens one."""
         asked_s = time.monotonic()
-        while self.breach is None:
-            fresh = [each for each in self._idle if each.left_s() > 0]
-            if not fresh or self._is_closed:
-                return None
-            idle = min(fresh, key=_Idle.left_s)
-            self._idle.remove(idle)
+        while self._idle and not self._is_ended():
+            idle = self._idle.pop(0)
             idle.watching.cancel()
-            reason = Discard.UNUSED  # if the taker is cancelled
+            reason: Discard | None = Discard.UNUSED  # if the taker is cancelled
             try:
-                is_alive = await _answers(idle.opened.cell)
-                is_killed = idle.opened.killed() is not None
-                if is_alive and not is_killed and not self._is_closed:
+                reason = await self._why_not(idle)
+                if reason is None:
                     now_s = time.monotonic()
                     data = {
                         "waited_ms": round((now_s - asked_s) * 1000, 3),
@@ -199,15 +179,24 @@ class Pool:
                     }
                     taken = Event(kind=Kind.CELL_TAKEN, cell_id=idle.opened.cell.id, data=data)
                     self._recorder.record(taken)
-                    self.counts["taken"] += 1
                     self._out.append(idle)
                     return idle
-                reason = Discard.KILLED if is_killed else Discard.DEAD
             finally:
                 if idle not in self._out:
-                    await self._discard(idle, reason)
+                    await self._discard(idle, reason or Discard.UNUSED)
         self._stop_if_breached()
         return None
+
+    async def _why_not(self, idle: _Idle) -> Discard | None:
+        """Why an idle cell is given to nobody; None: it may be given out."""
+        if idle.is_stale():
+            return Discard.STALE
+        is_alive = await _answers(idle.opened.cell)
+        if idle.opened.killed() is not None:
+            return Discard.KILLED
+        if self._is_ended():
+            return Discard.UNUSED
+        return None if is_alive else Discard.DEAD
 
     def _stop_if_breached(self) -> None:
         if (found := self.breach) is not None:
@@ -221,16 +210,15 @@ class Pool:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _fill(self, scope: anyio.CancelScope, after_s: float) -> None:
+    async def _fill(self, scope: anyio.CancelScope) -> None:
         """Make cells, one after another, until there are enough or one fails: the next
         request has it tried again.
         """
         try:
             with scope:
-                await anyio.sleep(after_s)
-                async with self._turn:
-                    while self._wants_one() and await self._make_one():
-                        self._change()
+                while len(self._idle) < self._size and not self._is_ended():
+                    if not await self._make_one():
+                        break
         except Exception as error:  # noqa: BLE001
             # Nothing that goes wrong here ends the cells that are out.
             self.troubles.append(error)
@@ -238,19 +226,13 @@ class Pool:
             self._filling = None
             self._change()
 
-    def _wants_one(self) -> bool:
-        ready = len(self._idle)
-        return ready < self._size and not self._is_ended() and self._admit(ready)
-
     async def _make_one(self) -> bool:
         """Whether there is one more idle cell."""
         made_s, owner = time.monotonic(), AsyncExitStack()
         try:
             opened = await owner.enter_async_context(self._open_one(ahead=True))
-        except Exception as error:  # noqa: BLE001 - on record; a taker meets it in its own
-            self.counts["killed" if isinstance(error, KilledError) else "failed"] += 1
+        except Exception:  # noqa: BLE001 - on record; a taker meets it in its own
             return False
-        self.counts["made"] += 1
         idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
         try:
             reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
@@ -272,23 +254,15 @@ class Pool:
         if breach is None:
             return Discard.VOID
         self.breach = self.breach or breach
-        self._on_breach(breach)
         return Discard.BREACHED
 
     async def _watch(self, idle: _Idle) -> None:
-        """Discard it when it dies or gets stale before it is taken."""
+        """Discard it when it dies before it is taken: whoever killed it waits for the proof."""
         with idle.watching:
-            reason = Discard.STALE
-            with anyio.move_on_after(max(0.0, idle.left_s())):
-                await idle.opened.cell.wait_dead()
-                reason = Discard.DEAD
-            if idle not in self._idle:  # it was taken at this moment
-                return
-            self._idle.remove(idle)
-            await self._discard(idle, reason)
-            # Else one would be made and thrown away every few seconds
-            if reason is Discard.STALE and idle.useful_s >= _MIN_USEFUL_S:
-                self.refill()
+            await idle.opened.cell.wait_dead()
+            if idle in self._idle:  # else it was taken at this moment
+                self._idle.remove(idle)
+                await self._discard(idle, Discard.DEAD)
 
     async def _discard(self, idle: _Idle, reason: Discard) -> None:
         """Destroy it untaken. What that found is in `troubles`."""
@@ -303,7 +277,6 @@ class Pool:
             except Exception as error:  # noqa: BLE001
                 self.troubles.append(error)
         self._discarding -= 1
-        self.counts[reason.name.lower()] += 1
         self._change()
 
     async def aclose(self) -> None:
@@ -366,13 +339,18 @@ async def open_pool(
             async with open_pool(loaded, size=size, run=own, home=home, actor=actor) as pool:
                 yield pool
         return
-    pool = make_pool(
-        loaded,
-        run,
-        home,
+    taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
+    if loaded.policy.decoys:
+        from belljar.cell.decoys import decoys_in  # late: most policies have none
+
+        taken = partial(decoys_in, loaded=loaded, run=run)
+    pool = Pool(
+        run.recorder,
         open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
         warm_up=partial(_probe, run.recorder),
         size=size,
+        refuse=partial(refuse_to_give, home, run.run_id),
+        taken=taken,
     )
     pool.refill()
     try:
@@ -382,22 +360,6 @@ async def open_pool(
     for trouble in (pool.breach, *pool.troubles):
         if trouble is not None:
             raise trouble
-
-
-def make_pool(
-    loaded: LoadedPolicy,
-    run: RunDirectory,
-    home: Path,
-    **options: Any,  # noqa: ANN401 - as `Pool`
-) -> Pool:
-    """A pool of one policy's cells, which refuses when the store is held or the run was killed, and
-    gives each taken cell its decoys. `options`: as `Pool`.
-    """
-    if loaded.policy.decoys:
-        from belljar.cell.decoys import decoys_in
-
-        options["taken"] = partial(decoys_in, loaded=loaded, run=run)
-    return Pool(run.recorder, refuse=partial(refuse_to_give, home, run.run_id), **options)
 
 
 async def _probe(recorder: Recorder, opened: Range) -> ProbeReport:

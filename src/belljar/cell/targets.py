@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from belljar.cell.exec import RunningCommand
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
+# The risk is the whole range's; all else of a target is its own.
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")
 # The first that the program's user can write has its output (native/guest/child.c).
@@ -47,7 +48,9 @@ _EARLY_END_S: Final = 0.2
 _MAX_STARTS: Final = 11
 _FIRST_PAUSE_S: Final = 0.1
 _MAX_LOG_BYTES: Final = 1 << 20
+# The last try of a check gets at least this, however little of its time is left.
 _MIN_TIMEOUT_S: Final = 1.0
+# Of the log's end, in an error: it holds the traceback that explains it.
 _LOG_BYTES: Final = 2000
 
 
@@ -339,6 +342,7 @@ def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
     )
 
 
+# An author's app; more is a mistake in its `files`, as a virtual environment would be.
 MAX_APP_BYTES: Final = 64 << 20
 MAX_APP_FILES: Final = 10_000
 SERVER: Final = "/opt/server.zip"

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
 HOSTS: Final = "/etc/hosts"
+# It is the image's file, and is read whole.
 _MAX_HOSTS_BYTES: Final = 64 << 10
+# A keytool takes seconds for each store, on an emulated processor a minute.
 _TIMEOUT_S: Final = 60.0
 
 

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 PROTOCOL_VERSION: Final = 1
 MAX_PAYLOAD_BYTES: Final = 65_536
 MAX_DATA_BYTES: Final = MAX_PAYLOAD_BYTES - 1  # a DATA payload begins with its stream number
+# The agent holds a request whole; a command line of Linux has at most 2 MiB.
 MAX_REQUEST_BYTES: Final = 4 << 20
 MAX_TEXT_BYTES: Final = 4_096  # every string that the guest sends
+# Of an operation's output, this much at most is in the host's memory and untaken.
 OUTPUT_WINDOW_BYTES: Final = 1 << 20
+# Each is an inotify watch of the guest's kernel, which has a limited number.
 MAX_WATCHED_FILES: Final = 256
 MAX_PROCESS_NAME_BYTES: Final = 64
+# A guest that grants more would have the host buffer it.
 MAX_STDIN_WINDOW_BYTES: Final = 16 << 20
 NO_CAP: Final = (1 << 64) - 1
 KEEP_MODE: Final = 0xFFFF_FFFF
@@ -38,6 +42,7 @@ _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
 _DEBUGGER_CALLS: Final = 1
 _SETUID_PROGRAMS: Final = 2
 _MAC: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
+# RFC 791: no IPv4 link has a smaller one.
 _MIN_MTU: Final = 68
 _MAX_MTU: Final = 65_535
 

@@ -29,7 +29,9 @@ from belljar.units import format_duration
 if TYPE_CHECKING:
     from belljar.channel.pump import Pump
 
+# A CREDIT for each small piece would double the frames; a quarter keeps the guest writing.
 _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
+# The caller may have been the slow one, and the guest's RESULT wait to be read.
 _LATE_S: Final = 1.0
 
 
@@ -303,6 +305,7 @@ class Operation:
 Contents: TypeAlias = bytes | AsyncIterable[bytes]
 
 
+# So little fits the guest's window, and needs no second task.
 _SMALL_INPUT_BYTES: Final = 64 << 10
 
 

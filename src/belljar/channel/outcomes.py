@@ -14,9 +14,6 @@ from belljar.channel.messages import Result
 from belljar.dataclass import dataclass
 from belljar.units import printable
 
-# Of a failed command's standard error, in the message.
-MAX_SHOWN_CHARS: Final = 500
-
 
 class OutputTexts:
     """The two streams of a command as text."""
@@ -83,12 +80,6 @@ class ExecOutput(OutputTexts):
         """Ran, and ended with status 0."""
         return self.returncode == 0 and not self.timed_out
 
-    def check(self) -> ExecOutput:
-        """Return this output, if the command succeeded. Raises `CommandError` otherwise."""
-        if not self.success:
-            raise CommandError(self)
-        return self
-
     @property
     def limits_hit(self) -> tuple[str, ...]:
         """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`,
@@ -128,27 +119,6 @@ class ExecOutput(OutputTexts):
         return ": ".join(part for part in (stage, detail, os.strerror(code)) if part)
 
 
-class CommandError(Exception):
-    """A command did not succeed, raised by `ExecOutput.check` alone.
-
-    `output` has what it gave back.
-    """
-
-    def __init__(self, output: ExecOutput) -> None:
-        super().__init__(output)
-        self.output = output
-
-    def __str__(self) -> str:
-        output = self.output
-        ended = f"the command ended with status {output.returncode}"
-        if output.timed_out:
-            ended = "the command timed out"
-        elif output.not_started_errno is not None:
-            ended = "the command did not start"
-        last = output.why_not_started or output.stderr_text[-MAX_SHOWN_CHARS:].strip()
-        return f"{ended}: {printable(last, max_chars=MAX_SHOWN_CHARS)}" if last else ended
-
-
 class FileTooLargeError(OSError):
     """A guest's file is larger than what may be read (errno EFBIG).
 
@@ -168,6 +138,7 @@ class FileTooLargeError(OSError):
         self.head = head
 
 
+# A helper that failed in these stages has not looked at the file.
 _BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS})
 
 

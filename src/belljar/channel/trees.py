@@ -27,6 +27,7 @@ MAX_DEPTH: Final = 64
 # Of a path below the one that is walked.
 MAX_PATH_BYTES: Final = 4_096
 _HEAD: Final = struct.Struct("<BHQqIHH")
+# NAME_MAX and PATH_MAX of Linux: what is longer was never a name there.
 _MAX_NAME_BYTES: Final = 255
 _MAX_LINK_BYTES: Final = 4_095
 _MAX_MODE: Final = 0o7777

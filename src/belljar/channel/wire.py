@@ -52,7 +52,9 @@ from belljar.errors import ProtocolViolation
 
 _DATA: Final = int(FrameType.DATA)
 _RESULT: Final = struct.Struct("<BBHiQQQ")
+# No honest count of bytes or nanoseconds reaches it.
 _MAX_COUNT: Final = (1 << 63) - 1
+# All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63
 _OP_LIMIT: Final = (1 << 32) - 1
 

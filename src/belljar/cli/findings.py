@@ -142,13 +142,9 @@ def _cells(row: Facts, *more: Facts) -> list[str]:
 
 def remarks(facts: Facts) -> list[str]:
     """Remarks that no transcript has, none of them a reason."""
-    lines = list[str]()
-    for title, found in (
-        ("In the ledger, but not in Inspect's transcript", facts["not_in_transcript"]),
-        ("Different from what the task or the policy says", facts["differences"]),
-    ):
-        lines += [f"\n{title}:", *(f"  {each}" for each in found)] if found else []
-    return [*lines, *facts["remarks"]]
+    title = "\nDifferent from what the task or the policy says:"
+    lines = [f"  {each}" for each in facts["differences"]]
+    return [*([title, *lines] if lines else []), *facts["remarks"]]
 
 
 def tool_lines(facts: Facts) -> list[str]:

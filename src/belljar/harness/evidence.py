@@ -122,7 +122,6 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
             Call(
                 action=TranscriptAction(event.action),
                 what=(event.cmd if event.action == "exec" else event.file) or "",
-                shown_bytes=len((event.output or "").encode("utf-8", "replace")),
             )
             for event in events
             if event.event == "sandbox"

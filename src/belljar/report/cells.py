@@ -1,12 +1,13 @@
 """What the ledger records of each cell, compared with the harness's transcript. Pure.
 
-The ledger has more: calls that raised, the harness's own calls, whole outputs. A call in the
-transcript alone never reached the cell: the evidence is void.
+The ledger has more: calls that raised, the harness's own calls. A call in the transcript alone
+never reached the cell: the evidence is void.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -47,9 +48,6 @@ class ReportedOperation:
     pty: bool = False
     own: bool = False
     outcome: Kind | None = None
-    code: int | None = None
-    errno: int | None = None
-    output_bytes: int = 0
 
     @property
     def has_returned(self) -> bool:
@@ -307,13 +305,11 @@ def _add_end(cell: CellFindings, line: Line) -> None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
     operation.outcome = line.kind
-    operation.code, operation.errno = data.get("code"), data.get("errno")
     is_read = line.kind is Kind.FILE_READ_COMPLETED
     is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
     sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
-    operation.output_bytes = sum(size_of(data.get(each)) for each in sizes)
     if not operation.own:
-        cell.bytes_out += operation.output_bytes
+        cell.bytes_out += sum(size_of(data.get(each)) for each in sizes)
         cell.bytes_in += sum(body.total_bytes for body in line.bodies if body.name == "stdin")
 
 
@@ -407,51 +403,35 @@ def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call in the transcript, with `shown_bytes` of its output."""
+    """One call in the transcript."""
 
     action: TranscriptAction
     what: str
-    shown_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptGap:
-    """What the transcript of one sample does not show.
+    """Where the transcript of one sample differs from its cells.
 
-    `raised`: failed, timed out or cut off. `terminal`: a person's. `silent`: returned, and not
-    Belljar's own. `shortened`: shown without `missing_bytes` of output. `unfounded`: only in the
-    transcript.
+    `hidden`: only in a cell, neither Belljar's own nor a person's terminal. `unfounded`: only in
+    the transcript.
     """
 
-    raised: tuple[ReportedOperation, ...] = ()
-    terminal: tuple[ReportedOperation, ...] = ()
-    silent: tuple[ReportedOperation, ...] = ()
-    shortened: int = 0
-    missing_bytes: int = 0
+    hidden: tuple[ReportedOperation, ...] = ()
     unfounded: tuple[Call, ...] = ()
 
 
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
     """Match one sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
-    open_calls: dict[tuple[TranscriptAction, str], list[Call]] = {}
-    for call in calls:
-        open_calls.setdefault((call.action, call.what), []).append(call)
+    open_calls = Counter((call.action, call.what) for call in calls)
     hidden: list[ReportedOperation] = []
-    shortened = missing_bytes = 0
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
     for operation in sorted(operations, key=lambda each: not each.has_returned):
-        matching = open_calls.get((operation.action, operation.what))
-        if not matching:
+        asked = (operation.action, operation.what)
+        if open_calls[asked]:
+            open_calls[asked] -= 1
+        elif not (operation.own or operation.pty):
             hidden.append(operation)
-            continue
-        short = max(0, operation.output_bytes - matching.pop(0).shown_bytes)
-        shortened, missing_bytes = shortened + (short > 0), missing_bytes + short
-    return TranscriptGap(
-        raised=tuple(each for each in hidden if not (each.pty or each.has_returned)),
-        terminal=tuple(each for each in hidden if each.pty),
-        silent=tuple(each for each in hidden if each.has_returned and not (each.pty or each.own)),
-        shortened=shortened,
-        missing_bytes=missing_bytes,
-        unfounded=tuple(call for left in open_calls.values() for call in left),
-    )
+    unfounded = (Call(action=action, what=what) for action, what in open_calls.elements())
+    return TranscriptGap(hidden=tuple(hidden), unfounded=tuple(unfounded))

@@ -22,7 +22,6 @@ from belljar.report.reasons import Reason
 from belljar.report.remarks import (
     differing,
     model_sentence,
-    not_in_transcript,
     probe_sentence,
     problems_and_errors,
     range_sentences,
@@ -65,7 +64,6 @@ def collect(findings: RunFindings, source: RunSource | None = None) -> dict[str,
         "problems_and_errors": problems_and_errors(findings),
         "remarks": run_remarks(findings),
         "differences": differing(findings.rows),
-        "not_in_transcript": not_in_transcript(findings.rows),
         "unsealed_logs": list(findings.unsealed_logs),
         "left_out": findings.left_out,
         "samples": [_sample(row) for row in findings.rows],
@@ -104,7 +102,6 @@ def _model_cell(cell: CellFindings) -> dict[str, Any]:
 
 
 def _sample(row: Row) -> dict[str, Any]:
-    gap = row.transcript_gap
     return {
         "task": row.transcript.task,
         "sample": row.transcript.sample,
@@ -142,12 +139,7 @@ def _sample(row: Row) -> dict[str, Any]:
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
         "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
-        "not_in_transcript": {
-            **{name: len(getattr(gap, name)) for name in ("raised", "terminal", "silent")},
-            "shortened": gap.shortened,
-            "missing_bytes": gap.missing_bytes,
-        },
-        "only_in_transcript": len(gap.unfounded),
+        "only_in_transcript": len(row.transcript_gap.unfounded),
         "tools": [use.to_json() for use in tool_uses(row.tools)],
     }
 
@@ -335,9 +327,6 @@ def _remarks(row: Row, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"error: {found['error']}"
     yield from found["remarks"]
     yield from sentences(row.differences)
-    yield from (
-        f"in the ledger, not in the transcript: {each}" for each in not_in_transcript([row])
-    )
     yield from _outside(found["tools"])
 
 

@@ -17,6 +17,7 @@ from belljar.report.source import RunSource
 from belljar.report.timeline import Group, TimelineEntry, shown, shown_terminal
 from belljar.units import format_size
 
+# A reader sees a page of it; the whole body is in the run directory.
 MAX_BODY_BYTES: Final = 8 << 10
 MAX_TERMINAL_BYTES: Final = 64 << 10  # a terminal draws the same places again and again
 _ENTRY_BYTES: Final = 60  # of an entry without its texts, in JSON

@@ -14,6 +14,7 @@ from belljar.report.requests import Places, Requests
 from belljar.units import printable
 
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
+# A cell chooses protocols and reasons: their number must not grow the report.
 _MAX_KINDS: Final = 200
 # Counters of `range.destroyed` that are missing evidence.
 _COUNTED_LOST: Final = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from belljar.differences import samples_named, sentences
@@ -12,9 +10,7 @@ from belljar.report.cells import CellFindings
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import Row, RunFindings
-from belljar.units import format_size, printable
-
-_OPERATIONS: Final = {"exec": "commands", "read_file": "file reads", "write_file": "file writes"}
+from belljar.units import printable
 
 # The rules' words (`plan.rules.Reason`) that need explaining.
 WHY: Final = {
@@ -63,25 +59,6 @@ def differing(rows: Sequence[Row]) -> list[str]:
         sentence if len(named) == count else f"{samples_named(named)}: {sentence}"
         for sentence, named in samples.items()
     ]
-
-
-def not_in_transcript(rows: Iterable[Row]) -> list[str]:
-    """What the ledger has and Inspect's transcript lacks."""
-    counts = Counter[str]()
-    missing = shortened = 0
-    for gap in (row.transcript_gap for row in rows):
-        for operation in gap.raised:
-            what = _OPERATIONS.get(operation.action.value, "other operations")
-            absent = " of missing files" if operation.errno == errno.ENOENT else ""
-            counts[f"{what}{absent} that failed"] += 1
-        counts["operations of the harness itself"] += len(gap.silent)
-        counts["commands in a person's terminal"] += len(gap.terminal)
-        missing, shortened = missing + gap.missing_bytes, shortened + gap.shortened
-    lines = [f"{count:,} {what}" for what, count in counts.items() if count]
-    if missing:
-        where = f"cut by the transcript in {shortened:,} operation(s)"
-        lines.append(f"{format_size(missing)} of output, {where}")
-    return lines
 
 
 def run_remarks(findings: RunFindings) -> list[str]:

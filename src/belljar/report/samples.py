@@ -64,8 +64,8 @@ class Row:
     @property
     def tools(self) -> tuple[ToolCall, ...]:
         """The calls of tools; those with hidden operations reached a cell."""
-        hidden = (*self.transcript_gap.raised, *self.transcript_gap.silent)
-        return with_hidden_operations(self.transcript.tools, [each.started for each in hidden])
+        times = [each.started for each in self.transcript_gap.hidden]
+        return with_hidden_operations(self.transcript.tools, times)
 
     @property
     def commands(self) -> int:
@@ -252,4 +252,5 @@ def _headline(findings: RunFindings) -> str:
 
 
 INTERRUPTED_CODE: Final = 130  # 128 + SIGINT, as in a shell
+# With these alone nothing could have got out: no evidence is missing.
 _NOTHING_RAN: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})

@@ -17,6 +17,7 @@ from belljar.report.reasons import Sentence
 from belljar.units import printable
 
 MAX_EVIDENCE: Final = 100  # event numbers listed per signal
+# Decoys and places that a signal names; its count has all.
 MAX_INVOLVED: Final = 20
 
 
@@ -271,7 +272,9 @@ _CONTACTS: Final[Mapping[Kind, SignalCode]] = {
     Kind.DECOY_SENT: SignalCode.DECOY_SENT,
     Kind.DECOY_CARRIED: SignalCode.DECOY_CARRIED,
 }
+# Events of a value itself, which may be disguised; a touch has only a path.
 _CARRIES_VALUE: Final = frozenset({*_CONTACTS, Kind.GUARD_HIT} - {Kind.DECOY_TOUCHED})
+# Where the guard sees what goes on its way to somebody else.
 _ON_THE_WAY: Final = frozenset({"range", "upstream"})
 _NETWORK: Final = frozenset(
     {

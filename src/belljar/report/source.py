@@ -24,6 +24,7 @@ T = TypeVar("T")
 _ROW: Final = 26  # units of the drawing, as all below
 _TOP: Final = 34
 _MAX_CHARS: Final = 40
+# Of a side of the graph: more can't be read, and a guest chooses its places.
 _MAX_NODES: Final = 60
 
 

@@ -24,6 +24,7 @@ from belljar.units import format_size, printable
 FIRST: Final = 150
 # Entries of one group that are kept of a cell or range; the others are counted.
 LAST: Final = 50
+# Of one text of an entry, which may be a guest's 10 MB line.
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
 MAX_EDGES: Final = 40  # of a range's graph; the others are one
@@ -391,7 +392,9 @@ EXCHANGES: Final = (
 _CUT_OFF: Final = "its end is not on record"
 _NO_NAME: Final = ("NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY")
 _PARTS: Final = ("opened", "data")  # Of a stream, whose end has an event of all of it.
+# Allowed ones have entries of their own, as requests.
 _ONLY_REFUSED: Final = (Kind.NETWORK_FLOW, Kind.NETWORK_TLS)
+# Groups of which each entry is marked, whatever its outcome.
 _ALWAYS_BAD: Final = (Group.LIMIT, Group.DECOY, Group.GUARD)
 # Templates over an event's data. An operation's start and its end are one entry.
 _STARTS: Final[Mapping[Kind, tuple[Group, str]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -251,8 +250,6 @@ class Range:
 
 class Pool(_Facade[AsyncPool]):
     """Cells made ahead. Made only by `belljar.sync.open_pool`."""
-
-    counts: Counter[str]
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -254,23 +252,3 @@ async def test_tries_within_a_time() -> None:
     assert timeout_s <= 200.0
     with pytest.raises(CellError, match=r"healthy in \d tries: no such table"):
         await served({"command": ["mine"], "health": {**health, "within": 0.3}}, status=1)
-
-
-class _Health(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/fine" else 503)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """Somebody who is fine at one path."""
-    with HTTPServer(("127.0.0.1", 0), _Health) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()

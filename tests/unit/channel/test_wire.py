@@ -39,7 +39,6 @@ from belljar.channel.messages import (
     Welcome,
 )
 from belljar.channel.wire import HostConnection
-from belljar.errors import ProtocolViolation
 
 # ---- frames
 
@@ -262,41 +261,6 @@ def test_pieces_make_no_difference(cuts: list[int]) -> None:
         assert wire.pending_bytes < 12 + 65_536
     assert events == expected
     assert len(expected) == 8
-
-
-@pytest.mark.promise("4.1")
-@settings(max_examples=500)
-@given(st.lists(st.binary(max_size=200), max_size=10))
-def test_hostile_bytes(pieces: list[bytes]) -> None:
-    """Whatever a guest sends, nothing but `ProtocolViolation` is raised."""
-    wire = listener()
-    try:
-        for piece in pieces:
-            wire.feed(piece)
-    except ProtocolViolation:
-        assert wire.pending_bytes == 0
-
-
-@settings(max_examples=500)
-@given(
-    st.lists(
-        st.builds(
-            g.frame,
-            st.sampled_from([*range(1, 14), *range(0x10, 0x19)]),
-            st.integers(0, 3),
-            st.binary(max_size=60),
-        ),
-        max_size=12,
-    )
-)
-def test_hostile_frames(said: list[bytes]) -> None:
-    """The same for bytes that look like frames."""
-    wire = listener()
-    try:
-        for part in said:
-            wire.feed(part)
-    except ProtocolViolation:
-        assert wire.live_ops == 0
 
 
 def test_frozen_answers_one_freeze() -> None:

@@ -14,7 +14,6 @@ from belljar.fleet.units import (
     next_size,
     to_try_again,
 )
-from belljar.report.cells import TranscriptGap
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
 
@@ -26,7 +25,6 @@ def row(sample: str, *codes: ReasonCode, epoch: int = 1, error: str = "") -> Row
             task="t", sample=sample, epoch=epoch, uuid=f"{sample}{epoch}", error=error
         ),
         cells=(),
-        transcript_gap=TranscriptGap(),
         reasons=tuple(Reason(code=code) for code in codes),
     )
 

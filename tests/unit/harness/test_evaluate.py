@@ -153,11 +153,9 @@ def test_a_run_from_end_to_end(
         assert row.destroyed
         assert len(row.cells) == 1
         assert row.transcript.scores == {"points": "1"}
-        assert [operation.what for operation in row.transcript_gap.raised] == ["sleep 30"]
-        assert "echo /var/tmp/sandbox-services" in [
-            operation.what for operation in row.transcript_gap.silent
-        ]
-        assert row.transcript_gap.shortened
+        assert {"sleep 30", "echo /var/tmp/sandbox-services"} <= {
+            operation.what for operation in row.transcript_gap.hidden
+        }
         assert not row.transcript_gap.unfounded
         assert row.bytes_in == 5
     assert (tmp_path / "noted").read_text() == str(outcome.path)
