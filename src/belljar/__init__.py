@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from belljar.cell.parts import start_run
     from belljar.cell.pool import Pool, open_pool
     from belljar.cell.range import Range
-    from belljar.channel import ExecOutput, FileTooLargeError, PtySize, Stream
+    from belljar.channel import CommandError, ExecOutput, FileTooLargeError, PtySize, Stream
     from belljar.errors import (
         BelljarError,
         CellError,
@@ -50,6 +50,7 @@ __all__ = [
     "Cell",
     "CellError",
     "CellStream",
+    "CommandError",
     "ContainmentBreach",
     "Destruction",
     "ExecOutput",
@@ -102,7 +103,7 @@ _NAMES = {
     "belljar.cell.parts": "start_run",
     "belljar.cell.pool": "Pool open_pool",
     "belljar.cell.range": "Range",
-    "belljar.channel": "ExecOutput FileTooLargeError PtySize Stream",
+    "belljar.channel": "CommandError ExecOutput FileTooLargeError PtySize Stream",
     "belljar.errors": "BelljarError CellError ContainmentBreach HostError LedgerError PolicyError"
     " ProtocolViolation",
     "belljar.isolation.hold": "release",

@@ -17,8 +17,13 @@ pytestmark = pytest.mark.anyio
 SERVER = """\
 import socket, sys, threading
 kind, where, what = sys.argv[1:4]
-listening = socket.create_server((kind, int(where)), backlog=64,
-    family=socket.AF_INET6 if ":" in kind else socket.AF_INET)
+if kind == "unix":
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(where)
+    listening.listen(64)
+else:
+    listening = socket.create_server((kind, int(where)), backlog=64,
+        family=socket.AF_INET6 if ":" in kind else socket.AF_INET)
 print("ready", flush=True)
 def serve(peer):
     try:
@@ -28,6 +33,18 @@ def serve(peer):
     peer.close()
 while True:
     threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+"""
+FULL = """\
+import socket, time
+listening = socket.socket(socket.AF_UNIX)
+listening.bind("/tmp/full.sock")
+listening.listen(0)
+waiting = [socket.socket(socket.AF_UNIX) for _ in range(9)]
+for one in waiting:
+    one.setblocking(False)
+    one.connect_ex("/tmp/full.sock")
+print("full", flush=True)
+time.sleep(1000)
 """
 KEEP = """\
 peer.sendall(b"z" * 1000)
@@ -70,8 +87,11 @@ async def test_to_a_port_and_back(cell: Cell) -> None:
 
 
 @pytest.mark.promise("4.3")
-async def test_to_the_other_loopback(cell: Cell) -> None:
-    """A port of ::1 alone is reached too."""
+async def test_to_a_socket_and_to_the_other_loopback(cell: Cell) -> None:
+    """A unix socket in the cell, and a port of ::1 alone, are reached too."""
+    async with serving(cell, "/tmp/s.sock", kind="unix"), cell.connect("/tmp/s.sock") as stream:
+        await stream.send(b"by name")
+        assert await stream.receive() == b"by name"
     six = await cell.exec(
         ["python3", "-c", "import socket; socket.create_server(('::1', 0), family=socket.AF_INET6)"]
     )
@@ -83,13 +103,26 @@ async def test_to_the_other_loopback(cell: Cell) -> None:
 
 @pytest.mark.promise("4.3")
 async def test_why_there_is_no_connection(cell: Cell) -> None:
-    """A closed port, and a connection that takes too long, are each their own error."""
+    """A closed port, a missing socket, a full backlog and a closed directory are each their own
+    error."""
     with pytest.raises(ConnectionRefusedError, match="port 9"):
         async with cell.connect(9):
             pass
-    with pytest.raises(TimeoutError):
-        async with cell.connect(9, timeout_s=0):
+    with pytest.raises(FileNotFoundError):
+        async with cell.connect("/tmp/none.sock"):
             pass
+    await cell.exec(["sh", "-c", "mkdir -p /tmp/closed && chmod 700 /tmp/closed"], user="root")
+    with pytest.raises(PermissionError):
+        async with cell.connect("/tmp/closed/s.sock", user="nobody"):
+            pass
+    server = await cell.start(["python3", "-c", FULL])
+    with anyio.fail_after(PATIENCE_S):
+        while b"full" not in server.output().stdout:
+            await anyio.lowlevel.checkpoint()
+    with pytest.raises(TimeoutError):
+        async with cell.connect("/tmp/full.sock", timeout_s=0.5):
+            pass
+    await server.kill()
 
 
 @pytest.mark.promise("4.3")

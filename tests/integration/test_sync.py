@@ -19,9 +19,11 @@ policy = {"belljar": 1, "risk": "low", "tier": sys.argv[1],
           "resources": {"memory": "256MiB", "disk": "64MiB"}, "env": {"GREETING": "hello"}}
 with belljar.sync.open_cell(policy) as cell:
     assert cell.tier == sys.argv[1] and cell.env["GREETING"] == "hello"
-    assert cell.exec(["sh", "-c", "echo $GREETING; cat"], input="text").stdout == b"hello\\ntext"
-    failed = cell.exec(["sh", "-c", "echo why >&2; exit 3"])
-    assert (failed.returncode, failed.success, failed.stderr_text) == (3, False, "why\\n")
+    assert cell.exec(["sh", "-c", "echo $GREETING; cat"], input="text").check().stdout == b"hello\\ntext"
+    try:
+        cell.exec(["sh", "-c", "echo why >&2; exit 3"]).check()
+    except belljar.CommandError as failed:
+        assert failed.output.returncode == 3 and "why" in str(failed)
     cell.write_file("/tmp/notes", "some text")
     assert cell.read_file("/tmp/notes", max_bytes=100) == b"some text"
     assert [entry.size_bytes for entry in cell.list_dir("/tmp") if entry.name == "notes"] == [9]
@@ -54,7 +56,7 @@ pathlib.Path("tree").mkdir()
 pathlib.Path("tree/a.txt").write_text("some text")
 with belljar.sync.open_range({**policy, "network": network}) as opened:
     cell = opened.cell
-    asked = cell.exec(["curl", "-s", "http://shop.example/"])
+    asked = cell.exec(["curl", "-s", "http://shop.example/"]).check()
     assert asked.stdout == b"hello", asked
     cell.upload("tree", "/tmp/tree")
     cell.download("/tmp/tree", "back")

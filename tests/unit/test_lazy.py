@@ -48,11 +48,13 @@ def use(policy: belljar.Policy) -> str:
         contents: bytes = cell.read_file("a", max_bytes=10)
     try:
         with belljar.sync.open_range(Path("policy.yaml")) as opened, belljar.sync.open_pool(policy) as pool:
-            assert opened.cell.exec(["true"]).success
+            opened.cell.exec(["true"]).check()
             with pool.cell() as other:
                 return other.exec(["id"]).stdout_text
     except (belljar.PolicyError, belljar.HostError, belljar.ContainmentBreach) as error:
         return error.hint
+    except belljar.CommandError as failed:
+        return failed.output.stderr_text
 
 async def use_async() -> bytes:
     async with belljar.open_cell("low") as cell, belljar.open_range("low") as opened:

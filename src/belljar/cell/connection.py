@@ -21,6 +21,7 @@ from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.base import CellBase
 from belljar.channel import ExecRequest, Operation
+from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, JsonValue, Kind
 from belljar.units import format_duration, printable
@@ -30,16 +31,47 @@ CONNECT_TIMEOUT_S: Final = 10.0
 KEEP_STREAM_BYTES: Final = 1 << 20
 # A server that never reads must not keep the block from being left.
 _CLOSE_TIMEOUT_S: Final = 10.0
+_MAX_PATH_BYTES: Final = 107  # sockaddr_un
 _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the channel's window
 
 
-def connect_error(code: int, port: int) -> OSError | None:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a stream leads to: `tcp` and a port, or `unix` and a path."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"port {self.name}" if self.kind == "tcp" else self.name
+
+
+def parse_target(target: int | str | os.PathLike[str]) -> Target:
+    """A port (1 to 65535), or the absolute path of a socket. Raises `ValueError`, `TypeError`."""
+    if isinstance(target, int):
+        if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
+            raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
+        return Target("tcp", str(target))
+    path = os.fspath(target)
+    if not isinstance(path, str):
+        raise TypeError("a port's number or a socket's path as text")
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"{path!r} is neither a port's number nor the absolute path of a socket")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ValueError(f"the path of a socket has at most {_MAX_PATH_BYTES} bytes")
+    return Target("unix", path)
+
+
+def connect_error(code: int, target: Target) -> OSError | None:
     """What the relay's first byte means: any value, as the guest chooses it."""
     if code == 0:
         return None
+    where = printable(str(target))
     if code == errno.ECONNREFUSED:
-        return ConnectionRefusedError(code, f"nothing listens on port {port} in the cell")
-    return OSError(code, f"connecting to port {port} in the cell: {os.strerror(code)}")
+        return ConnectionRefusedError(code, f"nothing listens on {where} in the cell")
+    if code == errno.ENOENT:
+        return FileNotFoundError(code, "the cell has no such socket", target.name)
+    return OSError(code, f"connecting to {where} in the cell: {os.strerror(code)}")
 
 
 class CellStream(ByteStream):
@@ -49,18 +81,18 @@ class CellStream(ByteStream):
     the server may go on; `aclose` delivers what was sent and takes no more.
 
     Attributes:
-        port: the server's.
+        target: `port 8080`, or the socket's path.
         unread_bytes: of the server's, never received; known after `aclose`.
     """
 
     def __init__(
         self,
         running: Operation,
-        port: int,
+        target: Target,
         died: Callable[[BaseException], None],
         keep_bytes: int,
     ) -> None:
-        self.port = port
+        self.target = str(target)
         self.sent, self.received = (
             Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
         )
@@ -146,37 +178,39 @@ class ConnectOperations(CellBase):
     @asynccontextmanager
     async def connect(
         self,
-        port: int,
+        target: int | str | os.PathLike[str],
         *,
         user: str | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> AsyncIterator[CellStream]:
-        """A byte stream to a port of the cell's own loopback.
+        """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
 
         It goes through the channel, not a network or gateway. Leaving the block closes it. It
         counts as one of a cell's 64 operations at once, and as one process of its user's.
 
         Args:
-            port: 1 to 65535.
-            user: connects as.
+            target: a port's number, or a socket's absolute path in the cell.
+            user: connects as; a socket file's permissions apply to it.
             timeout_s: for the connection to be made.
 
         Raises:
-            ConnectionRefusedError: nothing listens there. TimeoutError: not connected in time.
-                `OSError`: another error of the guest's. `ValueError`: no port. `CellError`: the
-                cell died.
+            ConnectionRefusedError: nothing listens there. FileNotFoundError: there is no such
+                socket. TimeoutError: not connected in time. `OSError`: another error of the
+                guest's. `ValueError`: no port and no absolute path. `CellError`: the cell died.
         """
-        if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 0xFFFF:
-            raise ValueError(f"{port!r} is no port; give a number from 1 to 65535")
-        who = self._user(user)
+        where, who = parse_target(target), self._user(user)
         operation = self._operation()
-        started: dict[str, JsonValue] = {"target": "tcp", "name": str(port), "user": who}
+        started: dict[str, JsonValue] = {
+            "target": where.kind,
+            "name": record.text(where.name),
+            "user": who,
+        }
         self._recorder.record(operation.event(Kind.CONNECT_STARTED, started))
         began = anyio.current_time()
         stream: CellStream | None = None
         try:
             async with AsyncExitStack() as stack:
-                stream = await self._connected(stack, port, who, timeout_s)
+                stream = await self._connected(stack, where, who, timeout_s)
                 try:
                     yield stream
                 except BaseException:
@@ -195,10 +229,10 @@ class ConnectOperations(CellBase):
         self._record_closed(operation, stream, began)
 
     async def _connected(
-        self, stack: AsyncExitStack, port: int, user: str, timeout_s: float
+        self, stack: AsyncExitStack, target: Target, user: str, timeout_s: float
     ) -> CellStream:
         request = ExecRequest(
-            argv=["connect", "connect", "tcp", str(port)],
+            argv=["connect", "connect", target.kind, target.name],
             user=user,
             cwd="/",
             max_stdout_bytes=_ENDLESS,
@@ -211,18 +245,19 @@ class ConnectOperations(CellBase):
             model = self.plan.policy.model
             keeps = model is None or model.record == "text"
             kept_bytes = KEEP_STREAM_BYTES if keeps else 0
-            stream = CellStream(running, port, self._end_if_dead, kept_bytes)
+            stream = CellStream(running, target, self._end_if_dead, kept_bytes)
             answer = await running.receive_stdout()
             if answer is None:
                 output = await running.wait()
                 why = output.why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
-            if (refused := connect_error(answer[0], port)) is not None:
+            if (refused := connect_error(answer[0], target)) is not None:
                 raise refused
             stream._held = answer[1:]
             return stream
         raise TimeoutError(
-            f"port {port} in the cell took no connection within {format_duration(timeout_s)}"
+            f"{printable(str(target))} in the cell took no connection within "
+            f"{format_duration(timeout_s)}"
         )
 
     def _record_closed(

@@ -9,10 +9,11 @@ from belljar.channel.client import GuestClient
 from belljar.channel.frames import RenewedBit, Stage, Stream
 from belljar.channel.messages import Configured, Ready, Renewed, Welcome
 from belljar.channel.operations import Operation, Timeout
-from belljar.channel.outcomes import ExecOutput, FileTooLargeError, OutputTexts
+from belljar.channel.outcomes import CommandError, ExecOutput, FileTooLargeError, OutputTexts
 from belljar.channel.requests import ExecRequest, PtySize
 
 __all__ = [
+    "CommandError",
     "Configured",
     "ExecOutput",
     "ExecRequest",

@@ -14,6 +14,9 @@ from belljar.channel.messages import Result
 from belljar.dataclass import dataclass
 from belljar.units import printable
 
+# Of a failed command's standard error, in the message.
+MAX_SHOWN_CHARS: Final = 500
+
 
 class OutputTexts:
     """The two streams of a command as text."""
@@ -80,6 +83,12 @@ class ExecOutput(OutputTexts):
         """Ran, and ended with status 0."""
         return self.returncode == 0 and not self.timed_out
 
+    def check(self) -> ExecOutput:
+        """Return this output, if the command succeeded. Raises `CommandError` otherwise."""
+        if not self.success:
+            raise CommandError(self)
+        return self
+
     @property
     def limits_hit(self) -> tuple[str, ...]:
         """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`,
@@ -117,6 +126,27 @@ class ExecOutput(OutputTexts):
         if stage == "cwd" and code in (errno.EACCES, errno.EPERM):
             return f"user `{name or 'root'}` can't enter `{detail}`"
         return ": ".join(part for part in (stage, detail, os.strerror(code)) if part)
+
+
+class CommandError(Exception):
+    """A command did not succeed, raised by `ExecOutput.check` alone.
+
+    `output` has what it gave back.
+    """
+
+    def __init__(self, output: ExecOutput) -> None:
+        super().__init__(output)
+        self.output = output
+
+    def __str__(self) -> str:
+        output = self.output
+        ended = f"the command ended with status {output.returncode}"
+        if output.timed_out:
+            ended = "the command timed out"
+        elif output.not_started_errno is not None:
+            ended = "the command did not start"
+        last = output.why_not_started or output.stderr_text[-MAX_SHOWN_CHARS:].strip()
+        return f"{ended}: {printable(last, max_chars=MAX_SHOWN_CHARS)}" if last else ended
 
 
 class FileTooLargeError(OSError):

@@ -39,7 +39,7 @@ LOGIN_SHELL: Final = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 MAX_CLIENTS: Final = 32
 _LINGER_S: Final = 5.0
 _FORWARD: Final = re.compile(
-    r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5})",
+    r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
     re.DOTALL,
 )
 
@@ -240,16 +240,18 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
 # --- forward
 
 
-def parse_forward(text: str) -> tuple[str, int, int]:
+def parse_forward(text: str) -> tuple[str, int, int | str]:
     """`[HOST:]LOCAL:REMOTE`, HOST being loopback. Raises `ValueError`."""
+    from belljar.cell.connection import parse_target
+
     found = _FORWARD.fullmatch(text)
     if found is None or int(found["port"]) > 0xFFFF:
-        raise ValueError("write LOCAL:REMOTE, such as 8080:80 or 0:80")
+        raise ValueError("write LOCAL:REMOTE, such as 8080:80, 0:80 or 8080:/run/server.sock")
     host = (found["host"] or "127.0.0.1").strip("[]")
     if host not in ("127.0.0.1", "::1"):
         raise ValueError("only 127.0.0.1 and ::1 can be listened on; leave the address out")
-    if not 1 <= (remote := int(found["remote"])) <= 0xFFFF:
-        raise ValueError(f"{remote} is no port; give a number from 1 to 65535")
+    remote = found["remote"] if found["remote"].startswith("/") else int(found["remote"])
+    parse_target(remote)
     return host, int(found["port"]), remote
 
 
@@ -262,13 +264,14 @@ def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
     """Forward a port of this host's loopback address to a server in a running cell.
 
     CELL is a cell's id, as `belljar ps` shows it. LOCAL is a port of 127.0.0.1, 0 for a free one;
-    REMOTE is a port of the cell's loopback address. Every user of this host can connect to the
-    port. Each connection is recorded. Ends with Ctrl-C or with the cell.
+    REMOTE is a port of the cell's loopback address, or the path of a unix socket in it. Every user
+    of this host can connect to the port. Each connection is recorded. Ends with Ctrl-C or with the
+    cell.
 
     \b
     Examples:
       belljar forward c-0123456789ab 8080:80
-      belljar forward c-0123456789ab 0:80
+      belljar forward c-0123456789ab 0:/run/server.sock
     """
     _check_cell_id(cell_id)
     try:
@@ -279,7 +282,7 @@ def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
 
 
 async def _forward(
-    cell_id: str, host: str, port: int, remote: int, *, as_json: bool, quiet: bool
+    cell_id: str, host: str, port: int, remote: int | str, *, as_json: bool, quiet: bool
 ) -> int:
     import anyio
     from anyio.abc import SocketAttribute
@@ -314,7 +317,9 @@ async def _forward(
             address = {"cell": cell_id, "host": host, "port": port, "remote": remote}
             click.echo(json.dumps(address))
         elif not quiet:
-            click.echo(f"forwarding {host}:{port} to {remote} in {printable(cell_id)}")
+            click.echo(
+                f"forwarding {host}:{port} to {printable(str(remote))} in {printable(cell_id)}"
+            )
         try:
             await listener.serve(serve)
         except BaseExceptionGroup as group:
@@ -325,7 +330,7 @@ async def _forward(
     return 0
 
 
-async def _forward_client(client: SocketStream, cell_id: str, remote: int) -> str:
+async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
     """Relay both ways. Returns why it could not connect."""
     import anyio
 

@@ -87,11 +87,13 @@ def read_opening(payload: bytes) -> Opening:
         raise AttachError("not an opening") from error
 
 
-def read_port(payload: bytes) -> int:
-    """A `CONNECT`'s port. Raises `AttachError`."""
-    if not (payload.isdigit() and len(payload) <= 5):
-        raise AttachError("not a port")
-    return int(payload)
+def read_target(payload: bytes) -> int | str:
+    """A `CONNECT`'s port or path. Raises `AttachError`."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        raise AttachError("not a target") from error
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else text
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
@@ -260,7 +262,7 @@ class AttachSocket:
                     await _terminal(stream, incoming, cell, read_opening(payload))
             elif kind is FrameKind.CONNECT:
                 async with self._streams:
-                    await _connection(stream, incoming, cell, read_port(payload))
+                    await _connection(stream, incoming, cell, read_target(payload))
 
 
 async def _terminal(
@@ -321,12 +323,12 @@ async def _connection(
     stream: SocketStream,
     incoming: AsyncIterator[tuple[FrameKind, bytes]],
     cell: Cell,
-    port: int,
+    target: int | str,
 ) -> None:
     """Relay until both sides ended, or the client left."""
     status = "0"
     try:
-        async with cell.connect(port) as server, anyio.create_task_group() as tasks:
+        async with cell.connect(target) as server, anyio.create_task_group() as tasks:
             ended: list[FrameKind] = []
 
             async def listen() -> None:

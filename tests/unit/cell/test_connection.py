@@ -4,15 +4,16 @@ record."""
 from __future__ import annotations
 
 import errno
-from typing import cast
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
-from belljar.cell.connection import connect_error
+from belljar.cell.connection import Target, connect_error, parse_target
 from belljar.errors import CellError
 from belljar.events import Kind
 
@@ -20,26 +21,39 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.promise("4.3")
-@pytest.mark.parametrize("port", [0, -1, 65536, True, "80", "/run/s.sock"])
-async def test_what_is_no_port_is_refused(port: object) -> None:
-    """Before anything is asked of the cell, or on record."""
-    async with staged() as stage:
-        with pytest.raises(ValueError, match="no port"):
-            async with stage.cell.connect(cast("int", port)):
-                pytest.fail("connected")
-        assert stage.kinds() == []
+@given(st.integers() | st.text() | st.booleans())
+def test_a_target_is_a_port_or_an_absolute_path(target: int | str) -> None:
+    """Anything else is refused before anything is asked of the cell."""
+    try:
+        parsed = parse_target(target)
+    except ValueError:
+        return
+    if parsed.kind == "tcp":
+        assert 1 <= int(parsed.name) <= 65535
+    else:
+        assert parsed.name == target
+        assert parsed.name.startswith("/")
+        assert "\0" not in parsed.name
 
 
 @pytest.mark.promise("4.3")
-def test_every_first_byte_of_a_guest_means_something() -> None:
-    """Zero is a connection; every other byte an `OSError` with that number, of the builtin kind
-    that a socket of this host would raise."""
-    assert connect_error(0, 80) is None
-    for code in range(1, 256):
-        error = connect_error(code, 80)
-        assert error is not None
-        assert type(error) is type(OSError(code, ""))
+@given(st.integers(min_value=0, max_value=255))
+def test_every_first_byte_of_a_guest_means_something(code: int) -> None:
+    """Zero is a connection; every other byte an `OSError` with that number, never another kind."""
+    error = connect_error(code, Target("unix", "/x\x1b[31m"))
+    assert (error is None) == (code == 0)
+    if error is not None:
         assert error.errno == code
+        assert "\x1b" not in str(error)
+
+
+def test_the_usual_errors_are_the_builtin_ones() -> None:
+    """Callers catch what they catch for a socket of their own host."""
+    port = Target("tcp", "80")
+    assert isinstance(connect_error(errno.ECONNREFUSED, port), ConnectionRefusedError)
+    assert isinstance(connect_error(errno.ENOENT, port), FileNotFoundError)
+    assert isinstance(connect_error(errno.EACCES, port), PermissionError)
+    assert isinstance(connect_error(errno.ETIMEDOUT, port), TimeoutError)
 
 
 async def relay(guest: FakeGuest, op: GuestOp) -> None:
@@ -112,7 +126,7 @@ async def test_a_cell_that_dies_ends_the_stream() -> None:
         stage.vm.cause = "the host killed it"
 
         async def listen() -> None:
-            async with stage.cell.connect(8080) as stream:
+            async with stage.cell.connect("/run/s.sock") as stream:
                 assert await stream.receive() == b"hello"
                 stage.guest.close()
                 await stream.receive()

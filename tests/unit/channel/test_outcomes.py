@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from belljar.channel import ExecOutput
+from belljar.channel import CommandError, ExecOutput
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.channel.outcomes import file_error, output_of
+from belljar.channel.outcomes import FileTooLargeError, file_error, output_of
 
 
 def result(
@@ -85,6 +85,17 @@ def test_killed_helpers() -> None:
     assert file_error(result(Outcome.SIGNALED, 9), "p").errno == errno.EIO
 
 
+def test_too_large() -> None:
+    """An `OSError` with EFBIG, the path and the sizes."""
+    error = FileTooLargeError("/big", max_bytes=10, size_bytes=20, head=b"x")
+    assert (error.errno, error.filename, error.size_bytes, error.head) == (
+        errno.EFBIG,
+        "/big",
+        20,
+        b"x",
+    )
+
+
 @pytest.mark.parametrize("stage", [Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS])
 def test_a_file_nobody_looked_at_is_not_missing(stage: Stage) -> None:
     """An unknown user, or a helper that could not start, says nothing of the file: never
@@ -122,7 +133,26 @@ def test_returncode_is_the_shells(
     assert output.not_started_errno == (code if status is Outcome.NOT_STARTED else None)
 
 
-def test_output_is_read_as_text() -> None:
-    """What isn't UTF-8 never raises."""
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        (ExecOutput(returncode=3, code=3, stderr=b"why\x1b[2J\n"), r"status 3: why\\x1b"),
+        (ExecOutput(returncode=137, code=9, timed_out=True), "timed out"),
+        (
+            ExecOutput(returncode=127, code=2, not_started_errno=errno.ENOENT, stage="exec"),
+            "did not start",
+        ),
+    ],
+)
+def test_check_raises_what_failed(output: ExecOutput, shown: str) -> None:
+    """Only a success passes; the error holds the output, and shows the guest's words escaped."""
+    with pytest.raises(CommandError, match=shown) as raised:
+        output.check()
+    assert raised.value.output is output
+
+
+def test_a_success_is_checked_and_read_as_text() -> None:
+    """`check` gives the output itself; text that isn't UTF-8 never raises."""
     output = ExecOutput(returncode=0, code=0, stdout=b"\xffa", stderr="é".encode())
+    assert output.check() is output
     assert (output.stdout_text, output.stderr_text) == ("\ufffda", "é")

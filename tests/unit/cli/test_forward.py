@@ -26,10 +26,11 @@ ANSWERS = 20
     ("text", "meant"),
     [
         ("8080:80", ("127.0.0.1", 8080, 80)),
+        ("0:/run/s.sock", ("127.0.0.1", 0, "/run/s.sock")),
         ("[::1]:8080:80", ("::1", 8080, 80)),
     ],
 )
-def test_what_is_led_where(text: str, meant: tuple[str, int, int]) -> None:
+def test_what_is_led_where(text: str, meant: tuple[str, int, int | str]) -> None:
     """As ssh's `-L` has it; 127.0.0.1 unless another loopback address is named."""
     assert parse_forward(text) == meant
 
@@ -47,11 +48,11 @@ def test_what_is_led_where(text: str, meant: tuple[str, int, int]) -> None:
         "x:y",
         "80:0",
         "70000:80",
-        "80:/run/s.sock",
+        "80:run/s.sock",
     ],
 )
 def test_nothing_but_loopback_is_listened_on(text: str) -> None:
-    """Another address, a name, and what is no port are refused."""
+    """Another address, a name, and what is no port or path are refused."""
     with pytest.raises(ValueError):  # noqa: PT011 - the wording is for people
         parse_forward(text)
 
