@@ -13,7 +13,9 @@ from belljar.host.model import CgroupFact, CgroupVersion
 if TYPE_CHECKING:
     from belljar.policy.limits import Resources
 
+# Without one of them a limit of the policy would hold nothing.
 CONTROLLERS: Final = ("cpu", "memory", "pids")
+# A group of version 1 that lacks its controller's file is a plain directory.
 _LIMIT_FILE_V1: Final = {
     "cpu": "cpu.cfs_quota_us",
     "memory": "memory.limit_in_bytes",

@@ -28,12 +28,14 @@ _UNKNOWN_HINT: Final = (
     "run it where that is allowed (in a container: with a seccomp profile that lets it make "
     "namespaces), or as root"
 )
+# Linux's value, where /proc doesn't say it.
 _USUAL_OPEN_FILES: Final = 1 << 20
 # Import names of the extras `network` and `stand-ins`.
 NETWORK_MODULES: Final = (
     *("h11", "uvicorn", "wsproto"),
     *("asyncssh", "dulwich", "jinja2", "packaging"),
 )
+# Only Ubuntu's kernels have it.
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 
 

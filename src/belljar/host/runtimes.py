@@ -35,6 +35,7 @@ RUNSC_MIN: Final = "20231009"
 # Saves the cells of a run repeated failing trials.
 REFUTED_FOR_S: Final = 30.0
 _DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)", re.IGNORECASE)
+# runsc's versions are days (release-20231009.0), Debian's packages write `0.0~20231009`.
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
 

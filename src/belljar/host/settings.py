@@ -21,6 +21,7 @@ from belljar.units import kind_of, printable
 if TYPE_CHECKING:
     from belljar.policy.model import Policy
 
+# The administrator's word comes first: a user's can only be stricter.
 HOST_FILE: Final = Path("/etc/belljar/settings.yaml")
 MAX_BYTES: Final = 64 << 10  # each start reads them
 

@@ -24,6 +24,7 @@ QEMU_MIN: Final = "8.2"
 # Its JSON is what the rules use (Debian 12).
 NFT_MIN: Final = "1.0.6"
 _VERSION: Final = re.compile(r"\d{1,8}(?:\.\d{1,8})+(?:~\d{1,8})?")
+# A program that only says its version answers in milliseconds.
 _TIMEOUT_S: Final = 10.0
 _MAX_OUTPUT_CHARS: Final = 4096  # any program may have a tool's name
 SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -170,6 +171,7 @@ def write_json(file: Path, value: object) -> bool:
     return True
 
 
+# Set-user-ID programs of `uidmap`: without them an ordinary user has no second id.
 MAPPERS: Final = ("newuidmap", "newgidmap")
 
 

@@ -21,10 +21,14 @@ from belljar.plan.jail import GroupLimits
 from belljar.process import raise_if_blind
 from belljar.store.scratch import orphans, owned_name
 
+# A group made only to see whether this user can make one; `belljar doctor` removes those of the
+# dead.
 _TRIAL: Final = "facts-"
 _CPU_PERIOD_US: Final = 100_000  # the kernel's default
 _REMOVE_TIMEOUT_S: Final = 0.5
+# Version 1 bounds what sockets hold beside the rest: this part of the cell's memory once more.
 _SOCKETS_SHARE: Final = 8
+# Version 2's and version 1's: which of them is there depends on the host.
 _OOM_FILES: Final = ("memory.events", "memory.oom_control")
 _Settings = list[tuple[str, str]]
 

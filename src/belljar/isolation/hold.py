@@ -27,6 +27,7 @@ from belljar.units import iso_time, printable
 
 HOLD_FILE: Final = "hold.json"
 RELEASE_HINT: Final = "`belljar release` lifts the hold"
+# What a kill order may name; any other word is read as the narrowest.
 SCOPES: Final = ("sample", "run", "all", "cells")
 NO_REASON: Final = "no reason given"
 MAX_REASON_CHARS: Final = 500  # it stands in each error of what was killed

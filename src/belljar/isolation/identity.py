@@ -30,12 +30,15 @@ from belljar.plan.jail import (
 )
 from belljar.subids import NEEDED_IDS
 
+# One place for all stores of a host: no two cells may have the same ids.
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
 # First host id of root's cells with a range.
 RANGES_START: Final = 0x8000_0000
+# A slot's first id is its starter's, the next 65,536 are its workload's.
 _RANGE_STEP: Final = 0x2_0000
 # Cells with a range on one host, all stores together.
 RANGE_SLOTS: Final = 1 << 12
+# Stores of other places begin their search elsewhere, so that each finds a free slot at once.
 _RANGE_BLOCK: Final = 64
 # A container's ids: 0 to 65535.
 WORKLOAD_IDS: Final = NEEDED_IDS

@@ -37,6 +37,8 @@ from belljar.process import (
 from belljar.subids import grant_hint
 from belljar.units import printable
 
+# A killed process is gone in milliseconds; one that the kernel holds for longer is reported as
+# left.
 _KILL_STEP_S: Final = 2.0
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10  # a runtime may print without end
 _MAX_STATUS_BYTES: Final = 8 << 10  # a compromised supervisor may, too
@@ -362,14 +364,17 @@ def grow_pipe(fd: int, size_bytes: int) -> None:
 
 # For a jail to come up.
 START_DEADLINE_S: Final = 20.0
+# The launcher's last line, and its only word on why a cell ended.
 ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
 _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.ASCII)
+# Step 21 of the launcher waits for the runtime's first process, whose end it reports thus.
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)
 
 
 # Steps of `native/jail/main.c` that a host may forbid, by number: namespaces, identity, group
 # namespace, host name, private mounts, locked mounts, network.
 _FORBIDDEN_STEPS: Final = frozenset({3, 4, 6, 7, 8, 23, 25})
+# With these a host forbids a step; others of the same step are faults of ours.
 _FORBIDDING: Final = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS}
 )

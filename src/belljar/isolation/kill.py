@@ -49,10 +49,13 @@ from belljar.units import printable
 
 # For owners' own destruction.
 OWNER_GRACE_S: Final = 5.0
+# For a look at a disk that hangs: a kill must go on to the cells that it knows.
 HALT_TIMEOUT_S: Final = 5.0
 # How long a range's supervisor has for that, and what was struck for dying
 _PORTS_DOWN_S: Final = 0.1
+# After the last process is gone, only files and groups are left to remove.
 REMOVE_TIMEOUT_S: Final = 3.0
+# Between looks at what is dying: short beside a cell's end, long beside a look.
 _PAUSE_S: Final = 0.005
 KILLS: Final = "kills"
 EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]

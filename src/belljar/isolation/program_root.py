@@ -29,9 +29,11 @@ from belljar.store.scratch import MAKING, owned_name, remove_tree
 from belljar.units import printable
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
+# Of a root's description; a root of another number is made again.
 _FORMAT: Final = 1
-_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+# A line of ldd's.
 _LIBRARY: Final = r"(?a)^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$"
+# How glibc's and musl's ldd say that there is nothing to copy.
 _NOT_DYNAMIC: Final = ("not a dynamic executable", "statically linked")
 _Stamp = list[int]
 
@@ -232,6 +234,7 @@ def _copy(original: Path, target: Path) -> str:
         return hashlib.file_digest(copy, "sha256").hexdigest()
 
 
+# The launcher binds the cell's own over it: the file there is empty.
 CONFIG_PATH: Final = "/bundle/config.json"
 DIRECTORY_POINTS: Final = tuple(
     f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
@@ -239,6 +242,7 @@ DIRECTORY_POINTS: Final = tuple(
 _HINT: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
 PACKAGE_HINT: Final = "install the package again; its build compiles it"
 _SCRIPT_HINT: Final = "name the program that the script runs in the end; `belljar doctor` tries it"
+# A script would need its interpreter, and all that it calls, in the root.
 _ELF: Final = b"\x7fELF"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
 _REMOVER: Final = Path("/usr/bin/rm")

@@ -27,6 +27,7 @@ from belljar.units import format_duration
 
 PartKind: TypeAlias = Literal["template", "tree", "build", "root", "kernel"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
+# Names of what was made by its contents' digest; nothing else is removed.
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's are
 # By the directory of the store.

@@ -25,8 +25,10 @@ from belljar.store.locks import locked
 from belljar.store.scratch import MAKING, sweep
 from belljar.units import printable
 
+# For the processes of a dead owner to be gone, after the kernel has killed them.
 _TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.002
+# After a crash of a host there may be hundreds; the journal has them all.
 _MAX_CELLS_REPORTED: Final = 64
 _MAX_THINGS_REPORTED: Final = 32
 _MAX_CHARS_REPORTED: Final = 200

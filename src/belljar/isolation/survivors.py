@@ -34,6 +34,7 @@ from belljar.process import (
 from belljar.store.journal import JournalEntry
 from belljar.units import printable
 
+# For killed processes to be gone: then they are reported.
 _KILL_TIMEOUT_S: Final = 1.0
 _READ_BYTES: Final = 1 << 16  # a command line may have megabytes; a cell's name comes early
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.

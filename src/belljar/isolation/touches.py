@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Operation: TypeAlias = Literal["open", "read"]
 
+# One event for all equal touches of a second: a guest that reads a file in a loop fills no
+# ledger.
 INTERVAL_S: Final = 1.0
 # In one interval, over all files.
 MAX_REPORTS: Final = 32
@@ -202,9 +204,11 @@ class HostReads:
 FULL_READ: Final = 64
 # After a full read: at most 12,000 marks a second.
 _PAUSE_S: Final = 0.005
+# So that a guest that goes on touching files can't keep its cell from ending.
 _MAX_DRAIN_S: Final = 2.0
 # For the queue, before a host's read.
 _MAX_SETTLE_S: Final = 0.5
+# Sums that are complete are recorded even when nothing more comes.
 _TICK_MS: Final = 1000
 
 
@@ -373,7 +377,9 @@ class ThreadWatch:
 
 # Per guest: an hour's flood at 256 a second.
 _MAX_TOUCHES: Final = 1 << 20
+# Touches before anybody listens: the first of a flood show it.
 _MAX_EARLY: Final = 1024
+# TASK_COMM_LEN is 16; gVisor sends what the guest wrote.
 _MAX_NAME: Final = 64
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from belljar.image.kernel import Kernel
     from belljar.plan.oci import OciRuntime, RuntimeKind
 
+# A program that only says its version answers in milliseconds.
 _TIMEOUT_S: Final = 5.0
 
 

@@ -33,12 +33,17 @@ from belljar.units import (
 )
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+# useradd's own rule; a number needs no entry in the image's /etc/passwd.
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
+# POSIX's names: a shell in the cell can read each of them.
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+# Without set-user-ID, set-group-ID and sticky: a policy's file gives nobody a right.
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
+# Printable ASCII, as a request line has it: no space can begin a second word.
 _URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
 # Of a microVM's guest (native/guest/agent.h).
 MAX_ID: Final = 0xFFFF_FFFD - 100_000
+# A reviewer reads it in one look, and a message can show it whole.
 MAX_LINE_CHARS: Final = 4096
 MAX_TEXT_CHARS: Final = 64 * 1024
 # Linux's PATH_MAX without the zero at the end.

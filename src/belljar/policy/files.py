@@ -23,6 +23,7 @@ from belljar.units import printable
 
 # Of directories; each level holds a descriptor.
 MAX_DEPTH: Final = 32
+# A file may grow while it is read: it is read in pieces, up to its limit.
 _CHUNK_BYTES: Final = 1 << 20
 # The same on every architecture (Linux 5.6).
 _OPENAT2: Final = 437
@@ -31,7 +32,9 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 # For EAGAIN: something is renamed meanwhile (openat2(2)).
 _TRIES: Final = 16
+# Opening a FIFO would wait for ever, and opening a terminal could make it ours.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# A link in place of a directory is refused, not followed.
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -28,6 +28,7 @@ class DecoyKind(StrEnum):
     SSH = "ssh"
 
 
+# Decoys that a web client reaches.
 _WEB: Final = (DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP)
 # The kinds that are services: usual port and protocol.
 SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(

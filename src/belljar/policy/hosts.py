@@ -23,10 +23,13 @@ from belljar.policy.guarding import ALL_PORTS
 from belljar.units import did_you_mean, listed, quoted
 
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
+# CONNECT and TRACE are no upstream's business: both lead elsewhere.
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 # DNS's 255 bytes (RFC 1035) without the first length and the last zero.
 MAX_HOST_CHARS: Final = 253
+# Each port is a listener of the gateway, which has a bounded number of descriptors.
 MAX_PORTS: Final = 64
+# Of one stand-in; all are in the plan that a reviewer reads.
 MAX_NAMES: Final = 250
 # The gateway answers DNS there itself, on each address.
 RESOLVER_PORT: Final = 53
@@ -39,8 +42,11 @@ METADATA_NAMES: Final = (
     "metadata.goog",
     "metadata.google.internal",
 )
+# RFC 1035 with the underscore of service names (RFC 2782).
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
+# A last label like these makes an address of the name for some clients (WHATWG URL, 3.5).
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+# For a hint alone: no port has a protocol that nobody wrote.
 _USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 465: "smtps"}
 
 

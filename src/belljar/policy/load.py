@@ -40,6 +40,7 @@ from belljar.policy.stand_ins import MODELS, CellStandIn, Health
 from belljar.policy.yaml_tree import Problem, YamlTree
 from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
 
+# They are copied into each cell at its start.
 MAX_FILES_BYTES: Final = 500 << 20
 HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
 _OWN_RULE: Final = (
@@ -65,6 +66,7 @@ _MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("network", "own_cell"): OwnCell,
     ("network", "upstreams"): Upstream,
 }
+# Places whose names are chosen by the author: below them the kind says which fields there are.
 _STAND_IN_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     ("health",): Health,
     ("resources",): ResourcesText,

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from belljar.policy.task_data import TaskData
 
 PRESETS: Final = ("low", "medium", "high", "critical")
+# Who names no policy gets a strong one.
 DEFAULT_PRESET: Final = "high"
+# The file is read into memory and sent whole.
 MAX_FILE_BYTES: Final = 100 << 20
 FILE_RULE: Final = (
     f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the "

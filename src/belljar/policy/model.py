@@ -37,7 +37,9 @@ from belljar.policy.serving import ModelBlock
 from belljar.policy.signals import DecoysField, GuardField, StopsField
 from belljar.policy.stand_ins import TargetStandIn
 
+# A file of another version is refused: what it would leave unbounded is unknown here.
 VERSION: Final = 1
+# All of them go along with each command of a cell.
 MAX_VARIABLES: Final = 1024
 SNAPSHOTS: Final = (False, True, "with_secrets")  # the less comes first
 

@@ -25,8 +25,11 @@ from belljar.policy.stand_ins import (
 )
 from belljar.units import did_you_mean, listed, quoted
 
+# Each has an address of the range, and a row of the plan.
 MAX_STAND_INS: Final = 64
+# Each is a cell with its own memory and record.
 MAX_TARGETS: Final = 16
+# A reviewer reads each reason: a longer list would be waved through.
 MAX_UPSTREAMS: Final = 32
 # A run's default budget, in samples' budgets.
 RUN_BUDGETS: Final = 100

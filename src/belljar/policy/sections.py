@@ -34,6 +34,7 @@ from belljar.policy.limits import (
 from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
 from belljar.units import quoted
 
+# Each is opened and digested before every cell.
 MAX_FILES: Final = 256
 MAX_TOOLS: Final = 64
 MAX_TOOL_CHARS: Final = 256

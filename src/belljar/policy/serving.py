@@ -12,6 +12,7 @@ from belljar.policy.fields import Strict, list_of
 from belljar.units import listed
 
 PRESETS: Final = ("llama_cpp", "vllm")
+# A server's command with all its options.
 _MAX_WORDS: Final = 256
 _SHA256: Final = kinds.checked(
     "a SHA-256",

@@ -37,6 +37,7 @@ MAX_PROTECTED: Final = 64
 MAX_COLUMNS: Final = 64
 STANDARD: Final = "standard"
 NONE: Final = "none"
+# It is part of paths and of names in the cell.
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 
 

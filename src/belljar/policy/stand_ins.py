@@ -21,14 +21,17 @@ from belljar.policy.limits import Resources, Tier
 from belljar.policy.sections import IMAGE, FilesField, ResourcesField, Rights
 from belljar.units import listed
 
+# A command line; execve takes more, a reviewer doesn't.
 MAX_WORDS: Final = 1024
 MAX_NETWORKS: Final = 16
 NETWORKS: Final = (
     "Two cells that both have some, and none in common, don't reach each other. `[]`: the cell "
     "has no network device, and is reached by commands alone. Default: every cell's."
 )
+# Docker's names, so that a compose file's check is one here.
 _TIMES: Final = "^(interval|timeout|start_period|start_interval|retries)$"
 _TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
+# As gunicorn and uvicorn name an application.
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 

@@ -28,6 +28,7 @@ from ruamel.yaml.reader import ReaderError
 from belljar.dataclass import dataclass, field
 from belljar.units import format_size, printable, quoted
 
+# The largest example has 2 KiB; files and images are named, not written in.
 MAX_BYTES: Final = 64 * 1024
 # Bounds the recursion of the reader, too.
 MAX_DEPTH: Final = 12
@@ -36,6 +37,7 @@ _MAX_PROBLEMS: Final = 20
 
 Path: TypeAlias = tuple["str | int", ...]
 
+# YAML 1.2's core schema; 1.1's `012` and `1_000` are no numbers.
 _INT: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
 _BASED: Final = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
@@ -46,6 +48,7 @@ _SPECIAL: Final = {"": None, "~": None} | {
 }
 # The one tag that compose files need: text that would read as a number.
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
+# No field takes one, and JSON can't say it.
 _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.ASCII)
 # int() of many digits takes long: longer ones stay text, which no field takes as a number.
 _MAX_DIGITS: Final = 64

@@ -111,6 +111,7 @@ def _finding(
 MAX_OUTPUT_BYTES: Final = 256 << 10  # a guest may print without end
 MAX_DETAIL_CHARS: Final = 400  # each finding is on record
 END: Final = b"end"
+# From the best to the worst: the worse of two words counts.
 _BADNESS: Final = (
     AttemptOutcome.DENIED,
     AttemptOutcome.ABSENT,
@@ -201,6 +202,7 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
     )
 
 
+# Probes that a sink answers: reaching it is no way out.
 _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 

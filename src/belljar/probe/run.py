@@ -44,6 +44,7 @@ END: Final = "end"
 WARM_UP: Final = "warm-up"
 _QUICK_TIMEOUT_S: Final = 20.0
 _ALL_TIMEOUT_S: Final = 90.0
+# For the answer to arrive; then there is none, and the verdict is void.
 _GRACE_S: Final = 5.0
 # What the program is called in the cell: other processes of its user can read that.
 _PROGRAM: Final = "sh"

@@ -33,6 +33,7 @@ from belljar.units import printable
 _PREFIX: Final = "tmp-w"
 _MAX_VISITORS: Final = 16  # a guest may come as often as it likes
 _MAX_PROCESSES: Final = 64
+# Signals are numbered from 1 in /proc's masks, too.
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
 # A directory of our own with a random name is made in it.
 _PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108
@@ -360,7 +361,9 @@ _NAMES: Final = {
     0x400: "removed",
     0x800: "moved",
 }
+# IN_ALL_EVENTS of inotify(7): any touch of the canary counts.
 _EVERYTHING: Final = 0xFFF
+# struct inotify_event, without its name.
 _HEAD: Final = struct.Struct("iIII")
 
 

@@ -56,6 +56,7 @@ class ReportedOperation:
         return self.outcome in _RETURNED
 
 
+# What is known of a probing until its end is read.
 CUT_OFF: Final = "it was cut off"
 
 
@@ -218,6 +219,7 @@ _STARTS = {
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
     Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
+# Only of these has the harness's transcript an event.
 _RETURNED = {
     Kind.EXEC_COMPLETED,
     Kind.FILE_READ_COMPLETED,

@@ -45,6 +45,7 @@ from belljar.units import format_duration
 
 # Of all timelines with their bodies; each sample has an equal share.
 MAX_DETAIL_BYTES: Final = 10 << 20
+# Of a sample's details in the page, which a browser opens whole.
 MAX_SAMPLE_BYTES: Final = 2 << 20
 MAX_UNITS: Final = 2000  # samples, and cells and ranges of none
 MAX_CELLS: Final = 20  # of a sample, whose probes and proofs are shown

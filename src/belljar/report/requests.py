@@ -13,11 +13,13 @@ from belljar.report.reading import Kept, is_between_cells, place, size_of, word
 NAMED: Final = 3  # names shown of one address
 # A cell can look up any number of names; the rest are told by address.
 _MAX_ADDRESSES: Final = 1024
+# RFC 1035's bound of a name; a guest's may have any.
 _MAX_NAME_CHARS: Final = 255
 # Of each range; those between are counted.
 FIRST: Final = 30
 # Requests shown of a range; the ledger has the others.
 LAST: Final = 20
+# Addresses carry data out: their beginning says where to.
 _MAX_WHAT_CHARS: Final = 400
 _MAX_WORD_CHARS: Final = 64
 

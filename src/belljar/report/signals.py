@@ -286,9 +286,11 @@ _NETWORK: Final = frozenset(
         Kind.NETWORK_UPSTREAM,
     }
 )
+# A record that is full lacks evidence.
 _RECORD_LIMITS: Final = frozenset({"range_record"})
 # A cell that reaches one of them dies: that is no attack on its agent.
 _DEADLY_LIMITS: Final = frozenset({"memory", "lifetime"})
+# Answers that gave no address.
 _REFUSED_NAMES: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 # Programs look up the names of addresses by themselves.
 _REVERSE: Final = (".in-addr.arpa", ".ip6.arpa")

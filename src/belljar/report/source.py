@@ -23,6 +23,7 @@ MAX_LIST_CHARS: Final = 64 << 10  # of such a list; a sample's have a part of it
 T = TypeVar("T")
 _ROW: Final = 26  # units of the drawing, as all below
 _TOP: Final = 34
+# Of a name in the graph.
 _MAX_CHARS: Final = 40
 # Of a side of the graph: more can't be read, and a guest chooses its places.
 _MAX_NODES: Final = 60

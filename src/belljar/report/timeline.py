@@ -21,6 +21,7 @@ from belljar.ledger.schema import BodyRef, Line
 from belljar.report.reading import Activity, Kept, ProbeTracker, times_of
 from belljar.units import format_size, printable
 
+# A flood keeps its beginning and its end, and says how many are between.
 FIRST: Final = 150
 # Entries of one group that are kept of a cell or range; the others are counted.
 LAST: Final = 50
@@ -36,6 +37,7 @@ MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
 
 
+# Characters that a terminal obeys: `page.js` plays or names them.
 _OBEYED: Final = re.compile(r"([\x07\x08\r\x1b])")
 # Of a network: cell, place, whether it was allowed.
 Edges: TypeAlias = Counter[tuple[str, str, bool]]
@@ -57,6 +59,7 @@ class Group(StrEnum):
     CELL = "cell"
 
 
+# Groups that the page draws over time; others are rare.
 CHARTED: Final = (Group.REQUEST, Group.REFUSAL, Group.MODEL)
 
 

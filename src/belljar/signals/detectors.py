@@ -71,6 +71,7 @@ def entropy(text: bytes) -> float:
     return -sum((n / len(text) * math.log2(n / len(text)) for n in counts), 0.0) + 0.0
 
 
+# What documents write where a secret stands.
 _PLACEHOLDER: Final = re.compile(
     rb"(?i)example|placeholder|changeme|your[_-]?|redacted|dummy|sample|xxxx|\*\*\*\*|\.\.\.\."
     rb"|<[a-z]|\$\{|\{\{|1234567890|abcdefgh|0000000"
@@ -89,6 +90,7 @@ def _is_secret(text: bytes) -> bool:
     return kinds >= 2 and _is_real(text) and entropy(text) >= MIN_ENTROPY and not _CODE.search(text)
 
 
+# Names, paths, versions and calls: long and mixed, but no secret.
 _CODE: Final = re.compile(
     rb"[()\[\]{}]|^[a-z_.]+$|://|^[A-Za-z]+(?:[._-]+[A-Za-z]+)*$"
     rb"|^[a-z]+[0-9]{0,3}\.[a-z]+[0-9]{0,3}[a-z]*$|^\$[A-Za-z_]\w*$|^--?[A-Za-z]+(?:-[a-z]+)*$"
@@ -109,6 +111,7 @@ def _is_jwt(text: bytes) -> bool:
     return b'"alg"' in header and b"1234567890" not in claims
 
 
+# RFC 4648, 5: the other alphabet of base64.
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 
@@ -219,6 +222,7 @@ _CARD_PREFIX: Final = re.compile(
     r"|(?=.{16}\Z)(?:6(?:011|5|4[4-9]).*|35(?:2[89]|[3-8]).*)|3(?:0[0-5]|[689])(?:.{11,12}|.{13})"
     r"|62.{14,17}"
 )
+# How American Express and Diners Club print their numbers.
 _OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
 # Cards are written in groups of four, some in five; longer groups are tables' columns.
 MAX_GROUP: Final = 5
@@ -251,6 +255,7 @@ def _is_grouped(text: bytes) -> bool:
     return len(set(sizes[:-1])) == 1 and sizes[-1] <= sizes[0] <= MAX_GROUP
 
 
+# The IBAN registry's: a number of another length is none.
 _IBAN_LENGTHS: Final = {
     country: int(length)
     for country, length in re.findall(
@@ -264,6 +269,7 @@ _IBAN_LENGTHS: Final = {
         """,
     )
 }
+# Examples of documents, which are everywhere.
 _DOCUMENTED_IBANS: Final = re.findall(
     r"[A-Z0-9]+",
     """
@@ -284,6 +290,7 @@ def is_iban(text: bytes) -> bool:
     )
 
 
+# Addresses of functions and of documents (RFC 2606), which name nobody.
 _NO_PERSON: Final = re.compile(
     rb"(?i)\A(?:no-?reply|git)@"
     rb"|@(?:[a-z0-9-]+\.)*(?:example(?:\.[a-z]+)?|test|invalid|localhost|local)\Z"

@@ -17,6 +17,8 @@ from belljar.signals.decoders import ROT13, normalised
 from belljar.signals.prefilter import FROM_BYTES, Prefilter, literal
 from belljar.signals.values import KnownValue, ScanSpec
 
+# Letters, digits and all beyond ASCII: what is left of a value that was split, quoted or
+# reformatted.
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
 _DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
 _LOWER: Final = bytes(range(256)).lower()
@@ -27,6 +29,7 @@ MAX_SEPARATOR: Final = 16
 MAX_SEPARATORS: Final = 3
 # Searched again at a slice's border: a value of 4,096 bytes, cut by separators.
 OVERLAP: Final = 64 << 10
+# Places are counted by blocks: a place is found without a list of each byte's.
 BLOCK: Final = 256
 WORTH: Final = 256  # Bytes to be searched for each form before compiling a prefilter pays.
 HEAD: Final = 12  # Characters given to the prefilter: fewer compile faster, more match less.

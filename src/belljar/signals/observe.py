@@ -58,6 +58,7 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
 HEADER: Final = "header"  # The part that holds header fields, a line each.
 # Any other may carry data.
 USUAL_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# A decoy in such a header was used, not only sent.
 _CREDENTIAL_HEADER: Final = rb"(?i)auth|cookie|token|key|secret|session|credential"
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
 # Before a value that a form, query or JSON presents as a credential. Uploaded files have such lines
@@ -70,7 +71,9 @@ _PRESENTED: Final = (
 _SMTP_LOGIN: Final = (
     rb"(?i)(?:^|\n)AUTH[ \t]+[A-Z0-9-]+(?:[ \t]+[A-Za-z0-9+/=]*)?(?:\r?\n[A-Za-z0-9+/=]*){0,2}$"
 )
+# Attempts of stand-ins that take what is given them.
 _UPLOADS: Final = frozenset({"push", "publish", "change"})
+# Attempts with a credential: its decoy was used.
 _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
 
@@ -394,6 +397,7 @@ _WORDS: Final = {
     Trigger.SENT: "a decoy or protected data was sent",
     Trigger.BREACH: "containment was breached",
 }
+# Places beyond the cell: a value that gets there was on its way out.
 _ENDPOINTS: Final = {"range", "upstream"}
 
 

@@ -12,8 +12,11 @@ from belljar.dataclass import dataclass
 from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL, Decoded
 from belljar.signals.prefilter import Held, places
 
+# Between two pieces of one encoded value: a line's end with its indent or quotes.
 MAX_GAP: Final = 8
+# Ten bytes; shorter ones are words in capitals.
 MIN_BASE32: Final = 16
+# Ten bytes; shorter ones are numbers and colours.
 MIN_HEX: Final = 20
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 _HEX_RUN: Final = re.compile(rb"[0-9a-fA-F]{%d,}" % MIN_HEX)

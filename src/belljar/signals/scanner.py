@@ -69,9 +69,11 @@ MAX_HITS: Final = 10_000  # Of one scan.
 MEMO: Final = 512
 # Headers repeat: so many pieces in which nothing was found are remembered.
 MEMO_BYTES: Final = 2048
+# An agent prints the same file again and again: what was decoded once is known.
 MEMO_RUNS: Final = 4096
 MEMO_RUN_BYTES: Final = 1024  # So do words that look encoded: so many of them are remembered, too.
 _NOTHING: Final = Scanned()
+# Deeper than any view: of a run that was not looked at before.
 MAX_DEPTH: Final = 99
 MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.
 BATCH: Final = 1024

@@ -20,6 +20,7 @@ from belljar.signals.decoders import compressed, is_plain
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import MAX_VALUE_BYTES, Channel, Hit, Scanned
 
+# Of a piece's end, looked at once more with the next: a value may be cut in two.
 MIN_TAIL: Final = 512
 MAX_TAIL: Final = 8 * MAX_VALUE_BYTES  # URL encoding of base32 takes eight characters a byte.
 MAX_FLOW_BYTES: Final = 1 << 20

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 MIN_VALUE_BYTES: Final = 10  # A shorter one would be found in what has nothing to do with it.
 MAX_VALUE_BYTES: Final = 4096
+# All are looked for in each byte that leaves a cell.
 MAX_VALUES: Final = 100_000
 MAX_VALUES_BYTES: Final = 64 << 20
+# 128 bits: a reader of the record can't try values against digests without it.
 MIN_KEY_BYTES: Final = 16
 
 

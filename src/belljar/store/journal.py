@@ -29,8 +29,11 @@ _IDS: Final = {**dict.fromkeys(("cell", "template", "proof", "wire"), CELL_ID), 
 ORDER_SUFFIX: Final = ".kill"
 # For who must act now.
 LOOK_TIMEOUT_S: Final = 0.5
+# An entry has some 2 KiB; a larger one was not written by this package.
 _MAX_ENTRY_BYTES: Final = 1 << 16
+# Of an entry. One of another number is left alone, and reported.
 _FORMAT: Final = 1
+# What people are shown of a cell; removal reads the entry alone.
 _ABOUT_SUFFIX: Final = ".about"
 _DRAFT: Final = ".draft-"
 

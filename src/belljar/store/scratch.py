@@ -21,7 +21,9 @@ from belljar.process import ProcessId, is_alive, this_process
 from belljar.store.home import make_store_dir, store_unwritable
 from belljar.store.locks import alone, claimed, in_use
 
+# A tree of millions of files on a slow disk.
 _REMOVE_TIMEOUT_S: Final = 600.0
+# Pid and start time of its owner: a directory whose owner is dead is anybody's to remove.
 _NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
 # Prefix of parts being made or removed.
 MAKING: Final = ".making-"

@@ -15,6 +15,7 @@ from belljar.store.locks import claimed, locked
 from belljar.store.scratch import MAKING, owned_dir
 
 DATA_DISK: Final = "disk.sqfs"
+# Says of which bytes the disk was made: a disk without it, or of others, is made again.
 _MADE: Final = "disk.json"
 # Nothing is compressed: weights gain nothing by it, and an emulated guest would pay for inflating.
 _OPTIONS: Final = "-noappend -noI -noD -noF -noX -no-xattrs -all-root -all-time 0 -mkfs-time 0"

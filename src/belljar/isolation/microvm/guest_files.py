@@ -18,6 +18,7 @@ from belljar.image.kernel import NIC_MODULES, Kernel, build_initramfs
 from belljar.isolation.program_root import PACKAGE_HINT
 from belljar.package import PROGRAMS_DIR, program_path
 
+# The modules' names begin with the order in which the guest loads them.
 _NUMBERED: Final = re.compile(r"\d+-")
 # `mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed; for trial boots.
 _EMPTY_DISK: Final = (
@@ -94,6 +95,8 @@ def write_read_only(path: Path, contents: bytes) -> None:
         os.fsync(file.fileno())
 
 
+# A memory's digest is over these blocks; those of zeros are left out, so that holes need not be
+# read.
 _BLOCK_BYTES: Final = 64 << 10
 _ZEROS: Final = bytes(_BLOCK_BYTES)
 

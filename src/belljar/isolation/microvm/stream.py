@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 _PAGE_BYTES: Final = 4096
 _ZERO, _SIZES, _PAGE, _END, _SAME_BLOCK = 0x02, 0x04, 0x08, 0x10, 0x20
 _PART, _LAST, _COMMAND = 2, 3, 8
+# How the section of the guest's memory begins in QEMU's migration stream; its number is what
+# follows.
 _HEADER: Final = re.compile(rb"\x01(.{4})\x03ram\0\0\0\0\0\0\0\x04", re.DOTALL)
+# The memory's section is the first; a stream that has it later is not QEMU's.
 _MAX_HEADER_BYTES: Final = 4096
+# Pages of zeros one after another: nothing is written for them.
 _ZERO_RUN: Final = re.compile(rb"(?:.{6}[%s]\x22\0)*" % bytes(range(0, 256, 16)), re.DOTALL)
 _RAM: Final = b"ram"
 _BUFFER_BYTES: Final = 4 << 20

@@ -70,7 +70,9 @@ PRELOADED: Final = tuple(
 )
 _BUILD_LIFETIME_S: Final = 600.0  # ends it though its owner is stopped
 _CONFIGURE_DEADLINE_S: Final = 120.0
+# A machine that used less than a tenth of a processor in it has booted: clones begin at rest.
 _IDLE_WINDOW_S: Final = 0.25
+# A guest that is never idle is saved all the same: its clones just begin busier.
 _IDLE_DEADLINE_S: Final = 15.0
 _LOCK_POLL_S: Final = 0.05  # a blocking wait could not be cancelled
 _MIB: Final = 1 << 20

@@ -374,6 +374,7 @@ class Qmp:
 
 MAX_CONSOLE_BYTES: Final = 64 << 10  # a panic with its trace fits
 _PIPE_BYTES: Final = 256 << 10
+# As Linux says it; on the console it is the only word of a guest that stopped.
 _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 

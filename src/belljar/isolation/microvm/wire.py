@@ -38,15 +38,19 @@ from belljar.store.journal import new_cell_id
 # What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
 # Ethernet frame's.
 MAX_MTU: Final = 1500
+# The relay's program in its own root.
 _INNER: Final = "/wire"
 _MIB: Final = 1 << 20
+# The relay holds a frame at a time.
 _ADDRESS_SPACE_BYTES: Final = 16 * _MIB
 # Lets the VMM's lifetime end first.
 _MORE_LIFETIME_S: Final = 60.0
 _STEP_DEADLINE_S: Final = 20.0
+# The words of the relay's protocol (native/wire), a byte each.
 _NAMESPACE_MADE: Final = b"n"
 _LINK_IS_THERE: Final = b"g"
 _RELAYS: Final = b"r"
+# Of the namespace of whoever opens it: the relay is told its own.
 _NET_SETTINGS: Final = "/proc/sys/net"
 # By the exit status (`native/wire/wire.h`).
 _ENDS: Final = {

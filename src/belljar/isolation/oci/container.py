@@ -43,12 +43,14 @@ _ATTACH_DEADLINE_S: Final = 20.0
 _DEVICES: Final = tuple(
     f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")
 )
+# The runtime's own state needs some 100 KiB; what it is tricked to write must not fill the host.
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_INODES: Final = 1024
 _LAYER: Final = "/up"
 _ROOT: Final = OciCell(hostname="").root
 _STATE: Final = "/run/r"
 _BUNDLE: Final = str(Path(CONFIG_PATH).parent)
+# A jail has one container: its name need not be unique.
 _CONTAINER_NAME: Final = "c"
 _TMP: Final = "/tmp"  # noqa: S108 - the jail's
 _WEIGHTS: Final = "/run/w"
@@ -57,8 +59,11 @@ _ENVIRONMENT: Final = (
     ("HOME", "/run"),
     ("TMPDIR", _TMP),
 )
+# The launcher's last line is on its way when its process has ended.
 _FINAL_STATUS_TIMEOUT_S: Final = 1.0
+# runc 1.1 can't seal its copy of itself (ETXTBSY) while another start still holds it open.
 _MAX_ATTEMPTS: Final = 5
+# The guest agent and its helper are none of the workload's.
 _AGENTS_PROCESSES: Final = 2
 
 # runc copies itself into memory and seals the copy. Under load, other users of its pages may keep

@@ -28,14 +28,19 @@ from belljar.isolation.touches import Operation
 
 # 64 fanotify events: each brings a descriptor.
 READ_BYTES: Final = 64 * 24
+# linux/fanotify.h and linux/inotify.h have the same numbers for these.
 _ACCESS: Final = 0x01
 _OPEN: Final = 0x20
+# The kernel's queue was full: something was not told, and that is on record.
 _OVERFLOW: Final = 0x4000
 _FAN_CLOEXEC_NONBLOCK: Final = 0x3
 _FAN_MARK_ADD: Final = 0x1
 _AT_FDCWD: Final = -100
+# glibc of Debian 12 has no function for it.
 _OPENAT2: Final = 437
+# RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS: a guest's links can't lead out of its tree.
 _IN_ROOT_NO_MAGIC: Final = 0x10 | 0x02
+# openat2 gives EAGAIN while something is renamed on the path, which a guest can do for ever.
 _TRIES: Final = 16
 _FANOTIFY: Final = struct.Struct("<IBBHQii")
 _INOTIFY: Final = struct.Struct("<iIII")
@@ -159,8 +164,11 @@ def _checked(result: int) -> int:
     return result
 
 
+# To enter the cell's user namespace, whose root may look at all of its files.
 _CLONE_NEWUSER: Final = 0x1000_0000
+# The helper reports each file that it couldn't mark.
 _MAX_ANSWER: Final = 1 << 20
+# A guest's file system that hangs must not hang the cell's start.
 _TIMEOUT_S: Final = 20.0
 _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "

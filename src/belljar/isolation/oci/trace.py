@@ -39,7 +39,9 @@ _SOCKET: Final = "trace.sock"
 _CONFIG: Final = "trace.json"
 _AGENT: Final = b"init"
 _PEER: Final = struct.Struct("iII")
+# After a full read: a flood of points must not take a whole processor of this host.
 _PAUSE_S: Final = 0.0005
+# TASK_COMM_LEN is 16; gVisor sends what the guest wrote.
 _MAX_NAME: Final = 64
 _MAX_PATH: Final = 4096  # Linux's PATH_MAX
 # The sandbox's suffix for removed files.
@@ -209,10 +211,14 @@ def _listen(directory: Path) -> socket.socket:
 MAX_MESSAGE_BYTES: Final = 16 << 10
 # Both sides' first message: version 1.
 HELLO: Final = b"\x08\x01"
+# Of a point: its length, kind, and how many were dropped so far (gVisor's `wire.Header`).
 _HEADER: Final = struct.Struct("<HHI")
+# Kinds of gVisor's `MessageType`.
 _OPEN: Final = 7
 _READ: Final = 9
+# Opens nothing: no contents can be read through it.
 _O_PATH: Final = 0o10000000
+# Another name of the root directory for whoever has one: what follows is the same path.
 _ROOTS: Final = rb"(?:/proc/(?:self|thread-self|[0-9]+)(?:/task/[0-9]+)?/root(?=/|\Z))+"
 _MAX_FIELDS: Final = 64
 _CONTEXT: Final = ("group_id", "process_name")

@@ -31,9 +31,11 @@ from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, claimed_for_cell, in_use, locked
 from belljar.store.scratch import MAKING, is_owned, owned_name, retire_unclaimed
 
+# Of a tree's description; one of another number is unpacked again.
 _FORMAT: Final = 1
 _UNPACK_DEADLINE_S: Final = 600.0
 _REMOVE_DEADLINE_S: Final = 120.0
+# unsquashfs holds a queue of blocks for each processor.
 _MEMORY_BYTES: Final = 2 << 30
 # Estimated unpacked size, to report lacking space early.
 _EXPANSION: Final = 3

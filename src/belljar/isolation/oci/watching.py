@@ -36,7 +36,10 @@ from belljar.units import printable
 _LOST: Final = (
     "more happened than the kernel kept, or this process had no descriptor left: accesses were lost"
 )
+# TASK_COMM_LEN is 16; what is longer was made up.
 _MAX_NAME: Final = 64
+# A process that ended meanwhile is taken for the one of the last look: no pid is used again so
+# soon.
 _SAME_PID_S: Final = 0.5
 
 
