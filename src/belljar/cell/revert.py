@@ -13,14 +13,16 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
 import anyio.to_thread
 
+from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import JsonValue, Kind
+from belljar.host.cgroups import available_memory_bytes
 from belljar.isolation.hold import KilledError, raise_if_killed
 from belljar.policy.limits import Risk
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from belljar.cell.range import Range
     from belljar.isolation.hold import KillOrder
 
+# Old machines whose destruction a revert doesn't wait for: beyond these their memory would add
+# up.
+MAX_RETIRING: Final = 2
 MakeMachine: TypeAlias = "Callable[[], AbstractAsyncContextManager[Range]]"
 OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
 
@@ -46,7 +51,7 @@ class _Machine:
 
 
 class Machines:
-    """The machine of one handle, and what the ends of its old ones found."""
+    """The machine of one handle, and the old ones that are being destroyed."""
 
     current: _Machine
 
@@ -54,6 +59,7 @@ class Machines:
         self._make = make
         self._turn = anyio.Lock()
         self._is_closed = False
+        self._retiring: list[anyio.Event] = []
         self._breach: ContainmentBreach | None = None
         self._error: BaseException | None = None
 
@@ -76,17 +82,17 @@ class Machines:
         on_ready: OnMachine | None = None,
         on_end: OnMachine | None = None,
     ) -> None:
-        """Exchange the machine in use for a new one, and destroy it. Raises as `Cell.revert`.
+        """Exchange the machine in use for a new one. Raises as `Cell.revert`.
 
         Args:
             on_ready: called with the new machine before anything else runs in it; what it raises
                 ends that machine and the revert.
-            on_end: called with the old machine before it is destroyed. A breach is raised here,
-                other errors at the end of the block.
+            on_end: called with the old machine before it is destroyed. Its errors are kept.
         """
         async with self._turn:
             self._refuse_if_ended()
             began, old = time.monotonic(), self.current
+            await self._wait_for_room(old.cell)
             where = f"cell {old.cell.id}"
             if to is not None:
                 _check_snapshot(old.cell, to)
@@ -116,7 +122,7 @@ class Machines:
                     if to is not None:
                         data["snapshot"] = to.id
                     opened.cell.note(Kind.CELL_REVERTED, data)
-                    # Nothing waits or fails in between: the cell is never between two machines
+                    # Nothing from here on waits or fails: the cell is never between two machines
                     self.current = _Machine(opened, stack.pop_all())
             except ContainmentBreach as breach:
                 old.cell.mark_failed(breach)  # what it has left may still do something
@@ -126,9 +132,13 @@ class Machines:
                 order = error.order if isinstance(error, KilledError) else None
                 self._pass_on(order if made is None else made.killed())
                 raise
-            await self._end_old(old, on_end)
-            if self._breach is not None:
-                raise self._breach
+            self._retire(old, on_end)
+
+    async def flush(self) -> None:
+        """Wait until old machines are destroyed, and all that left any machine is scanned."""
+        while self._retiring:
+            await self._retiring[0].wait()
+        await _flush(self.current.cell)
 
     async def snapshot(self, name: str | None) -> Snapshot:
         """Save the machine in use. Raises as `Cell.snapshot`."""
@@ -141,6 +151,14 @@ class Machines:
             raise CellError("the cell's block was left")
         current = self.current
         raise_if_killed(current.opened.killed(), where=f"cell {current.cell.id}")
+
+    async def _wait_for_room(self, old: Cell) -> None:
+        limits, retiring = old.plan.limits, self._retiring
+        needs_bytes = limits.memory_bytes + limits.disk_bytes
+        while len(retiring) >= MAX_RETIRING or (
+            retiring and available_memory_bytes() < needs_bytes
+        ):
+            await retiring[0].wait()
 
     def _check(self, old: Cell, new: Cell) -> None:
         """The new machine is of the old one's kind, and its guard takes no decoy of the old one's
@@ -155,25 +173,30 @@ class Machines:
         if old.guard is not None and new.guard is not None:
             new.guard.adopt((*old.guard.ancestors, old.id), old.guard.lineage)
 
-    async def _end_old(self, machine: _Machine, on_end: OnMachine | None) -> None:
-        """Destroy a machine that is no longer in use; what that finds is kept."""
-        cell = machine.cell
+    def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
+        cell, done = machine.cell, anyio.Event()
         cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
+        self._retiring.append(done)
         # Flushed, else the end of its block would hold up the event loop
         steps: list[Callable[[], Awaitable[object]]] = [partial(_flush, cell)]
         steps += [] if on_end is None else [partial(on_end, machine.opened)]
-        # Shielded, for a caller that is cancelled must not leave a machine behind
-        with anyio.CancelScope(shield=True):
-            for step in (*steps, machine.owner.aclose):
-                try:
+
+        async def end() -> None:
+            with anyio.CancelScope(shield=True):
+                for step in (*steps, machine.owner.aclose):
                     try:
-                        await step()
-                    finally:
-                        self._pass_on(machine.opened.killed())
-                except ContainmentBreach as breach:
-                    self._breach = self._breach or breach
-                except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-                    self._error = self._error or error
+                        try:
+                            await step()
+                        finally:
+                            self._pass_on(machine.opened.killed())
+                    except ContainmentBreach as breach:
+                        self._breach = self._breach or breach
+                    except BaseException as error:  # noqa: BLE001 - raised at the end of the block
+                        self._error = self._error or error
+            self._retiring.remove(done)
+            done.set()
+
+        spawn_task(end)
 
     def _pass_on(self, order: KillOrder | None) -> None:
         """A kill order for an old machine, or one that did not come into use, ends the one in use:
@@ -189,8 +212,8 @@ class Machines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the machine in use as its block ends, and raise what the destruction of one found: a
-        breach whatever else was raised.
+        """End the machine in use as its block ends, wait for all others, and raise what the
+        destruction of one found: a breach whatever else was raised.
         """
         raised = error
         with anyio.CancelScope(shield=True):
@@ -200,6 +223,8 @@ class Machines:
                     await self.current.owner.__aexit__(kind, error, trace)
                 except BaseException as own:  # noqa: BLE001 - raised below
                     raised = own
+                while self._retiring:
+                    await self._retiring[0].wait()
         raised = raised or self._error
         if raised is not None and self._error is not None and raised is not self._error:
             raised.add_note(str(self._error))
@@ -249,7 +274,6 @@ def _check_snapshot(old: Cell, snapshot: Snapshot) -> None:
 
 
 async def _flush(cell: Cell) -> None:
-    """Wait until all that left the machine is scanned."""
     if cell.guard is not None:
         await anyio.to_thread.run_sync(cell.guard.flush)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -176,17 +175,36 @@ def text(value: object) -> str:
     return str(value)
 
 
-# A quoted piece of a command that Compose's reader and a shell's take alike.
-_QUOTED: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\["\\])*\"""")
-_UNLIKE: Final = re.compile(r"[;&|<>()`\\]")
+_PIECE: Final = re.compile(
+    r"""(?P<gap>[ \t\r\n]+)|'(?P<raw>[^']*)'|"(?P<text>(?:[^"\\]|\\.)*)"|"""
+    r"""(?P<plain>(?:[^ \t\r\n;&|<>'"`()\\]|\\.)+)""",
+    re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED: Final = {"n": "\n", "t": "\t"}
 
 
 def _split(command: str) -> list[str]:
-    # Compose (go-shellwords) knows escapes of its own, and ends a command at a shell's operator,
-    # which nobody means.
-    if _UNLIKE.search(_QUOTED.sub("", command)):
-        raise ValueError("a backslash or a shell's operator: write a list, or `sh -c '…'`")
-    return shlex.split(command)
+    """Split a command as Compose does, by go-shellwords 1.0.13.
+
+    A backslash counts in double quotes. It ends a command at an operator of a shell, which nobody
+    means: that is refused.
+    """
+    found, word, at = list[str](), None, 0
+    while at < len(command):
+        if (piece := _PIECE.match(command, at)) is None:
+            why = "an open quote, or a shell's operator: write a list, or `sh -c '…'`"
+            raise ValueError(f"Compose reads no command with {why}")
+        at = piece.end()
+        if piece["gap"]:
+            found += [] if word is None else [word]
+            word = None
+            continue
+        plain, escaped = piece["raw"], piece["text"] or piece["plain"] or ""
+        if plain is None:
+            plain = _ESCAPE.sub(lambda it: _ESCAPED.get(it[1], it[1]), escaped)
+        word = (word or "") + plain
+    return found if word is None else [*found, word]
 
 
 def words(value: object) -> list[str]:

@@ -38,7 +38,7 @@ def belljar_signals() -> Scorer:
 async def signals_so_far() -> SampleSignals:
     """The signals of the current sample until now; a second for some 50,000 events.
 
-    Those of all its machines, also of those that were reverted.
+    Those of all its machines: it waits until those that were reverted are destroyed.
 
     Raises `CellError` where the sample's sandbox is not Belljar's.
     """
@@ -49,8 +49,12 @@ async def signals_so_far() -> SampleSignals:
             where="belljar_signals",
             hint="run the task with `belljar run`, or with `--sandbox belljar`",
         )
+    from belljar.cell.revert import RevertibleCell
+
     cells = {*environment.containment.machines, *(c.id for c in environment.range.cells.values())}
-    if (guard := environment.cell.guard) is not None:
+    if isinstance(environment.cell, RevertibleCell):
+        await environment.cell.machines.flush()
+    elif (guard := environment.cell.guard) is not None:
         await anyio.to_thread.run_sync(guard.flush)
     run = current_session().ensure_run().path
     return await anyio.to_thread.run_sync(lambda: signals_of(read_events(run), cells))
