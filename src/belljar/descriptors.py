@@ -15,10 +15,12 @@ from typing import Final, TypeVar
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 
+# This process's limit, or the system's.
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 # Errors that say nothing about the file that was to be opened: after one of them nothing counts
 # as absent.
 CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
+# The disk's end, or the user's quota.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HINT: Final = (
     "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit "
@@ -28,6 +30,7 @@ _HINT: Final = (
 _SYSTEM_HINT: Final = "raise the sysctl fs.file-max, or run fewer cells at once"
 
 
+# Descriptors come free within milliseconds, when a neighbour's call ends.
 _PAUSE_S: Final = 0.005
 _Found = TypeVar("_Found")
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+# Held back where a shell has it ignored, until SIGTERM raises it in here.
 _BLOCKED: Final = {signal.SIGINT}
 # What a service manager and a closed terminal send.
 _HEEDED: Final = (signal.SIGTERM, signal.SIGHUP)

@@ -18,6 +18,7 @@ PROC: Final = Path("/proc")
 PORTS_DOWN: Final = signal.SIGUSR1
 # Parents change while they are looked up: a circle must end.
 _MAX_GENERATIONS: Final = 32
+# All that a cell's jail must have of its own.
 NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 

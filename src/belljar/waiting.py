@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+# Sooner, and a line that is gone at once would only flicker.
 SLOW_S: Final = 2.0
 FIRST_CELL: Final = "making what cells of this image share, once: up to half a minute"
 LOADING: Final = "loading Inspect, which takes some seconds"

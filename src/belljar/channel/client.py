@@ -52,6 +52,7 @@ from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
 from belljar.units import format_duration, printable
 
+# Each has buffers here and a process there.
 DEFAULT_MAX_OPS: Final = 64
 OnOutput: TypeAlias = Callable[[Stream, bytes], None]
 _Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Frozen, Watched)

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from belljar.channel.requests import ExecRequest
 
+# A guest agent of another one is refused: templates hold the agent they were made with.
 PROTOCOL_VERSION: Final = 1
+# A frame is held whole on both sides.
 MAX_PAYLOAD_BYTES: Final = 65_536
 MAX_DATA_BYTES: Final = MAX_PAYLOAD_BYTES - 1  # a DATA payload begins with its stream number
 # The agent holds a request whole; a command line of Linux has at most 2 MiB.
@@ -28,11 +30,14 @@ MAX_TEXT_BYTES: Final = 4_096  # every string that the guest sends
 OUTPUT_WINDOW_BYTES: Final = 1 << 20
 # Each is an inotify watch of the guest's kernel, which has a limited number.
 MAX_WATCHED_FILES: Final = 256
+# TASK_COMM_LEN is 16; each byte may come as an escape of four.
 MAX_PROCESS_NAME_BYTES: Final = 64
 # A guest that grants more would have the host buffer it.
 MAX_STDIN_WINDOW_BYTES: Final = 16 << 20
 NO_CAP: Final = (1 << 64) - 1
+# No mode has these bits.
 KEEP_MODE: Final = 0xFFFF_FFFF
+# 128 bits: no answer of an earlier cell fits.
 NONCE_BYTES: Final = 16
 
 HEADER: Final = struct.Struct("<IBBHI")
@@ -41,9 +46,11 @@ _EXEC_HEAD: Final = struct.Struct("<IQQQHH")
 _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
 _DEBUGGER_CALLS: Final = 1
 _SETUID_PROGRAMS: Final = 2
+# Six bytes as Linux prints them; one that is for a group is refused.
 _MAC: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
 # RFC 791: no IPv4 link has a smaller one.
 _MIN_MTU: Final = 68
+# An IPv4 packet is no longer.
 _MAX_MTU: Final = 65_535
 
 

@@ -20,7 +20,9 @@ from belljar.channel.frames import (
 from belljar.dataclass import dataclass
 from belljar.errors import ProtocolViolation
 
+# Linux's MAX_ERRNO.
 MAX_ERRNO: Final = 4_095
+# Linux's _NSIG.
 MAX_SIGNAL: Final = 64
 
 

@@ -23,6 +23,7 @@ from belljar.units import printable
 
 # A guest that reads nothing for so long is dead: a busy host delays it by seconds.
 SEND_DEADLINE_S: Final = 30.0
+# Several frames in one call.
 _READ_BYTES: Final = 256 << 10
 _DEAD_HINT: Final = "Open a new cell; this one's console and ledger say what it did last."
 

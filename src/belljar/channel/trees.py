@@ -30,7 +30,9 @@ _HEAD: Final = struct.Struct("<BHQqIHH")
 # NAME_MAX and PATH_MAX of Linux: what is longer was never a name there.
 _MAX_NAME_BYTES: Final = 255
 _MAX_LINK_BYTES: Final = 4_095
+# Permissions with set-user-ID, set-group-ID and sticky: what kind a file is stands apart.
 _MAX_MODE: Final = 0o7777
+# Linux's loff_t.
 _MAX_SIZE: Final = (1 << 63) - 1
 # What a number in the ledger may be.
 MAX_COUNT: Final = (1 << 53) - 1

@@ -56,6 +56,7 @@ _RESULT: Final = struct.Struct("<BBHiQQQ")
 _MAX_COUNT: Final = (1 << 63) - 1
 # All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63
+# Numbers are never used again: an answer that comes late belongs to nobody.
 _OP_LIMIT: Final = (1 << 32) - 1
 
 

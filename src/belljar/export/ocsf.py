@@ -16,11 +16,14 @@ from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.package import __version__
 
+# OCSF's version, which each event names.
 SCHEMA: Final = "1.5.0"
 _FILE, _PROCESS, _FINDING, _NETWORK, _HTTP, _DNS = 1001, 1007, 2004, 4001, 4002, 4003
 # A virtual machine is OCSF's device type 6; a container is one to whoever reads an alert.
 _DEVICE_TYPE: Final = 6
+# In the order of `http_activity`'s activity_id.
 _METHODS: Final = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT", "TRACE")
+# OCSF's number of what it has no word for.
 _OTHER: Final = 99
 
 

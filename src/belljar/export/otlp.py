@@ -27,6 +27,7 @@ from belljar.package import __version__
 
 BATCH_SPANS: Final = 512  # as the SDK's own batch processor
 POLL_INTERVAL_S: Final = 0.5
+# Attributes' names change between versions of the semantic conventions.
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
 _STARTS: Final[Mapping[Kind, tuple[str, str]]] = {
     Kind.EXEC_STARTED: ("exec", "op"),

@@ -12,6 +12,7 @@ from typing import Any, Final
 from belljar.ledger.chain import canonical
 from belljar.ledger.keys import SigningKey
 
+# in-toto's, as DSSE signs it along with the statement.
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://belljar.invalid/verdict/v1"  # a name: the project has no address
 

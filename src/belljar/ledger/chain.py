@@ -65,6 +65,7 @@ def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
     return [_encodable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+# RFC 6962, 2.1: the hash of an empty list.
 EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 
 

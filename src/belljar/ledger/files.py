@@ -31,6 +31,7 @@ _READ: Final = (
     # O_NONBLOCK: a pipe in a file's place must not make us wait.
     | getattr(os, "O_NONBLOCK", 0)
 )
+# A link in place of a directory is refused, in a run directory that others may have written.
 _DIRECTORY: Final = _READ | getattr(os, "O_DIRECTORY", 0)
 _JUNCTION: Final = 0xA0000003  # IO_REPARSE_TAG_MOUNT_POINT, Windows' other link
 # `walk_files` calls itself, and holds a descriptor a level.
@@ -209,6 +210,7 @@ def walk_files(directory: Directory, prefix: str = "") -> Iterator[str]:
             raise LedgerError("a link or special file", where=path)
 
 
+# Named by their digests: equal ones are one file.
 BODIES: Final = "bodies"
 
 

@@ -17,6 +17,7 @@ from belljar.ledger.kinds import HEX64, SCHEMA_VERSION, check_shape, items, shap
 from belljar.ledger.schema import Checkpoint
 
 OMISSIONS: Final = "omissions.jsonl"
+# Separates what the key signs: no checkpoint can pass for a statement.
 _DOMAIN: Final = b"ledger omission v1\n"
 MAX_OMISSION_BYTES: Final = 64 << 20  # nearly a million bodies
 _SHAPE: Final = shape_of(

@@ -29,7 +29,9 @@ MAX_CHECKPOINT_BYTES: Final = 4096
 # More moves to a body, so that a line stays short enough to be read whole.
 MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20
+# A line is read whole by whoever verifies it.
 MAX_BODIES: Final = 64
+# An event's data that is too long for a line stands in a body of this name.
 SPILLED_BODY: Final = "data"
 # Replaces data too large for a line; the body of that name is its canonical JSON.
 SPILLED: Final = {"$body": SPILLED_BODY}
@@ -136,6 +138,7 @@ _CHECKPOINT: Final = shape_of(
 )
 
 
+# Separates what the key signs: no statement can pass for a checkpoint.
 _CHECKPOINT_DOMAIN: Final = b"ledger checkpoint v1\n"
 
 

@@ -42,7 +42,9 @@ from belljar.store.home import sync_file
 # Half of the second within which events are signed; the rest is for slow disks.
 CHECKPOINT_INTERVAL_S: Final = 0.5
 
+# A file that is there already, or a link, is never continued.
 _APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+# It is shown in terminals, and names files of an export.
 _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 

@@ -35,6 +35,7 @@ _MAX_RUNS: Final = 100
 _MAX_ENDED: Final = 20
 _MAX_SAMPLES: Final = 20  # of one run that have ended; those that last are all kept
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
+# What the page shows first.
 _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
 # Said in other columns, or of no use to whoever watches.
 _LEFT_OUT: Final = {

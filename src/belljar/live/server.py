@@ -30,12 +30,17 @@ from belljar.isolation.kill import kill_now
 from belljar.ledger.keys import write_once
 from belljar.live.feed import Feed
 
+# Of the store; who has its token may look.
 VIEWER: Final = "live-token"
+# Who has this token may stop runs and hold the store, too.
 OPERATOR: Final = "live-operator-token"
+# 32 random bytes.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+# The goal is a lag of half a second.
 LOOK_INTERVAL_S: Final = 0.2
 # Each look reads the journal and control groups of all cells.
 STATE_INTERVAL_S: Final = 1.0
+# Each has a queue of its own; twice as many as are promised.
 MAX_BROWSERS: Final = 200
 # An action names a run and a reason, and nothing that is larger.
 _MAX_BODY_BYTES: Final = 4096
