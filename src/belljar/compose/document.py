@@ -50,6 +50,7 @@ MAX_INCLUDES: Final = 32
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 # What Compose keeps of a project's name.
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
+# A file that has them may be quoted in an error: any other may hold a secret.
 _SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
 # Directories and roots of the files read so far.
 _read_here: Final[set[str]] = set()
@@ -244,6 +245,7 @@ def dockerfile_document(path: Path) -> dict[str, Any]:
     return name_built(document, directory.name)
 
 
+# The parts of a `build` by which two images of one directory differ.
 _DECISIVE: Final = ("dockerfile", "dockerfile_inline", "args", "target")
 
 

@@ -21,6 +21,7 @@ from belljar.units import printable
 
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Files of variables have names with dots and dashes too, which no reference can ask for.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 # A `$` before neither a name nor a brace stays. `odd`: what else Compose reads behind a brace.
 _REFERENCE: Final = re.compile(
@@ -28,6 +29,7 @@ _REFERENCE: Final = re.compile(
     rf"|\{{(?P<name>{_NAME.pattern})(?:(?P<operator>:?[-?])(?P<word>[^{{}}$]*))?\}}|(?P<odd>\{{))",
     re.ASCII,
 )
+# What a policy's `env` would take for a reference: it is escaped there.
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
 # Of all inserted text.
 MAX_CHARACTERS: Final = 1 << 20

@@ -30,6 +30,7 @@ GENERIC_DETAIL: Final = (
     "3.11, as root in `/`, without a browser and that image's tool server"
 )
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
+# By any tier: only a capability that none grants is refused.
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
 _CALLING: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.calls)
 _CALLS: Final = ", ".join(DEBUGGER_CALLS)
@@ -142,6 +143,7 @@ def _means_nothing(key: str, value: object) -> bool:
     return is_refused and value in ([], {}, "", False, "private")
 
 
+# A variable without a value leaves an empty text, which means what no text means.
 _MAY_BE_BLANK: Final = ("user", "working_dir", "network_mode", "runtime")
 _HINT_BUILD: Final = (
     "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service "

@@ -21,6 +21,7 @@ from belljar.units import printable
 UNKNOWN: Final = "Compose has no such key"
 # Each is read whole, for every service that names it.
 _MAX_ENV_FILES: Final = 16
+# Of these only `ro` changes what a cell has; the others are about a host that it has not.
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
 _DRAWN: Final = "addresses are drawn for each range"
 NO_DEVICE: Final = "no cell has a GPU or another device"

@@ -29,6 +29,7 @@ from belljar.units import printable
 
 # The keys of a file; others are refused.
 SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
+# A file has them as a service has: refused in the same words, and only if not empty.
 _REASONS: Final = {key: KEYS[key].why for key in ("secrets", "configs")}
 # `health` of a service whose check the file switches off.
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
@@ -41,6 +42,7 @@ _TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
 _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # The implicit network, and the sample's own cell in a range.
 _DEFAULT: Final = "default"
+# A file may be anything at all: whatever reading it raises is a refusal, not a crash.
 _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
 
 

@@ -32,6 +32,7 @@ SETTLE_S: Final = 1.0
 # Of one command, as text or as a list.
 MAX_COMMAND_CHARS: Final = 64 << 10
 GATEWAY: Final = "host-gateway"
+# One name of a hosts file's line: a space or a line break would make further names.
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
 # Lines of a cell's hosts file.
@@ -42,6 +43,7 @@ _BASED: Final = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]*|[1-9][0-9
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
 # Go's int64 and uint64: what is larger is a float for it.
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
+# YAML 1.1's words, which Docker's reader takes.
 _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
 )
@@ -322,6 +324,7 @@ TMPFS: Final = (
     "is a directory of the cell, which ends with the cell; mode and owner are kept, the other "
     "options are not, and what the image has there stays"
 )
+# Only what a directory has too: sizes and flags of a mount mean nothing for it.
 _TMPFS_OPTION: Final = re.compile(r"mode=0*[0-7]{3,4}|[ug]id=[0-9]{1,5}")
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # A reader holds one frame at most, so a broken peer costs no more memory.
 MAX_PAYLOAD_BYTES: Final = 1 << 16
+# Kind and length of a frame; `_SIZE`: rows and columns of a terminal.
 _HEAD: Final = struct.Struct("<cI")
 _SIZE: Final = struct.Struct("<HH")
 

@@ -63,6 +63,7 @@ DEFAULT_IMAGE: Final = "default"
 # Names of a policy beside a task.
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
+# `$$` means a dollar sign before our names alone: others are left to the program.
 _REFERENCE: Final = re.compile(
     rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
 )

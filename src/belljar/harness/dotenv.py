@@ -27,6 +27,7 @@ SETTINGS: Final = frozenset({"INSPECT_LOG_LEVEL", "INSPECT_EVAL_MODEL"})
 _OF_A_SERVICE: Final = re.compile(r"(?!INSPECT_|BELLJAR_)[A-Z][A-Z0-9_]*_(API_KEY|BASE_URL)")
 # To these, credentials are sent that are in no variable: of a home directory or a machine.
 _OF_A_CLOUD: Final = re.compile(r".*(AWS|AZURE|BEDROCK|GOOGLE|VERTEX).*_BASE_URL")
+# The operator's own keys, which an address from a file could be sent.
 _KEY: Final = re.compile(r".*_API_KEY|ANTHROPIC_AUTH_TOKEN|.*_API_TOKEN|AWS_BEARER_TOKEN_BEDROCK")
 
 # What chooses this host's programs, their code, the store and its keys, trust roots and proxies.

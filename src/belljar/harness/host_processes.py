@@ -26,6 +26,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from types import FrameType
 
+# A task may start thousands of programs: names beyond these are counted together.
 MAX_NAMES: Final = 20
 # Of each event's arguments, the index of the program's; `subprocess.Popen` has its words next.
 _EVENTS: Final[Mapping[str, int | None]] = {
@@ -34,6 +35,7 @@ _EVENTS: Final[Mapping[str, int | None]] = {
 }
 # They start programs without an event: that they were imported, by whomever, has to do
 _SPAWNS: Final = frozenset(f"multiprocessing.popen_{how}" for how in ("spawn_posix", "forkserver"))
+# Its frames stand between an event and the code that caused it.
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
 # Likewise, of an address or a name to look up
 _PLACES: Final[Mapping[str, int]] = {

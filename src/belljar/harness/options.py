@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
 
 
+# Click reads an option also from a variable with this prefix.
 _PREFIX: Final = "INSPECT_EVAL"
 OWN_PREFIX: Final = "BELLJAR_"
 PROVIDER: Final = "belljar"

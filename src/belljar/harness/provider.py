@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from belljar.channel import ExecOutput
 
 
+# A shell's exit codes, which Inspect's tools and a model know.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
 # As shells report a death by signal N: 128 + N.

@@ -73,6 +73,7 @@ def is_preparing() -> bool:
     return active is not None and active.started is None
 
 
+# What is missing is evidence that is missing: void, never contained.
 _NOT_PROBED: Final = ProbeReport(
     verdict=Verdict.VOID, findings=(), which="", duration_ms=0, problem="it was not probed"
 )

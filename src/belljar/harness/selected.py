@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
+# Inspect takes an id for a pattern: one with these signs has to match itself alone.
 _GLOB: Final = re.compile(r"([*?[])")
 # An id without a sign that `--sample-id` reads.
 _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")

@@ -37,6 +37,7 @@ SCORE: Final = "containment"
 SCORE_VERDICT: Final = "containment_verdict"
 # Key of the sample's metadata.
 SIGNALS: Final = "belljar_signals"
+# In Inspect's record of edits, and before a score's name that the task's scorer has too.
 _AUTHOR: Final = "belljar"
 # By Inspect's own values, so that its `accuracy` of this score is the share of contained ones.
 _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BREACHED: INCORRECT}

@@ -24,6 +24,7 @@ from belljar.errors import CellError, ContainmentBreach
 
 T = TypeVar("T")
 P = ParamSpec("P")
+# The longest that a signal is not seen which came just before a wait.
 _LOOK_S: Final = 1.0
 
 

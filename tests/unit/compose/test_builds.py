@@ -166,9 +166,3 @@ def test_what_is_built_says_how(tmp_path: Path) -> None:
     assert (found.build.image, found.build.context, found.build.dockerfile) == ("web", "web", "D")
     assert (found.build.target, found.build.args) == ("run", {"A": "1"})
     assert outside.why
-
-
-def test_a_file_without_services_is_refused() -> None:
-    """There is nothing to get."""
-    with pytest.raises(CannotKeepError):
-        service_images({"services": {}})

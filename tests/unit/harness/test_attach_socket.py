@@ -8,7 +8,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.harness.test_provider import close, open_environment
+from tests.unit.harness.runs import close, opened
 
 from belljar.harness import lifecycle
 from belljar.harness.attach import (
@@ -50,7 +50,7 @@ def test_garbage_is_an_error_or_frames_never_more_memory(garbage: bytes) -> None
 @pytest.mark.anyio
 async def test_a_held_cell_is_released_from_outside(session: Session) -> None:
     """`inspect sandbox cleanup belljar` reaches the owner; no other cell's socket answers."""
-    environment = await open_environment()
+    environment = await opened()
     assert environment.attach_socket.path.stat().st_mode & 0o777 == 0o600
     assert environment.attach_socket.path.parent.stat().st_mode & 0o777 == 0o700
     async with anyio.create_task_group() as tasks:
@@ -65,11 +65,11 @@ async def test_a_held_cell_is_released_from_outside(session: Session) -> None:
 @pytest.mark.anyio
 async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     """What a crashed owner left is cleaned up by the next who looks."""
-    environment = await open_environment()
+    environment = await opened()
     environment.attach_socket.path.unlink()
     with socket.socket(socket.AF_UNIX) as crashed:
         crashed.bind(str(environment.attach_socket.path))
-    other = await open_environment()
+    other = await opened()
     assert await anyio.to_thread.run_sync(remove_dead_sockets, session.home) == [
         environment.cell.id
     ]
@@ -86,7 +86,7 @@ async def test_hold_ends_when_the_last_cell_is_released(
 ) -> None:
     """`--no-sandbox-cleanup`: the owner stays until nobody needs the cells, then destroys them."""
     monkeypatch.setattr(lifecycle, "_CHECK_INTERVAL_S", 0.05)
-    environment = await open_environment()
+    environment = await opened()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lifecycle.keep_cells, session)

@@ -18,7 +18,6 @@ from belljar.harness.compat import (
     judge,
     judge_compose,
     judge_for_sample,
-    shaping_variables,
 )
 from belljar.harness.config import BelljarConfig, load
 from belljar.policy.sections import Rights
@@ -37,9 +36,6 @@ FLAGGED = service(
     environment={"FLAG": "${SAMPLE_METADATA_FLAG}", "PORT": "${PORT:-80}"},
     working_dir="/w",
 )
-SHAPED = service(
-    image="ctf-${SAMPLE_METADATA_KIND:-web}", environment=["FLAG=$SAMPLE_METADATA_FLAG"]
-)
 
 
 def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
@@ -55,18 +51,6 @@ def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
     with pytest.raises(TaskRefused):
         judge_for_sample(FLAGGED, {})
     assert judge_for_sample(FLAGGED, {}, blanks=True).changes
-
-
-def test_what_of_the_metadata_shapes_the_cells() -> None:
-    """Images are made ready for each; flags are not."""
-    variables = {
-        "SAMPLE_METADATA_FLAG": "f",
-        "SAMPLE_METADATA_KIND": "db",
-        "SAMPLE_METADATA_OTHER": "x",
-    }
-    assert shaping_variables(FLAGGED, variables) == {}
-    assert shaping_variables(SHAPED, variables) == {"SAMPLE_METADATA_KIND": "db"}
-    assert shaping_variables(SHAPED, {}) == {}
 
 
 def test_other_sandboxes() -> None:
@@ -144,18 +128,6 @@ def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) 
 COMPOSE = "services:\n  default:\n    image: ctf:2\n"
 
 
-def test_services_of_a_task_are_kept_and_no_network_stays_none(tmp_path: Path) -> None:
-    """Whatever the operator's policy is: it is put around this configuration."""
-    (tmp_path / "compose.yaml").write_text(COMPOSE + "    network_mode: none\n")
-    task = adapted(tmp_path, ("docker", "compose.yaml"))
-    assert task.sandbox is not None
-    assert task.sandbox.config.network == "none"
-    (tmp_path / "compose.yaml").write_text(COMPOSE + "  shop: {image: s}\n")
-    task = adapted(tmp_path, "docker", may_override=True)
-    assert task.sandbox is not None
-    assert list(task.sandbox.config.network.stand_ins) == ["shop"]
-
-
 @pytest.mark.parametrize(
     "sandbox", ["belljar", ("belljar", "compose.yaml"), "docker", ("docker", "compose.yaml")]
 )
@@ -171,16 +143,6 @@ def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: P
     else:
         together = expected.model_copy(update={"policy": beside.policy})
         assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", together)
-
-
-def test_what_the_tools_cell_is_called(tmp_path: Path) -> None:
-    """A service of another name than `default` keeps it: tasks ask for it."""
-    (tmp_path / "compose.yaml").write_text(
-        "services:\n  agent: {image: a, x-default: true}\n  web: {image: w}\n"
-    )
-    config = adapted(tmp_path, "docker").sandbox
-    assert config is not None
-    assert config.config.service == "agent"
 
 
 def test_each_samples_metadata_is_judged_before_the_run(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import anyio
 import pytest
 from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
+from tests.unit.harness.runs import opened
 
 from belljar.errors import ContainmentBreach
 from belljar.harness import session as session_module
-from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.sample_record import Containment
 from belljar.harness.session import Session
 from belljar.probe.judge import NoRouter
@@ -83,12 +83,6 @@ def at(wanted: str, touch: Callable[[dict[str, str]], object]) -> Callable[[Fake
         cell.run_probe_program.touch = touch if phase == wanted else lambda _: None
 
     return arm
-
-
-async def opened() -> BelljarSandboxEnvironment:
-    """A sample's cell, as Inspect opens it."""
-    environments = await BelljarSandboxEnvironment.sample_init("task", None, {"__sample_id__": "s"})
-    return environments["default"].as_type(BelljarSandboxEnvironment)
 
 
 async def test_a_breach_at_the_start(

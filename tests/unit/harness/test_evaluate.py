@@ -6,20 +6,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import evaluated
 
 from belljar.airgap.looks import AirGapFinding, State
 from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
-from belljar.harness.evaluate import NOTED_IN, RunOutcome, run_evaluation
+from belljar.harness.evaluate import NOTED_IN, RunOutcome
 from belljar.harness.evidence import stored_evidence
-from belljar.harness.options import RunRequest
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.verification import verify
 from belljar.policy.load import policy_of
@@ -115,17 +116,10 @@ def run(
     tmp_path: Path,
     cells: RecordedCells | None = None,
     policy: str = "",
+    **more: Any,  # noqa: ANN401 - fields of a request
 ) -> RunOutcome:
     """Run an evaluation with fake cells."""
-    return run_evaluation(
-        RunRequest(
-            inspect_args=arguments,
-            policy=policy,
-            quiet=True,
-            home=tmp_path / "home",
-            source=cells or RecordedCells(),
-        )
-    )
+    return evaluated(tmp_path, *arguments, cells=cells, policy=policy, **more)
 
 
 def test_a_run_from_end_to_end(
@@ -327,16 +321,7 @@ def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
     arguments = [f"{task_file}@refused", "--model", "mockllm/model"]
     with pytest.raises(PolicyError, match="--override"):
         run(arguments, tmp_path, cells, policy=str(tmp_path / "mine.yaml"))
-    outcome = run_evaluation(
-        RunRequest(
-            inspect_args=arguments,
-            policy=str(tmp_path / "mine.yaml"),
-            override=True,
-            quiet=True,
-            home=tmp_path / "home",
-            source=cells,
-        )
-    )
+    outcome = run(arguments, tmp_path, cells, str(tmp_path / "mine.yaml"), override=True)
     assert {cell.policy.policy.image for cell in cells.opened} == {"mine"}
     assert [fact.kind for fact in outcome.findings.rows[0].differences] == [
         DifferenceKind.OVERRIDDEN

@@ -12,7 +12,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score
 from inspect_ai.util import SandboxUnavailableError
 from tests.fakes.cell import FakeCell, FakeCells
-from tests.unit.harness.test_provider import close, open_environment
+from tests.unit.harness.runs import close, opened
 
 from belljar.cell.health import HealthFinding
 from belljar.events import Kind
@@ -36,7 +36,7 @@ def checks(session: Session) -> list[tuple[str, str]]:
 @pytest.mark.promise("7.5")
 async def test_an_ordinary_sample_is_checked_at_both_ends(session: Session) -> None:
     """Successes and ordinary failures in between ask for no check."""
-    environment = await open_environment()
+    environment = await opened()
     for script in ("true", "exit 1", "true"):
         await environment.exec(["sh", "-c", script])
     await close(environment)
@@ -48,7 +48,7 @@ async def test_damage_is_noticed_at_the_next_call_and_kept(
     session: Session, cells: FakeCells
 ) -> None:
     """The call itself is an ordinary failure; the damage is looked for no more."""
-    environment = await open_environment()
+    environment = await opened()
     await environment.exec(["true"])
     cells.opened[0].healths[:] = [NO_SHELL]
     for _ in range(2):
@@ -61,7 +61,7 @@ async def test_damage_is_noticed_at_the_next_call_and_kept(
 async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) -> None:
     """Though no call ran into it; of an interrupted sample nobody asks."""
     for interrupted, expected in ((False, [("end", "shell_missing")]), (True, [])):
-        environment = await open_environment()
+        environment = await opened()
         before = checks(session)
         await environment.exec(["true"])
         cells.opened[-1].healths[:] = [NO_SHELL]
@@ -73,7 +73,7 @@ async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) 
 
 async def test_a_cell_that_dies_is_degraded(session: Session, cells: FakeCells) -> None:
     """The model reads that it is unavailable, the record why."""
-    environment = await open_environment()
+    environment = await opened()
     await environment.exec(["true"])
     cells.opened[0].die()
     with pytest.raises(SandboxUnavailableError):
@@ -86,7 +86,7 @@ async def test_a_file_that_is_not_there_asks_for_no_check(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But another failure of a file operation does."""
-    environment = await open_environment()
+    environment = await opened()
     with pytest.raises(FileNotFoundError):
         await environment.read_file("nothing")
     assert checks(session) == [("baseline", "")]
@@ -119,7 +119,7 @@ async def test_the_sample_and_its_scores_are_marked(
     )
     monkeypatch.setattr("inspect_ai.solver._task_state.sample_state", lambda: state)
     monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
-    environment = await open_environment()
+    environment = await opened()
     await environment.exec(["true"])
     cells.opened[0].healths[:] = [NO_SHELL]
     await close(environment)

@@ -15,12 +15,11 @@ import pytest
 from inspect_ai.model import GenerateConfig
 from inspect_ai.tool import INTERNAL_TOOL_TYPE, ToolInfo
 from inspect_ai.util import LimitExceededError
-from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import evaluated
 
 from belljar.errors import ContainmentBreach, PolicyError
-from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_tools import LookAtTools, tool_checks
-from belljar.harness.options import RunRequest
 from belljar.harness.session import Session
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
@@ -140,15 +139,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(here: Path, task: str, policy: str = "high") -> RunOutcome:
     """Run one of the tasks; no cell of the host's."""
-    source = RecordedCells()
-    request = RunRequest(
-        inspect_args=[f"task.py@{task}"],
-        policy=policy,
-        quiet=True,
-        home=here / "home",
-        source=source,
-    )
-    return run_evaluation(request)
+    return evaluated(here, f"task.py@{task}", policy=policy)
 
 
 needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")

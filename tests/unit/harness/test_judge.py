@@ -6,42 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import one_sample
 
-from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import FINDINGS, stored_evidence
-from belljar.harness.options import RunRequest
 from belljar.ledger.keys import local_fingerprint
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.verdict import judge
-
-TASK = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.solver import solver
-from inspect_ai.util import sandbox
-
-@solver
-def work():
-    async def solve(state, generate):
-        await sandbox().exec(["true"])
-        return state
-    return solve
-
-@task
-def one():
-    return Task(dataset=[Sample(id="a", input="x")], solver=work())
-"""
 
 
 @pytest.fixture
 def outcome(tmp_path: Path) -> RunOutcome:
     """A run of one sample, sealed."""
-    (tmp_path / "task.py").write_text(TASK)
-    words = [str(tmp_path / "task.py"), "--model", "mockllm/model"]
-    return run_evaluation(
-        RunRequest(inspect_args=words, quiet=True, home=tmp_path / "home", source=RecordedCells())
-    )
+    return one_sample(tmp_path)
 
 
 def codes(outcome: RunOutcome, *, key: str | None = None) -> set[Code]:

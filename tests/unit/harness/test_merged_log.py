@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
-from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import MODEL, evaluated
 
-from belljar.harness.evaluate import run_evaluation
-from belljar.harness.options import RunRequest
 from belljar.harness.verdicts import LogPart, merge_logs
 
 TASK = """
@@ -48,11 +46,7 @@ NAMES = ("1", "2", "3", "4", "5")
 def run(tmp_path: Path, *arguments: str) -> Path:
     """The directory of a run's log."""
     (tmp_path / "task.py").write_text(TASK)
-    words = [str(tmp_path / "task.py"), "--model", "mockllm/model", *arguments]
-    request = RunRequest(
-        inspect_args=words, quiet=True, home=tmp_path / "home", source=RecordedCells()
-    )
-    outcome = run_evaluation(request)
+    outcome = evaluated(tmp_path, str(tmp_path / "task.py"), *MODEL, *arguments)
     assert outcome.exit_code == 0, outcome.findings.errors
     return outcome.path / "inspect"
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import MODEL, evaluated
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig, load, sample_policy
-from belljar.harness.evaluate import run_evaluation
-from belljar.harness.options import RunRequest
 from belljar.host import settings
 from belljar.policy.loaded import LoadedPolicy
 
@@ -87,16 +86,9 @@ def opened_policy(
 ) -> LoadedPolicy:
     """Run a task; the policy that its sample's cell had."""
     cells = RecordedCells()
-    request = RunRequest(
-        inspect_args=[f"{task_file}@{name}", "--model", "mockllm/model"],
-        policy=policy,
-        allow_upstreams=allow,
-        quiet=True,
-        home=task_file.parent / "home",
-        source=cells,
-    )
+    words = (f"{task_file}@{name}", *MODEL)
     try:
-        run_evaluation(request)
+        evaluated(task_file.parent, *words, cells=cells, policy=policy, allow_upstreams=allow)
     except PolicyError:
         assert not cells.opened
         assert not cells.prepared

@@ -17,12 +17,9 @@ from inspect_ai.util import (
     SandboxEnvironmentSpec,
     SandboxUnavailableError,
 )
-from inspect_ai.util._sandbox.limits import (
-    override_max_exec_output_size,
-    override_max_read_file_size,
-)
-from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from tests.fakes.cell import FakeCells, FakeRun
+from tests.unit.harness.runs import close, opened
 
 from belljar.compose.data import ServiceBuild
 from belljar.errors import ContainmentBreach, PolicyError
@@ -38,29 +35,6 @@ from belljar.policy.network import Network
 from belljar.policy.stand_ins import ServiceProgram
 
 pytestmark = pytest.mark.anyio
-
-
-async def open_environment(metadata: dict[str, str] | None = None) -> BelljarSandboxEnvironment:
-    """A cell, as Inspect would open one."""
-    environments = await BelljarSandboxEnvironment.sample_init(
-        "task", None, {"__sample_id__": "s1", **(metadata or {})}
-    )
-    assert list(environments) == ["default"]
-    return environments["default"].as_type(BelljarSandboxEnvironment)
-
-
-async def close(environment: BelljarSandboxEnvironment) -> None:
-    """As Inspect would close it."""
-    await BelljarSandboxEnvironment.sample_cleanup(
-        "task", None, {"default": environment}, interrupted=False
-    )
-
-
-async def test_inspect_finds_the_provider_by_its_name() -> None:
-    """The entry point's module registers it."""
-    import belljar.harness._registry  # noqa: F401 - loading it is what the entry point does
-
-    assert registry_find_sandboxenv("belljar") is BelljarSandboxEnvironment
 
 
 async def test_inspect_hands_compose_files_over(tmp_path: Path) -> None:
@@ -141,7 +115,7 @@ async def test_a_compose_file_that_a_cell_can_not_keep_ends_the_task(
 
 async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Session) -> None:
     """With a ninth parameter Inspect would silently stop passing `concurrency`."""
-    environment = await open_environment()
+    environment = await opened()
     assert len(inspect.signature(environment.exec).parameters) == 8
     await close(environment)
 
@@ -151,7 +125,7 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(
 ) -> None:
     """Started before the first command, probed at both ends, finished after the destruction with
     the verdict, in the same ledger."""
-    environment = await open_environment()
+    environment = await opened()
     await environment.exec(["true"])
     await close(environment)
     assert cells.opened[0].destroyed
@@ -200,7 +174,7 @@ async def test_the_beginning_of_a_samples_own_work_is_recorded(
         tg=None,
     )
     monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
-    environment = await open_environment()
+    environment = await opened()
     await environment.write_file("prepared", "x")
     assert session.run is not None
     recorder: Any = session.run.recorder
@@ -215,7 +189,7 @@ async def test_the_beginning_of_a_samples_own_work_is_recorded(
 
 async def test_a_timeout_tells_what_was_said_until_then(session: Session) -> None:
     """`truncated_output` is what Inspect shows the model. The command is not run again."""
-    environment = await open_environment()
+    environment = await opened()
     with pytest.raises(TimeoutError) as caught:
         await environment.exec(["sh", "-c", "echo started >>log; echo so far; sleep 30"], timeout=1)
     assert getattr(caught.value, "truncated_output", "") == "so far\n"
@@ -225,7 +199,7 @@ async def test_a_timeout_tells_what_was_said_until_then(session: Session) -> Non
 
 async def test_output_over_inspects_limit_keeps_the_tail(session: Session) -> None:
     """Never more than the limit in encoded bytes, even when each broken byte becomes three."""
-    environment = await open_environment()
+    environment = await opened()
     with override_max_exec_output_size(64):
         result = await environment.exec(
             ["sh", "-c", "head -c 100 /dev/zero | tr '\\0' '\\377'; printf END"]
@@ -237,22 +211,10 @@ async def test_output_over_inspects_limit_keeps_the_tail(session: Session) -> No
 
 async def test_output_over_the_policys_bound_is_an_error(session: Session) -> None:
     """What the policy drops can't be shown as if it were all."""
-    environment = await open_environment()
+    environment = await opened()
     with pytest.raises(OutputLimitExceededError) as caught:
         await environment.exec(["sh", "-c", "head -c 11000000 /dev/zero"])
     assert caught.value.truncated_output
-    await close(environment)
-
-
-async def test_a_file_over_inspects_limit_is_an_error(session: Session) -> None:
-    """The limit is read when the call is made."""
-    environment = await open_environment()
-    await environment.write_file("d", "x" * 2048)
-    with (
-        override_max_read_file_size(1024),
-        pytest.raises(OutputLimitExceededError, match="limit of 1 KiB was exceeded"),
-    ):
-        await environment.read_file("d")
     await close(environment)
 
 
@@ -260,7 +222,7 @@ async def test_a_dead_cell_is_unavailable_and_tells_the_model_nothing(
     session: Session, cells: FakeCells
 ) -> None:
     """The cause of death holds host paths: it goes to the operator's log only."""
-    environment = await open_environment()
+    environment = await opened()
     cells.opened[0].dead = True
     for call in (
         environment.exec(["true"]),
@@ -277,7 +239,7 @@ async def test_a_dead_cell_is_unavailable_and_tells_the_model_nothing(
 
 async def test_a_connection_is_a_command_as_long_as_the_cell_lives(session: Session) -> None:
     """Inspect shows the command to the operator."""
-    environment = await open_environment()
+    environment = await opened()
     connection = await environment.connection(user="root")
     assert connection.type == "belljar"
     assert f"attach {environment.cell.id} --user root" in connection.command
@@ -294,7 +256,7 @@ async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(
     await BelljarSandboxEnvironment.task_init("startup", "critical")
     assert [loaded.source for loaded in cells.prepared] == ["preset:high", "preset:critical"]
     assert len(cells.runs) == 1
-    environment = await open_environment()
+    environment = await opened()
     await BelljarSandboxEnvironment.task_cleanup("shutdown", None, cleanup=True)
     assert cells.opened[0].destroyed, "a cell that its sample left behind is destroyed"
     run: FakeRun = cells.runs[0]
@@ -321,7 +283,7 @@ async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells:
 async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCells) -> None:
     """Destruction that left something ends the sample with an error, and the run can't count as
     contained."""
-    environment = await open_environment()
+    environment = await opened()
     cells.destroy_error = ContainmentBreach("destruction left: a process")
     with pytest.raises(ContainmentBreach):
         await close(environment)
@@ -331,7 +293,7 @@ async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCe
 
 async def test_cleanup_is_shielded_from_cancellation(session: Session, cells: FakeCells) -> None:
     """An interrupted sample's cell is destroyed all the same."""
-    environment = await open_environment()
+    environment = await opened()
     with anyio.CancelScope() as scope:
         scope.cancel()
         await BelljarSandboxEnvironment.sample_cleanup(

@@ -9,13 +9,13 @@ import anyio
 import pytest
 from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
+from tests.unit.harness.runs import opened
 from tests.unit.report.stories import CONTACT, line
 
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Kind
 from belljar.harness import score
 from belljar.harness import session as session_module
-from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def _revertible(cells: FakeCells) -> None:
     cells.are_revertible = True
-
-
-async def opened() -> BelljarSandboxEnvironment:
-    """A sample's cell, as Inspect opens it."""
-    environments = await BelljarSandboxEnvironment.sample_init("task", None, {"__sample_id__": "s"})
-    return environments["default"].as_type(BelljarSandboxEnvironment)
 
 
 def seen_of(cells: FakeCells) -> list[list[tuple[Kind, str]]]:
@@ -49,7 +43,7 @@ def seen_of(cells: FakeCells) -> list[list[tuple[Kind, str]]]:
 
 
 WHOLE = [
-    (Kind.SAMPLE_STARTED, "s"),
+    (Kind.SAMPLE_STARTED, "s1"),
     (Kind.PROBE_COMPLETED, "start"),
     (Kind.PROBE_COMPLETED, "end"),
 ]

@@ -19,12 +19,12 @@ from inspect_ai.util import (
 from inspect_ai.util._sandbox import registry
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import MODEL, evaluated
 
 from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.harness.boundary import LookAtSandboxes, sole_provider
-from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_tools import tool_checks
-from belljar.harness.options import RunRequest
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.report.reasons import ReasonCode
@@ -101,15 +101,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(here: Path, task: str, policy: str = "", cells: RecordedCells | None = None) -> RunOutcome:
     """Run one of the tasks."""
-    return run_evaluation(
-        RunRequest(
-            inspect_args=[f"task.py@{task}", "--model", "mockllm/model"],
-            policy=policy,
-            quiet=True,
-            home=here / "home",
-            source=cells or RecordedCells(),
-        )
-    )
+    return evaluated(here, f"task.py@{task}", *MODEL, cells=cells, policy=policy)
 
 
 class Other(SandboxEnvironment):

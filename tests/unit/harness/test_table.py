@@ -45,9 +45,13 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
 
 
 def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """No escape sequence, no markup, no direction mark of a sample, a score, an error or a note
-    acts on the reader's terminal."""
-    show_findings(findings(HOSTILE), Path("/runs/r"))
+    """No escape sequence, no markup, no direction mark of a sample (also of one that the metrics do
+    not count), a score, an error or a note acts on the reader's terminal."""
+    found, path = findings(HOSTILE), Path("/runs/r")
+    outcome = RunOutcome(
+        findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=path, exit_code=2
+    )
+    show_findings(found, path, dropped(outcome))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -63,20 +67,6 @@ def test_any_text_can_be_shown(text: str) -> None:
     assert all(
         "\x1b" not in line for line in (*remarks(collect(found)), *problems_and_errors(found))
     )
-
-
-def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has what was probed at both ends; what the metrics do not count is named,
-    escaped."""
-    found = findings("x")
-    outcome = RunOutcome(
-        findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=Path("/runs/r"), exit_code=2
-    )
-    show_findings(found, outcome.path, dropped(outcome))
-    shown = capsys.readouterr().out
-    assert "void/void" in shown
-    assert "no sample is contained: there are no metrics" in shown
-    assert "\x1b" not in shown
 
 
 @pytest.mark.promise("7.2")

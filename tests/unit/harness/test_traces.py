@@ -14,33 +14,13 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import one_sample
 
 from belljar.errors import PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.export.otlp import follow
-from belljar.harness.evaluate import RunOutcome, run_evaluation
-from belljar.harness.options import RunRequest
 from belljar.ledger.rundir import create_run
 from belljar.ledger.verification import verify
-
-TASK = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.solver import solver
-from inspect_ai.util import sandbox
-
-@solver
-def work():
-    async def solve(state, generate):
-        await sandbox().exec(["true"])
-        return state
-    return solve
-
-@task
-def one():
-    return Task(dataset=[Sample(id="a", input="x")], solver=work())
-"""
 
 
 class _Collector(BaseHTTPRequestHandler):
@@ -75,16 +55,6 @@ def collector(names: list[str]) -> Iterator[str]:
         thread.join()
 
 
-def evaluated(tmp_path: Path, endpoint: str) -> RunOutcome:
-    """A run of one sample."""
-    (tmp_path / "task.py").write_text(TASK)
-    words = [str(tmp_path / "task.py"), "--model", "mockllm/model"]
-    home = tmp_path / "home"
-    return run_evaluation(
-        RunRequest(inspect_args=words, quiet=True, home=home, source=RecordedCells(), otlp=endpoint)
-    )
-
-
 def test_a_collector_gets_all_spans_of_a_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +62,7 @@ def test_a_collector_gets_all_spans_of_a_run(
     monkeypatch.chdir(tmp_path)
     names: list[str] = []
     with collector(names) as endpoint:
-        outcome = evaluated(tmp_path, endpoint)
+        outcome = one_sample(tmp_path, otlp=endpoint)
     assert sorted(names) == sorted([*(each for each in names if each != "run"), "run"])
     assert {"run", "sample a", "exec"} <= set(names)
     assert f"{len(names)} spans were sent\n" in capfd.readouterr().err
@@ -107,14 +77,14 @@ def test_a_collector_that_hangs_or_is_gone_changes_nothing(
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # accepts, and never answers
         port = hanging.getsockname()[1]
         began_s = time.monotonic()
-        outcome = evaluated(tmp_path, f"http://127.0.0.1:{port}/v1/traces")
+        outcome = one_sample(tmp_path, otlp=f"http://127.0.0.1:{port}/v1/traces")
     assert time.monotonic() - began_s < 60
     assert outcome.exit_code == 0
     assert verify(outcome.path).ok(strict=True)
     said = capfd.readouterr().err
     assert "0 spans were sent, " in said
     assert f"belljar export {outcome.run_id} --format otlp" in said
-    assert evaluated(tmp_path, f"http://127.0.0.1:{port}/v1/traces").exit_code == 0
+    assert one_sample(tmp_path, otlp=f"http://127.0.0.1:{port}/v1/traces").exit_code == 0
     assert " were NOT" in capfd.readouterr().err
 
 
@@ -122,7 +92,7 @@ def test_an_endpoint_that_is_none_is_refused_before_anything_runs(tmp_path: Path
     """With the option named."""
     for endpoint in ("collector:4318", "file:///x", "http://[", "http://"):
         with pytest.raises(PolicyError):
-            evaluated(tmp_path, endpoint)
+            one_sample(tmp_path, otlp=endpoint)
     assert not (tmp_path / "home/runs").exists()
 
 

@@ -9,10 +9,10 @@ import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 from tests.fakes.probing import read_canary
+from tests.unit.harness.runs import MODEL, evaluated
 
 from belljar.cli.findings import dropped
-from belljar.harness.evaluate import RunOutcome, run_evaluation
-from belljar.harness.options import RunRequest
+from belljar.harness.evaluate import RunOutcome
 from belljar.ledger.verification import verify
 from belljar.probe.model import Verdict
 
@@ -60,15 +60,8 @@ def run(
     second would never end, and waits for that all the time."""
     task = tmp_path / "task.py"
     task.write_text(TASK.replace('WAITS = ""', f"WAITS = {waits!r}"))
-    words = [str(task), "--model", "mockllm/model", "--max-samples", "1", *arguments]
-    request = RunRequest(
-        inspect_args=words,
-        quiet=True,
-        home=tmp_path / "home",
-        source=cells,
-        require_contained=require_contained,
-    )
-    outcome = run_evaluation(request)
+    words = [str(task), *MODEL, "--max-samples", "1", *arguments]
+    outcome = evaluated(tmp_path, *words, cells=cells, require_contained=require_contained)
     (info,) = list_eval_logs(str(outcome.path / "inspect"))
     return outcome, read_eval_log(info)
 

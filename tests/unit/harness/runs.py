@@ -1,0 +1,66 @@
+"""Runs of small tasks on fake cells: real Inspect, real ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.cell import RecordedCells
+
+from belljar.harness.evaluate import RunOutcome, run_evaluation
+from belljar.harness.options import RunRequest
+from belljar.harness.provider import BelljarSandboxEnvironment
+
+MODEL = ("--model", "mockllm/model")
+ONE = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["true"])
+        return state
+    return solve
+
+@task
+def one():
+    return Task(dataset=[Sample(id="a", input="x")], solver=work())
+"""
+
+
+def evaluated(
+    directory: Path,
+    *words: str,
+    cells: RecordedCells | None = None,
+    **more: Any,  # noqa: ANN401 - fields of a request
+) -> RunOutcome:
+    """`belljar run WORDS`, with a store below the directory."""
+    source = cells or RecordedCells()
+    home = directory / "home"
+    return run_evaluation(
+        RunRequest(inspect_args=words, quiet=True, home=home, source=source, **more)
+    )
+
+
+def one_sample(directory: Path, **more: Any) -> RunOutcome:  # noqa: ANN401 - fields of a request
+    """A run of `ONE`."""
+    (directory / "task.py").write_text(ONE)
+    return evaluated(directory, str(directory / "task.py"), *MODEL, **more)
+
+
+async def opened() -> BelljarSandboxEnvironment:
+    """A sample's cell, as Inspect opens it."""
+    environments = await BelljarSandboxEnvironment.sample_init(
+        "task", None, {"__sample_id__": "s1"}
+    )
+    return environments["default"].as_type(BelljarSandboxEnvironment)
+
+
+async def close(environment: BelljarSandboxEnvironment) -> None:
+    """As Inspect would close it."""
+    await BelljarSandboxEnvironment.sample_cleanup(
+        "task", None, {"default": environment}, interrupted=False
+    )
