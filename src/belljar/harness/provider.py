@@ -392,6 +392,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 raise
 
         async def on_end(opened: Range) -> None:
+            if self.attach_socket.path.name == opened.cell.id:  # else it would count as left
+                await self.attach_socket.close()
             report = await self._probe_noted(opened, "end")
             if (breach := breach_of(report, opened.cell.id)) is not None:
                 self._session.breached(breach)
