@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -84,31 +83,6 @@ def _page(path: Path, *, code: int) -> str:
     target = path.parent.parent / "page.html"
     assert belljar(["report", path.name, "-o", str(target)]) == code
     return target.read_text()
-
-
-def test_what_can_not_be_read_or_written_is_one_error(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No such run is wrong usage; no room, or no such directory, is this host's; an older page
-    stays as it was."""
-    assert belljar(["report"]) == 2
-    path = evaluated(home)
-    assert belljar(["report", "no-such-run"]) == 2
-    assert belljar(["report", "last", "-o", "no/such/page.html"]) == 3
-    assert belljar(["report"]) == 0
-    page = home / "reports" / f"{path.name}.html"
-    before = page.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    capsys.readouterr()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
-    try:
-        code = belljar(["report"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert code == 3
-    assert "--output" in capsys.readouterr().err
-    assert page.read_bytes() == before
-    assert [each.name for each in page.parent.iterdir()] == [page.name]
 
 
 def test_a_page_replaces_nothing_but_a_page(
