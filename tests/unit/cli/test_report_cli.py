@@ -157,10 +157,10 @@ def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(home: Path) 
     assert "… and 900 more" in page
     assert "w" * 2000 in page
     ledger = [json.loads(each) for each in (path / "ledger.jsonl").read_bytes().splitlines()]
-    odd: object
-    for odd in ("x", 7, [7], None):
+    names, odd = ("refusal_code", "causes", "counters", "found"), ("x", 7, [7], None)
+    for values in (odd, (*odd[2:], *odd[:2])):
         for line in ledger:
-            line["data"] |= dict.fromkeys(("refusal_code", "causes", "counters", "found"), odd)
+            line["data"] |= dict(zip(names, values, strict=True))
         (path / "ledger.jsonl").write_bytes(b"".join(canonical(each) + b"\n" for each in ledger))
         assert "does not verify" in _page(path, code=1)
         assert belljar(["verdict", path.name]) == 2
