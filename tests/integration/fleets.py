@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
-from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import read_events
 
 TASKS = """
+import os
 from pathlib import Path
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -26,13 +26,16 @@ from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
 @solver
-def work(seconds, hold):
+def work(seconds, hold, last):
     async def solve(state, generate):
         is_held = bool(seconds) and state.sample_id == "s1"
         if is_held and hold:  # by the first attempt alone, which takes the file away
             file = Path(hold + ".once")  # a word that names a file would be refused
             is_held = file.exists()
             file.unlink(missing_ok=True)
+        if last and state.sample_id == last:  # by each attempt, which says on which node it runs
+            Path(f"{hold}.{os.environ['BELLJAR_FLEET_NODE']}").touch()
+            is_held = True
         wait = seconds if is_held else 0
         said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
         state.store.set("said", said.stdout.split())
@@ -47,9 +50,9 @@ def points():
     return score
 
 @task
-def numbers(count: int = 4, seconds: float = 0, hold: str = ""):
+def numbers(count: int = 4, seconds: float = 0, hold: str = "", last: str = ""):
     samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
-    return Task(dataset=samples, solver=work(seconds, hold), scorer=points())
+    return Task(dataset=samples, solver=work(seconds, hold, last), scorer=points())
 """
 
 
@@ -165,24 +168,14 @@ def keys_of(run: Path) -> dict[str, str]:
     }
 
 
-def kill_a_held_unit(fleet: Fleet, tmp_path: Path) -> None:
-    """Kill all cells of the fleet while one of two samples runs: its cells are halted with proof,
-    it is not tried again, and the run says so."""
-    hold = tmp_path / "hold.once"
-    hold.touch()
-    words = ("seconds=600", f"hold={hold.with_suffix('')}", "count=2")
-    process = fleet.start_run(*(part for word in words for part in ("-T", word)))
-    with process:
-        lines_until(process, "came back", 1)
-        wait_for(lambda: not hold.exists(), "the held sample", within_s=300)
-        killed = fleet.belljar("kill", "--all", "--fleet", fleet.address)
-        names = [f"n{number}: killed" for number in range(1, len(fleet.homes) + 1)]
-        assert all(name in killed for name in names), killed
-        out, errors = process.communicate(timeout=600)
+def kill_all(fleet: Fleet, process: subprocess.Popen[str], nodes: Iterable[str]) -> dict[str, str]:
+    """Kill all cells of the fleet, which has these nodes, while samples of a run are held: they are
+    halted with proof, and nothing is tried again. Return the samples' verdicts."""
+    killed = fleet.belljar("kill", "--all", "--fleet", fleet.address)
+    assert all(f"{node}: killed" in killed for node in nodes), killed
+    out, errors = process.communicate(timeout=600)
     assert process.returncode == 2, errors
-    rows = {each["sample"]: each["verdict"] for each in json.loads(out)["samples"]}
-    assert rows.get("s1") != "contained"
-    assert nothing_runs(fleet)
+    return {each["sample"]: each["verdict"] for each in json.loads(out)["samples"]}
 
 
 def log_of(run_dir: str) -> EvalLog:
@@ -201,6 +194,15 @@ def metrics(log: EvalLog) -> dict[str, float]:
     }
 
 
+def finished(run: Path, sample: str) -> list[str]:
+    """The nodes from which a sample's record has come back."""
+    return [
+        line.data["node"]
+        for line in read_events(run)
+        if line.kind is Kind.FLEET_UNIT_FINISHED and sample in line.data["samples"]
+    ]
+
+
 def failures(run: Path, node: str) -> list[str]:
     """The reasons of the units that failed on a node."""
     return [
@@ -208,6 +210,16 @@ def failures(run: Path, node: str) -> list[str]:
         for line in read_events(run)
         if line.kind is Kind.FLEET_UNIT_FAILED and line.data["node"] == node
     ]
+
+
+def companions(run: Path, sample: str) -> set[str]:
+    """The samples that were placed with this one."""
+    return {
+        name
+        for line in read_events(run)
+        if line.kind is Kind.FLEET_UNIT_PLACED and sample in line.data["samples"]
+        for name in line.data["samples"]
+    }
 
 
 def placed(run: Path, sample: str) -> list[tuple[int, int, str]]:

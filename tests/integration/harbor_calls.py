@@ -1,6 +1,7 @@
 """Calls of Harbor's to an environment, run by the Python that has Harbor: see `test_harbor`.
 
-`python -m tests.integration.harbor_calls NAME DIRECTORY`, where `DIRECTORY/task` is a task.
+`python -m tests.integration.harbor_calls DIRECTORY`, where `DIRECTORY/NAME/task` is a task for each
+of `ALL`.
 """
 
 from __future__ import annotations
@@ -162,4 +163,5 @@ async def networks(at: Path) -> None:
 ALL = {each.__name__: each for each in (commands, files, networks)}
 
 if __name__ == "__main__":
-    asyncio.run(ALL[sys.argv[1]](Path(sys.argv[2])))
+    for name, calls in ALL.items():
+        asyncio.run(calls(Path(sys.argv[1], name)))

@@ -19,15 +19,18 @@ from tests.conftest import copy_store
 from tests.integration.fleets import (
     Fleet,
     assert_same,
+    companions,
     failures,
+    finished,
     keys_of,
-    kill_a_held_unit,
+    kill_all,
     lines_until,
     log_of,
     nothing_runs,
     placed,
 )
 from tests.integration.processes import wait_for
+from tests.machine import PATIENCE_S
 
 from belljar.events import Kind
 from belljar.image.store import Store
@@ -140,11 +143,6 @@ def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
     assert nothing_runs(nodes)
 
 
-def test_kill_reaches_every_node(nodes: Nodes, tmp_path: Path) -> None:
-    """Of a cluster of Ray."""
-    kill_a_held_unit(nodes, tmp_path)
-
-
 @pytest.mark.thorough
 def test_ctrl_c_ends_every_unit_with_its_record(nodes: Nodes) -> None:
     """Exit code 130; what ran is there, what was interrupted is destroyed with proof, what did not
@@ -208,15 +206,27 @@ def assert_ran_elsewhere(process: subprocess.Popen[str], run: Path, node: str) -
     assert (attempts[-2][2], attempts[-1][2] != node) == (node, True)
 
 
-def test_a_node_that_is_killed_loses_no_sample(nodes: Nodes) -> None:
-    """Of twelve samples all count, though a node is killed in the middle, and its cells end without
-    it."""
-    with held_run(nodes, "-T", "count=12") as (process, run, _, node):
+def test_a_node_that_is_killed_loses_no_sample_and_a_kill_reaches_the_others(nodes: Nodes) -> None:
+    """Of twelve samples all but the last count, though a node is killed in the middle, and its cells
+    end without it. The last goes on until all cells of the fleet are killed: they are halted with
+    proof, on nodes that are busy."""
+    with held_run(nodes, "-T", "count=12", "-T", "last=s11") as (process, run, _, node):
         number = int(node.removeprefix("n"))
         nodes.tell(f"kill {number}")
         home = nodes.homes[number - 1]
-        wait_for(lambda: nothing_runs(nodes, home), "the end of its cells", within_s=300)
-        assert_ran_elsewhere(process, run, node)
+        wait_for(lambda: nothing_runs(nodes, home), "the end of its cells", within_s=PATIENCE_S)
+        others = {f"n{other}" for other in (1, 2, 3) if other != number}
+        begun = [nodes.folder / f"hold.{other}" for other in others]
+        wait_for(lambda: any(map(Path.exists, begun)), "the last sample", within_s=PATIENCE_S)
+        rest = {f"s{each}" for each in range(12)} - companions(run, "s11")
+        assert "s1" in rest
+        wait_for(lambda: all(finished(run, each) for each in rest), "the rest", within_s=PATIENCE_S)
+        rows = kill_all(nodes, process, others)
+    assert {name for name, verdict in rows.items() if verdict == "contained"} >= rest
+    assert rows.get("s11") != "contained"
+    assert failures(run, node)
+    assert node not in finished(run, "s1")
+    assert nothing_runs(nodes)
     nodes.tell(f"start {number}")
 
 

@@ -11,12 +11,13 @@ from tests.integration.fleets import (
     Fleet,
     assert_same,
     keys_of,
-    kill_a_held_unit,
+    kill_all,
     lines_until,
     nothing_runs,
 )
 from tests.integration.processes import wait_for
 from tests.integration.slurm_cluster import missing, slurm
+from tests.machine import PATIENCE_S
 
 from belljar.ledger.keys import local_fingerprint
 
@@ -40,7 +41,15 @@ def fleet(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_kill_reaches_a_busy_node(fleet: Fleet, tmp_path: Path) -> None:
     """Its processors are taken by the unit: the order doesn't wait for them. The node whose unit
     came back before has signed with a key of its own."""
-    kill_a_held_unit(fleet, tmp_path)
+    hold = tmp_path / "hold.once"
+    hold.touch()
+    words = ("seconds=600", f"hold={hold.with_suffix('')}", "count=2")
+    with fleet.start_run(*(part for word in words for part in ("-T", word))) as process:
+        lines_until(process, "came back", 1)
+        wait_for(lambda: not hold.exists(), "the held sample", within_s=PATIENCE_S)
+        rows = kill_all(fleet, process, ("n1", "n2"))
+    assert rows.get("s1") != "contained"
+    assert nothing_runs(fleet)
     (run,) = (fleet.head / "runs").iterdir()
     named = {f"n{n}": local_fingerprint(home) for n, home in enumerate(fleet.homes, 1)}
     assert keys_of(run)

@@ -440,32 +440,24 @@ def test_people_and_clients_are_served_with_a_token(
     assert len(events(belljar, clean_after(), "model.request.started")) == 1
 
 
-def test_serving_ends_with_its_cell(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """At once, with the reason, though nobody asks."""
-    write_script(folder, belljar, TOOL_CALLER)
-    server = serving(belljar)
-    at = server.__enter__()
-    assert belljar("kill", at.cell).returncode == 0
-    said, _ = server.process.communicate(timeout=PATIENCE_S)
-    assert server.process.returncode == 5
-    assert "killed by the operator" in json.loads(said)["error"]["message"]
-    assert events(belljar, clean_after(), "model.request.started") == []
-
-
 def test_two_processes_share_one_models_weights(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """Each has a cell of its own; the weights stay until both have ended."""
+    """Each has a cell of its own, and ends with it at once, with the reason, though nobody asks; the
+    weights stay until both have ended."""
     digest = write_script(folder, belljar, TOOL_CALLER)
     asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
     with serving(belljar) as one:
-        with serving(belljar) as other:
-            assert one.cell != other.cell
-            for at in (one, other):
-                assert at.ask(asked)["choices"][0]["message"]["content"] == "it is 3"
-            assert b"in use" in belljar("model", "rm", digest).stderr
+        server = serving(belljar)
+        other = server.__enter__()
+        assert one.cell != other.cell
+        for at in (one, other):
+            assert at.ask(asked)["choices"][0]["message"]["content"] == "it is 3"
+        assert b"in use" in belljar("model", "rm", digest).stderr
+        assert belljar("kill", other.cell).returncode == 0
+        said, _ = server.process.communicate(timeout=PATIENCE_S)
+        assert server.process.returncode == 5
+        assert "killed by the operator" in json.loads(said)["error"]["message"]
         assert one.ask(asked)["choices"]
     assert belljar("model", "rm", digest).returncode == 0
     clean_after()

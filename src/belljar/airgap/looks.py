@@ -23,6 +23,7 @@ _REMOTE: Final = re.compile(
     "9p|afs|beegfs|ceph|cifs|coda|davfs|gfs2|glusterfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|pvfs2|"
     "smb3|smbfs|vboxsf|virtiofs|vmhgfs"
 )
+# File systems in user space whose bytes are on this host.
 _LOCAL_FUSE: Final = frozenset(
     {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal", "fuseblk", "fusectl"}
 )

@@ -46,6 +46,7 @@ _SIGNATURE: Final = re.compile("([0-9a-f]{64}) ([0-9a-f]{128})\n")  # public key
 _SIGNED: Final = b"belljar bundle 1\n"  # so that no other signature of the key fits
 # Manifest and names are read whole, before their signature is known to be good.
 _MAX_READ_BYTES: Final = 64 << 20
+# A medium is read at its full speed, and weights of gigabytes never fill the memory.
 _CHUNK_BYTES: Final = 1 << 20
 _ABOUT: Final = shape_of(
     "v:version created:time belljar:word arch:word system:word python:word size_bytes:count "

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
@@ -35,7 +35,12 @@ USAGE_CODE = "usage_error"
 INTERRUPTED_CODE = "interrupted"
 DEFECT_CODE = "internal_error"
 TIERS: Final = ("container", "gvisor", "microvm")
-COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
+# Of verdicts, as `click.style` takes them; in a pipe click takes the style away.
+STYLES: Final[Mapping[str, Any]] = {
+    "contained": {"fg": "green"},
+    "void": {"fg": "yellow"},
+    "breached": {"fg": "red", "bold": True},
+}
 # A signal this long after the first ends the process at once. Its cells die with it, and `belljar
 # reap` cleans up.
 FORCED_AFTER_S: Final = 15.0
@@ -139,11 +144,6 @@ def terminal_width(stream: TextIO) -> int | None:
     if given.isdecimal() and int(given):
         return int(given)
     return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
-
-
-def coloured(text: str, colour: str) -> str:
-    """Style an escaped text as a terminal shows it; in a pipe click takes the style away."""
-    return click.style(text, fg=colour.split()[-1], bold=colour.startswith("bold") or None)
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from belljar.cli.console import coloured, json_option, print_json, table_lines
+from belljar.cli.console import STYLES, json_option, print_json, table_lines
 from belljar.errors import BelljarError, HostError
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from belljar.host.model import HostFacts, RuntimeFact
 
 State = Literal["ok", "note", "no"]
-_COLOURS: Final = {"ok": "green", "note": "yellow", "no": "bold red"}
+_STYLES: Final = {"ok": STYLES["contained"], "note": STYLES["void"], "no": STYLES["breached"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def _show(found: list[Check]) -> None:
     rows = [
         (
             printable(check.what),
-            coloured(check.state, _COLOURS[check.state]),
+            click.style(check.state, **_STYLES[check.state]),
             printable(check.detail),
         )
         for check in found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from belljar.cli.console import COLOURS, coloured, table_lines
+from belljar.cli.console import STYLES, table_lines
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.units import format_duration, format_size, printable
 
@@ -25,6 +25,7 @@ MAX_NETWORK_LINES: Final = 400
 MAX_SIGNAL_LINES: Final = 200
 MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
 MAX_EVENT_NUMBERS: Final = 10  # That a line names
+# Of a sample: a data set's longer ids would push the signal itself off the line.
 MAX_NAME_CHARS: Final = 40
 _SAMPLE_COLUMNS: Final = (
     *("sample", "score", "verdict", "probes", "cell", "commands"),
@@ -80,13 +81,13 @@ def _show(
     left = facts["left_this_host"]
     told = [f"\nWhat left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
     text = "\n".join(told)
-    click.echo(coloured(text, COLOURS["breached"]) if left["destinations"] else text)
+    click.echo(click.style(text, **STYLES["breached"]) if left["destinations"] else text)
     for line in facts["problems_and_errors"]:
         click.echo(line)
     verdict = facts["verdict"]
     # A run that ended with an error is never shown in the colour of success.
     colour = "void" if facts["exit_code"] and verdict == "contained" else verdict
-    click.echo("\n" + coloured(facts["headline"], COLOURS[colour]))
+    click.echo("\n" + click.style(facts["headline"], **STYLES[colour]))
     click.echo(f"run {printable(facts['run_id'])}: {printable(str(path))}")
     if facts["samples"] and (path / INSPECT_LOGS).is_dir():
         view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
@@ -119,7 +120,7 @@ def table(facts: Facts, *, every: bool = False) -> list[str]:
     rows: list[tuple[str, ...]] = [_SAMPLE_COLUMNS]
     for same in alike.values():
         name, score, verdict, *rest = (printable(cell, max_chars=200) for cell in _cells(*same))
-        rows.append((name, score, coloured(verdict, COLOURS[verdict]), *rest))
+        rows.append((name, score, click.style(verdict, **STYLES[verdict]), *rest))
     return table_lines(rows, max_chars=60)
 
 

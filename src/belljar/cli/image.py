@@ -15,7 +15,6 @@ from belljar.cli.console import (
     MisuseError,
     Report,
     json_option,
-    of_error,
     parsed_by,
     print_json,
     progress,
@@ -126,29 +125,15 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Move the name `default` from another image.")
 @json_option("Print the image as one JSON object.")
-def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
+def tag(*, ref: str, name: str, as_json: bool) -> None:
     """Give the image REF an additional NAME.
 
     If another image has that name, it loses it. Policies and tasks that name no image use the name
-    `default`, so it is moved only with --force.
+    `default`.
     """
-    from belljar.image.store import check_name
-    from belljar.policy.model import Policy
-
     store = _store()
-    image = store.find(ref)
-    default = Policy.model_fields["image"].default
-    if check_name(name) == check_name(default) and not force and store.missing(default) is None:
-        had = store.find(default)
-        if had.digest != image.digest:
-            raise PolicyError(
-                f"another image is named `{default}`, which policies without an image use",
-                where=printable(name),
-                hint="choose another name, or move this one with --force",
-            )
-    print_image(store.name(image, name), as_json=as_json)
+    print_image(store.name(store.find(ref), name), as_json=as_json)
 
 
 @image.command()
@@ -461,26 +446,23 @@ def obtain_all(
                 digest = f"sha256:{result.image.digest[:12]}"
                 how = f"  {'in the store' if result.was_there else 'imported'}  {digest}"
             click.echo(printable(result.wanted.image + how, max_chars=1000))
-    images: list[dict[str, object]] = [
-        {
-            "image": result.wanted.image,
-            "digest": result.image.digest if result.image else None,
-            "was_there": result.was_there,
-            "error": result.error.what if result.error else None,
-            "hint": result.error.hint if result.error else None,
-        }
-        for result in results
+    failed = [
+        f"  {each.wanted.image}: {each.error.what}"
+        + f" ({each.error.hint})" * bool(each.error.hint)
+        for each in results
+        if each.error
     ]
-    if not (failed := [each for each in images if each["error"] is not None]):
-        if as_json:
-            print_json(images)
-        return
-    lines = [f"{len(failed)} of {len(results)} images could not be imported"]
-    for each in failed:
-        hint = f" ({each['hint']})" if each["hint"] else ""
-        lines.append(f"  {each['image']}: {each['error']}{hint}")
-    error = HostError("\n".join(printable(line, max_chars=1000) for line in lines))
-    if not as_json:
-        raise error
-    print_json({**of_error(error).as_object(), "images": images})
-    click.get_current_context().exit(error.exit_code)
+    if failed:
+        lines = [f"{len(failed)} of {len(results)} images could not be imported", *failed]
+        raise HostError("\n".join(printable(line, max_chars=1000) for line in lines))
+    if as_json:
+        print_json(
+            [
+                {
+                    "image": each.wanted.image,
+                    "digest": each.image.digest if each.image else None,
+                    "was_there": each.was_there,
+                }
+                for each in results
+            ]
+        )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from belljar.cli.console import COLOURS, notice
+from belljar.cli.console import notice
 from belljar.errors import HostError
 from belljar.units import format_duration, format_size
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 # Streams end within a second; a browser that reads nothing must not keep the server.
 _END_WITHIN_S: Final = 5
+# Each browser holds one, for as long as it shows the page: this many fit into a usual descriptor
+# limit.
 _MAX_CONNECTIONS: Final = 500
 _FIRST_LOOK_S: Final = 0.5  # between two looks at used processor time, for a share
+# Whoever reaches the port and has the token sees what cells printed.
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 
 
@@ -179,7 +182,7 @@ def _table(feed: Feed) -> Table:
     begun, finished = (sum(run[name] for run in state["runs"]) for name in ("begun", "finished"))
     title = f"{len(state['runs'])} runs, {len(cells)} cells, {finished} of {begun} samples finished"
     if state["held"]:
-        title += f"; [{COLOURS['breached']}]{escape(state['held'])}[/]"
+        title += f"; [bold red]{escape(state['held'])}[/]"
     table = Table(title=title, box=None, pad_edge=False, title_justify="left")
     for name in ("run", "cell", "tier", "sample", "phase", "age", "memory", "cpu"):
         table.add_column(name, no_wrap=True)
@@ -196,6 +199,6 @@ def _table(feed: Feed) -> Table:
             "-" if cell["cpu_percent"] is None else f"{cell['cpu_percent']} %",
             *(str(cell[name]) for name in ("commands", "requests", "refused", "signals")),
             escape(cell["command"]),
-            style=COLOURS["void"] if cell["signals"] else None,
+            style="yellow" if cell["signals"] else None,
         )
     return table

@@ -63,13 +63,6 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("ledger", "ledger", "ledger", "Verify or show the record of a run; prove single events."),
     )
 }
-# Names from other tools, and what has it here.
-ELSEWHERE: Final = {
-    "logs": "`belljar ledger show RUN --output` shows commands and what they printed; "
-    "`belljar replay RUN` plays them",
-    "stats": "`belljar watch` shows what running cells use; `belljar serve` does so as a page",
-    "view": "`belljar report RUN --open` shows a run; `belljar serve` shows those that last",
-}
 
 
 class _LazyGroup(click.Group):
@@ -111,8 +104,6 @@ class _LazyGroup(click.Group):
                 click.echo(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
-        if args[:1] and (hint := ELSEWHERE.get(args[0])):
-            raise console.MisuseError(f"no such command '{args[0]}'", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from belljar.cli.console import (
-    COLOURS,
+    STYLES,
     MisuseError,
-    coloured,
     json_option,
     policy_argument,
     print_json,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
     from belljar.probe.model import ProbeReport
 
+# Void is no better than breached: a caller that only looks at the code must not take it for a pass.
 _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
@@ -156,13 +156,13 @@ def _show(cell: Cell, reports: Sequence[ProbeReport], verdict: str) -> None:
         click.echo(f"\nas {name}")
         _show_report(report)
         if report.problem:
-            click.echo(coloured(printable(f"problem: {report.problem}"), COLOURS["void"]))
+            click.echo(click.style(printable(f"problem: {report.problem}"), **STYLES["void"]))
     tried = sum(len(report.findings) for report in reports)
     took_ms = sum(report.duration_ms for report in reports)
     emulated = "; emulated: this host has no hardware virtualisation that works"
     total = f"{verdict}: {tried} attempts in {took_ms:.0f} ms, {cell.tier} tier"
     total += emulated if cell.emulated else ""
-    click.echo("\n" + coloured(total, COLOURS[verdict]))
+    click.echo("\n" + click.style(total, **STYLES[verdict]))
 
 
 def _show_report(report: ProbeReport) -> None:
@@ -173,7 +173,7 @@ def _show_report(report: ProbeReport) -> None:
     for finding in report.findings:
         reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
         verdict = finding.verdict.value
-        shown = coloured(f"{verdict}{', known' if finding.known else ''}", COLOURS[verdict])
+        shown = click.style(f"{verdict}{', known' if finding.known else ''}", **STYLES[verdict])
         decided = (reported, finding.seen_by.value, finding.known or finding.seen)
         name, *rest = (printable(cell) for cell in (finding.name, *decided))
         rows.append((name, shown, *rest))
@@ -185,4 +185,4 @@ def _show_report(report: ProbeReport) -> None:
             text = (
                 f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
             )
-            click.echo(coloured(text, COLOURS["breached"]))
+            click.echo(click.style(text, **STYLES["breached"]))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from belljar.ledger.schema import BodyRef
 
 REPORTS: Final = "reports"
+# A run has one file for each policy; beyond the first they are named by digest.
 _POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
 _MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
 _MAX_UNITS_BYTES: Final = 10 << 20  # of the bodies of a fleet's units: a page has room for no more

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
     from belljar.cell.cell import Cell
 
+# As at a login: the shell that the image's own profile names, which reads that profile.
 LOGIN_SHELL: Final = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 # All of them share the one channel of the cell.
 MAX_CLIENTS: Final = 32
+# A client that was told everything may take so long to read it; nobody waits for one that is gone.
 _LINGER_S: Final = 5.0
 _FORWARD: Final = re.compile(
     r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",

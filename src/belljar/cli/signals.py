@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # A line of a log, or a file of them: all of it is looked through for values.
 MAX_TEXT_BYTES: Final = 1 << 20
+# What parts values in a log's line; a URL's pieces are taken apart by the next one.
 _WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
 _PIECE: Final = re.compile(r"[:/@?&|]+")
 

@@ -32,7 +32,9 @@ MAX_TASK_BYTES: Final = 256 << 20
 MAX_TASK_FILES: Final = 20_000
 # Inspect reads a member of a log into memory whole, and a whole log when logs are merged.
 MAX_MEMBER_BYTES: Final = 256 << 20
+# Of all members of one log together, as the head holds them while it merges.
 MAX_LOG_BYTES: Final = 2 << 30
+# Some 46 bytes and a name for each member; a log has one member for each sample.
 MAX_LOG_INDEX_BYTES: Final = 16 << 20
 # Never sent: secrets stay on the head, and the rest is made anew.
 NOT_SENT: Final = frozenset(

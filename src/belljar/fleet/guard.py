@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+# How late a stop may be seen, at next to no processor time.
 POLL_S: Final = 0.5
 # The same until its first sign of life: what passes it on may have to be started.
 START_S: Final = 180.0

@@ -49,6 +49,7 @@ from belljar.report.samples import RunFindings
 from belljar.units import printable
 from belljar.waiting import print_status
 
+# Heartbeats are a second apart: looking more often would find nothing new.
 POLL_S: Final = 0.5
 _END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number start_s:number")
 # An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.

@@ -17,6 +17,7 @@ from belljar.units import printable
 
 # The kind of a fleet's run.
 KIND: Final = "fleet"
+# They say that a unit has no samples, of which each has a void row of its own here.
 _NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
 

@@ -31,10 +31,12 @@ from belljar.units import printable
 
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
 LEASE: Final = "lease"
+# A check loads Inspect and the task's whole data set, on a node that may be busy.
 CHECK_S: Final = 600.0
 # As `harness.evaluate` names it, which takes long to import; `STARTS` as `harness.source` does.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 STARTS: Final = "BELLJAR_MAX_STARTS"
+# The last words of a process say why it ended; a traceback's end fits.
 _TAIL_CHARS: Final = 2000
 # A workspace changes with each sign of life of its head.
 _KEPT_S: Final = 24 * 3600.0

@@ -30,10 +30,12 @@ from belljar.fleet.guard import START_S
 from belljar.policy.limits import Tier
 from belljar.units import printable
 
+# A task is sent in one frame, with its words and settings beside it.
 MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
 JOB: Final = "belljar"
 # Kept free for a function on a node: a check loads the task, and Inspect.
 CALL_MIB: Final = 1024
+# As `sinfo` calls nodes that take jobs; one that is drained or down would keep a unit waiting.
 _USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
 _HEAD: Final = struct.Struct(">cI")
 _GO_ON, _STOP = b"g", b"s"

@@ -20,6 +20,7 @@ MAX_UNIT_SAMPLES: Final = 64
 MIN_UNIT_S: Final = 30.0
 # A node that dies takes a quarter of an hour's work along, and no more.
 MAX_UNIT_S: Final = 900.0
+# A sample that takes down three nodes is more likely the cause than the nodes.
 MAX_ATTEMPTS: Final = 3
 
 # Causes by which a void sample is tried again: evidence went with a process or a disk. None that

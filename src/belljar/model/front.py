@@ -20,11 +20,13 @@ from belljar.model.http import MAX_HEAD_BYTES, Question, ServerError, is_api
 if TYPE_CHECKING:
     from belljar.model.serve import ModelCell
 
+# A long conversation with pictures in it; more would be held in memory for each client.
 MAX_BODY_BYTES: Final = 64 << 20
 # Each holds a request of `MAX_BODY_BYTES` in memory at worst.
 MAX_CLIENTS: Final = 64
 # A client that sends nothing gives its place to others.
 _CLIENT_TIMEOUT_S: Final = 60.0
+# After Ctrl-C: answers under way may end, and a client that reads slowly keeps nobody.
 _LAST_ANSWERS_S: Final = 5.0
 
 

@@ -27,6 +27,7 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
 MAX_HEAD_BYTES: Final = 8 << 10
 # Of one server-sent event: a tool call comes whole in one.
 MAX_LINE_BYTES: Final = 4 << 20
+# No API nests so deep, and a reader of JSON that recurses runs out of stack far beyond it.
 MAX_DEPTH: Final = 64
 # Of `,`, `[` and `{` in one document: each may be a value of a hundred bytes here.
 MAX_MARKS: Final = 1_000_000

@@ -46,10 +46,12 @@ if TYPE_CHECKING:
 LLAMA_APT: Final = ("libgomp1",)
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
 HEALTH: Final = Question(method="GET", path="/health", may_be_empty=True)  # vLLM's is
+# One look: a server that loads weights on an emulated processor answers late.
 _HEALTH_TIMEOUT_S: Final = 10.0
 # Weights load for seconds: looking more often would only take their processor.
 _HEALTH_INTERVAL_S: Final = 0.2
 _MAX_INTERVAL_S: Final = 2.0  # each look is a process in the cell, which an emulated one feels
+# Of the server's last words in an error: enough for its reason, and no page of a log.
 _SHOWN_CHARS: Final = 600
 _END_SHOWS_S: Final = 1.0  # a server's connections end a little before its own end is known
 

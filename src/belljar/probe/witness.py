@@ -32,6 +32,7 @@ from belljar.units import printable
 
 _PREFIX: Final = "tmp-w"
 _MAX_VISITORS: Final = 16  # a guest may come as often as it likes
+# A guest may fork without end, and each process is looked at while a sample waits.
 _MAX_PROCESSES: Final = 64
 # Signals are numbered from 1 in /proc's masks, too.
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)

@@ -93,17 +93,6 @@ def test_samples_are_selected_by_their_ids(
     assert (got, [item["image"] for item in missing]) == (code, images)
 
 
-def test_usage_and_files_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that makes no sense is usage; a task or policy that is not there is the
-    author's."""
-    assert run(["check", "low", "--policy", "high"]) == 2
-    assert run(["check", "task.py", "--override"]) == 2
-    for target in ("gone.py", "gone.yaml", "task.py@gone"):
-        assert run(["check", target]) == 4
-    assert run(["check", "task.py", "--policy", "gone.yaml"]) == 4
-    assert capsys.readouterr().err
-
-
 @pytest.mark.promise("1.5")
 def test_hostile_words_of_a_task_are_escaped(
     directory: Path, capsys: pytest.CaptureFixture[str]

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
@@ -20,7 +17,7 @@ from tests.fakes.vm import opening
 
 from belljar.cell.cell import Cell
 from belljar.channel import Stream
-from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on, read_descriptor
+from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on
 from belljar.cli.main import run
 
 
@@ -105,30 +102,6 @@ def test_what_the_exit_code_alone_does_not_say(
         f"belljar: {'the command ' if not note[0].isdigit() else ''}{note}"
         in capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_descriptor_is_read_to_its_end(waits: bool, tmp_path: Path) -> None:
-    """Pipes are waited for, files are read; in bounded pieces, and all of it."""
-    (tmp_path / "file").write_bytes(b"x" * 100)
-    file = os.open(tmp_path / "file", os.O_RDONLY)
-    ours, theirs = socket.socketpair()
-    theirs.sendall(b"x" * 100)
-    theirs.close()
-
-    async def read() -> list[bytes]:
-        return [
-            chunk
-            async for chunk in read_descriptor(
-                ours.fileno() if waits else file, waits=waits, chunk_bytes=64
-            )
-        ]
-
-    try:
-        assert anyio.run(read) == [b"x" * 64, b"x" * 36]
-    finally:
-        os.close(file)
-        ours.close()
 
 
 @pytest.mark.promise("1.2")

@@ -58,13 +58,14 @@ FAILING = {
 """A way to make each command fail that has `--json`."""
 
 CODES = {
-    PolicyError: "policy_error",
-    HostError: "host_error",
-    CellError: "cell_error",
-    ProtocolViolation: "protocol_violation",
-    LedgerError: "ledger_error",
-    ContainmentBreach: "containment_breach",
+    PolicyError: ("policy_error", 4),
+    HostError: ("host_error", 3),
+    CellError: ("cell_error", 5),
+    ProtocolViolation: ("protocol_violation", 5),
+    LedgerError: ("ledger_error", 5),
+    ContainmentBreach: ("containment_breach", 2),
 }
+"""The code and the exit code of each kind."""
 
 
 @pytest.fixture(autouse=True)
@@ -132,16 +133,17 @@ def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
 def test_each_kind_of_error_has_its_code(
     kind: type[BelljarError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is the kind's, as without `--json`; task groups don't hide it."""
+    """The exit code says whose fault it is, as without `--json`; task groups don't hide it."""
+    code, exit_code = CODES[kind]
     error = kind("it\x1b broke", where="a", hint="do this")
 
     def fail() -> None:
         raise ExceptionGroup("outer", [OSError("other"), error])
 
     monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
-    assert run(["ps", "--json"]) == kind.exit_code
+    assert run(["ps", "--json"]) == exit_code
     assert json.loads(capsys.readouterr().out) == {
-        "error": {"code": CODES[kind], "message": "it\x1b broke", "where": "a", "hint": "do this"}
+        "error": {"code": code, "message": "it\x1b broke", "where": "a", "hint": "do this"}
     }
 
 

@@ -63,18 +63,6 @@ def test_verify_names_the_bad_line(run_dir: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["problem"]["where"] == "ledger.jsonl:4"
 
 
-def test_verify_without_a_known_key_says_so(
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """On a host without a key the check is honest about what it can't know."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "elsewhere"))
-    assert belljar(["ledger", "verify", str(run_dir)]) == 0
-    assert "no known key" in capsys.readouterr().out
-
-
 @pytest.mark.promise("5.2")
 def test_strict_needs_a_key_to_compare(
     run_dir: Path,
@@ -140,19 +128,6 @@ def test_show_filters(
     """By kind or its beginning, and by cell."""
     assert belljar(["ledger", "show", "last", "--json", *arguments]) == 0
     assert [json.loads(line)["seq"] for line in capsys.readouterr().out.splitlines()] == seqs
-
-
-def test_export_is_byte_for_byte(
-    run_dir: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    """The exported events are the ledger's bytes, to a pipe or a new file; a file that exists is
-    not touched."""
-    ledger = (run_dir / "ledger.jsonl").read_bytes()
-    assert belljar(["export", "last", "--format", "jsonl"]) == 0
-    assert capsysbinary.readouterr().out == ledger
-    assert belljar(["export", "last", "-o", str(tmp_path / "out.jsonl")]) == 0
-    assert (tmp_path / "out.jsonl").read_bytes() == ledger
-    assert belljar(["export", "last", "-o", str(tmp_path / "out.jsonl")]) == 2
 
 
 def test_runs_lists_the_latest(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,19 +10,6 @@ from pathlib import Path
 import pytest
 from tests.unit.ledger.conftest import make_run
 
-from belljar.cli.main import run
-
-
-@pytest.mark.parametrize(
-    ("name", "has_it"), [("logs", "ledger"), ("stats", "watch"), ("view", "report")]
-)
-def test_a_name_from_another_tool_leads_to_what_exists(
-    name: str, has_it: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit 2, and the command that has it here, whatever follows."""
-    assert run([name, "last", "-f"]) == 2
-    assert f"`belljar {has_it}" in capsys.readouterr().err
-
 
 @pytest.mark.parametrize("words", [("policy", "schema"), ("export",)])
 @pytest.mark.parametrize("unbuffered", ["", "1"])

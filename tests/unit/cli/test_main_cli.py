@@ -1,4 +1,4 @@
-"""Errors become messages and exit codes in one place."""
+"""Errors of the store become messages and exit codes in one place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.doctor import store_checks
 from belljar.cli.main import run
 
 
@@ -30,13 +29,6 @@ def test_a_store_that_can_not_be_used_is_this_hosts(
     said = capsys.readouterr().err
     assert str(unusable) in said
     assert "BELLJAR_HOME" in said
-
-
-def test_doctor_says_whether_the_store_can_be_written(unusable: Path, tmp_path: Path) -> None:
-    """Before the first command fails for it; a store that is still to be made is judged by the
-    directory it goes into."""
-    states = {home: store_checks(home)[0].state for home in (unusable, tmp_path / "deep" / "store")}
-    assert list(states.values()) == ["no", "ok"]
 
 
 def test_an_error_elsewhere_is_not_blamed_on_the_store(

@@ -74,17 +74,3 @@ def test_a_presets_name_is_no_missing_file(capsys: pytest.CaptureFixture[str]) -
     """It names the command that shows it."""
     assert run(["policy", "check", "high"]) == 4
     assert "`belljar policy show high`" in capsys.readouterr().err
-
-
-def test_a_network_is_told_with_what_is_real(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """How many stand-ins, and every real host by name."""
-    (tmp_path / "net.yaml").write_text(
-        "belljar: 1\nrisk: low\nnetwork:\n  sink: true\n  stand_ins: {mail: {kind: smtp, names:"
-        " [mail.example]}}\n  upstreams: [{host: real.example, ports: [443], methods: [GET],"
-        " budget: 1MiB, reason: it is needed}]\n"
-    )
-    assert run(["policy", "check", str(tmp_path / "net.yaml")]) == 0
-    told = capsys.readouterr().out
-    assert "network: 1 stand-in(s), REAL hosts: real.example" in told

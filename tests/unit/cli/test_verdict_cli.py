@@ -131,17 +131,6 @@ def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
 
 
 @pytest.mark.promise("7.1")
-def test_a_record_changed_after_its_sealing_is_void(home: Path, said: Said) -> None:
-    """What the run recorded of itself stands in the list, named so; its evidence no longer bears it
-    out."""
-    path = evaluated(home)
-    with (path / "findings.json").open("a") as file:
-        file.write(" ")
-    assert said("last")[1]["problems"][0]["code"] == "ledger_bad"
-    assert said("last")[0] == 2
-
-
-@pytest.mark.promise("7.1")
 def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
     """Nothing ran: the exit code is that of the refusal, now as then."""
     cells = RecordedCells()
