@@ -21,9 +21,12 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.differences import Difference
 
+# More than any image states: what Linux takes as one argument, and a thousand of them.
 _MAX_WORDS: Final = 1000
 _MAX_WORD_CHARS: Final = 128 << 10
+# Each becomes a directory of the packed tree.
 _MAX_VOLUMES: Final = 100
+# Times are Go's `time.Duration`.
 _MAX_NS: Final = (1 << 63) - 1
 # Fields of `HealthCheck`, and Docker's names.
 HEALTH_NUMBERS: Final = {
@@ -35,6 +38,7 @@ HEALTH_NUMBERS: Final = {
 }
 # What no argument, variable or path of a process can hold.
 _UNSPEAKABLE: Final = "[\0\ud800-\udfff]"
+# What Docker runs where an image names no SHELL.
 _SHELL: Final = ("/bin/sh", "-c")
 _DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -186,26 +190,14 @@ _HEALTH: Final = (
     "after that"
 )
 _STOP: Final = "a cell is destroyed at once: no signal is sent to its program first"
-_VOLUME: Final = "a directory of the cell, which can be written and is gone with it"
-_ON_DEMAND: Final = "runs before the sample starts, to its ready state"
-_IDLE: Final = "only waits, so it is not started"
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """Return one fact for each stated part: whether a cell keeps it, and how."""
+    """Return one fact for each stated part that a cell does not keep as it is."""
     from belljar.differences import Difference, DifferenceKind
 
-    runs = _ON_DEMAND if config.program else _IDLE
-    user, workdir = printable(config.user, max_chars=100), printable(config.workdir, max_chars=200)
     facts = (
-        (config.entrypoint, DifferenceKind.KEPT, "ENTRYPOINT", runs),
-        (config.cmd, DifferenceKind.KEPT, "CMD", runs),
-        (config.user != "root", DifferenceKind.KEPT, "USER", f"commands run as {user}"),
-        (config.workdir != "/", DifferenceKind.KEPT, "WORKDIR", f"commands run in {workdir}"),
-        (config.env, DifferenceKind.KEPT, "ENV", f"{len(config.env)} variables"),
         (config.healthcheck, DifferenceKind.CHANGED, "HEALTHCHECK", _HEALTH),
-        (config.shell, DifferenceKind.KEPT, "SHELL", "it runs the health check's shell form"),
-        (config.volumes, DifferenceKind.KEPT, "VOLUME", _VOLUME),
         (config.stop_signal, DifferenceKind.DROPPED, "STOPSIGNAL", _STOP),
     )
     return tuple(
