@@ -6,11 +6,9 @@ Source: distribution-spec v1.1, `GET /v2/<name>/manifests/<reference>` and `/blo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,55 +163,33 @@ here=$(dirname "$0")
 for name; do :; done
 name=${name#docker.io/} name=${name#library/} name=${name%:latest}
 at=$here/$(printf %s "$name" | tr /:@ ___)
-# As Podman's own templates: its field is `ID`, and only `{{.Id}}` is known beside it.
-case $0,$* in *podman,*'json .Id'*) echo "can't evaluate field Id" >&2; exit 125 ;; esac
-echo "$*" >> "$here/asked"
 [ ! -e "$here/hangs-in-$1" ] || sleep 60
 case $1 in
-image) cat "$at.json" 2>/dev/null || { echo "Error: No such image: $name" >&2; exit 1; } ;;
-save) cat "$at.tar" > "$3" ;;
+save) cat "$at.tar" > "$3" 2>/dev/null || { echo "Error: No such image: $name" >&2; exit 1; } ;;
 esac
 """
 
 
 @dataclass
 class Docker:
-    """A program `docker` in a directory: what `image inspect` and `save` give for names and ids."""
+    """A program `docker` in a directory: what its `save` gives for names."""
 
     directory: Path
 
-    def answer(self, name: str, text: bytes) -> None:
-        """Have this said of a name."""
-        self._at(name, "json").write_bytes(text)
+    def put(self, name: str, archive: Path) -> None:
+        """Have the only image of a `docker save` archive, under this name."""
+        self._at(name).write_bytes(archive.read_bytes())
 
-    def put(self, name: str, archive: Path, *, digests: Sequence[str] = ()) -> str:
-        """Have the only image of a `docker save` archive, under this name and its id."""
-        import tarfile
-
-        with tarfile.open(archive) as opened:
-            found = opened.extractfile("manifest.json")
-            listed = json.loads(found.read() if found else b"[]")
-            config = opened.extractfile(listed[0]["Config"])
-            image_id = f"sha256:{hashlib.sha256(config.read() if config else b'').hexdigest()}"
-        self.describe(image_id, [name], digests=[f"{name.partition(':')[0]}@{d}" for d in digests])
-        self.answer(name, self._at(image_id, "json").read_bytes())
-        self._at(image_id, "tar").write_bytes(archive.read_bytes())
-        return image_id
-
-    def describe(self, image_id: str, names: Sequence[str], *, digests: Sequence[str] = ()) -> None:
-        """Have this said of an id."""
-        self.answer(image_id, json.dumps([image_id, list(names), list(digests)]).encode())
-
-    def cut(self, image_id: str, size_bytes: int) -> None:
+    def cut(self, name: str, size_bytes: int) -> None:
         """Have it give the beginning of an image alone."""
-        os.truncate(self._at(image_id, "tar"), size_bytes)
+        os.truncate(self._at(name), size_bytes)
 
     def hang(self, word: str) -> None:
         """Have it say nothing more to this command."""
         (self.directory / f"hangs-in-{word}").touch()
 
-    def _at(self, name: str, kind: str) -> Path:
-        return self.directory / f"{re.sub('[/:@]', '_', name.removesuffix(':latest'))}.{kind}"
+    def _at(self, name: str) -> Path:
+        return self.directory / f"{re.sub('[/:@]', '_', name.removesuffix(':latest'))}.tar"
 
 
 def docker(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str = "docker") -> Docker:
@@ -237,27 +213,3 @@ def _served(server: socketserver.BaseServer) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-@contextmanager
-def silent_socket(path: Path | None = None) -> Iterator[str]:
-    """Something that accepts connections and never says a word: the address, `HOST:PORT` or
-    `unix://PATH`."""
-    with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as listening:
-        listening.bind(str(path) if path else ("127.0.0.1", 0))
-        listening.listen()
-        accepted: list[socket.socket] = []
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    accepted.append(listening.accept()[0])
-
-        threading.Thread(target=accept, daemon=True).start()
-        try:
-            yield f"unix://{path}" if path else f"127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            with suppress(OSError):
-                listening.shutdown(socket.SHUT_RDWR)
-            for each in accepted:
-                each.close()

@@ -121,6 +121,7 @@ services:
   built: {{build: ./web}}
   sample: {{image: "${{SAMPLE_METADATA_IMAGE}}"}}
 """)
+    monkeypatch.setattr("belljar.image.fetch._PING_S", 0.5)
     docker(tmp_path / "bin", monkeypatch).hang("version")
     assert run(["image", "import", "--from-compose", "compose.yaml"]) == 3
     said = capsys.readouterr().err

@@ -35,7 +35,9 @@ Report = Callable[[str], None]
 USER: Final = "user"
 UID: Final = 1000
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The largest recipe from a slow mirror.
 _TIMEOUT_S: Final = 3600
+# mmdebstrap unmounts and removes what it made when it is told to end.
 _GRACE_S: Final = 20
 _CHUNK_BYTES: Final = 1 << 20
 _BASE: Final = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -56,18 +55,12 @@ from belljar.units import format_size, printable
 
 HINT_SETUP: Final = "run `belljar setup`, or install the package buildah"
 DOCKERFILES: Final = ("Dockerfile", "Containerfile")
+# Of one tool: a build that compiles takes its time, one that waits for ever ends.
 _TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
 _FORMAT: Final = 2
 # What ARG can't declare and RUN has all the same.
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-# For a hint alone: a tool in a step has no other way to say that it looked for a network.
-_NO_NETWORK: Final = re.compile(
-    "resolv(e|ing) (?!depend)|name or service not known|name resolution|getaddrinfo|unreachable"
-    "|bad address|connection refused|no route to host|enotfound|eai_again|dial tcp"
-    "|failed to connect",
-    re.IGNORECASE,
-)
 RESULT: Final = "localhost/result"
 # A sparse file takes its whole size in the archive: it is stopped here, in the shell's units of 512
 # bytes, before it fills the disk.
@@ -84,13 +77,14 @@ mounted=$({{buildah}} mount "$container")
 {{buildah}} inspect --type image {RESULT} > {WORK}/out/image
 du -xsm {WORK}/storage | cut -f1 > {WORK}/out/layers
 """
+# buildah's own description of an image, whose history has a line for each step.
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
 
 Report = Callable[[str], None]
 
 
 class StepError(PolicyError):
-    """A step of a Dockerfile failed; `wants_network`: as one without a network does."""
+    """A step of a Dockerfile failed; `wants_network`: it had none, and may need one."""
 
     code = "build_failed"
     wants_network = False
@@ -159,8 +153,6 @@ def build_dockerfile(
         if image.built.get("recipe") == provenance["recipe"]:
             is_named = request.name in image.names
             return (image if is_named else store.name(image, request.name)), False
-    for line in recipe.made.offline if request.has_network else ():
-        report(f"line {line}: with --network, a step with --network=none has the network, too")
     check_buildah()
     first_uid = first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
@@ -318,6 +310,7 @@ def _build(
         *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
         *("--rm", "--http-proxy=false", "--identity-label=false"),
         f"--layers={has_layers}".lower(),
+        # A step that forks without end stops at its own bound, not at this host's.
         "--ulimit=nproc=8192:8192",
         *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
         f"--build-context={made.heredoc_context}={WORK}/heredocs",
@@ -338,11 +331,11 @@ def _build(
         tail = "\n".join(tools.tail) or error.what
         failure = StepError(f"the build failed:\n{tail}", where=str(request.context))
         user = next(iter(made.step_users - {"root", "0"}), "")
-        if not request.has_network and _NO_NETWORK.search(tail):
+        if user and "permission denied" in tail.lower():
+            failure.hint = f"the image's user is `{printable(user)}`: add `USER root` before it"
+        elif not request.has_network:
             failure.wants_network = True
             failure.hint = "the steps have no network; if they need it, add --network"
-        elif user and "permission denied" in tail.lower():
-            failure.hint = f"the image's user is `{printable(user)}`: add `USER root` before it"
         raise failure from error
     return has_layers
 

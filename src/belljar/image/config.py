@@ -21,9 +21,12 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.differences import Difference
 
+# More than any image states: what Linux takes as one argument, and a thousand of them.
 _MAX_WORDS: Final = 1000
 _MAX_WORD_CHARS: Final = 128 << 10
+# Each becomes a directory of the packed tree.
 _MAX_VOLUMES: Final = 100
+# Times are Go's `time.Duration`.
 _MAX_NS: Final = (1 << 63) - 1
 # Fields of `HealthCheck`, and Docker's names.
 HEALTH_NUMBERS: Final = {
@@ -35,6 +38,7 @@ HEALTH_NUMBERS: Final = {
 }
 # What no argument, variable or path of a process can hold.
 _UNSPEAKABLE: Final = "[\0\ud800-\udfff]"
+# What Docker runs where an image names no SHELL.
 _SHELL: Final = ("/bin/sh", "-c")
 _DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 

@@ -22,8 +22,10 @@ from belljar.image.layers import MAX_DEPTH
 from belljar.policy.files import open_regular, read_regular
 from belljar.units import format_size, printable
 
+# As an image's layers (`ImportLimits.max_bytes`): what goes in has to come out.
 MAX_BYTES: Final = 8 << 30
 MAX_ENTRIES: Final = 200_000
+# Each path is tried against each of them.
 MAX_RULES: Final = 1000
 _MAX_IGNORE_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20

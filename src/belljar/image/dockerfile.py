@@ -72,7 +72,7 @@ class Buildable:
 
     `volumes`: of the result; buildah would discard what later steps write there. `patterns`: of
     sources in the context, with their lines.
-    `step_users`: the users that its RUN steps run as. `offline`: the lines of `--network=none`.
+    `step_users`: the users that its RUN steps run as.
     """
 
     heredoc_context: str
@@ -81,7 +81,6 @@ class Buildable:
     volumes: tuple[str, ...] = ()
     patterns: list[tuple[int, str]] = field(default_factory=list)
     step_users: set[str] = field(default_factory=set)
-    offline: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -98,7 +97,7 @@ def make_buildable(
     `DockerfileError`.
     """
     made, ended = Buildable(heredoc_context=bases.context), dict[str, _State]()
-    expander = Expander(escape=bases.escape)
+    expander = Expander()
     for stage in bases.stages:
         base = stage.base
         if isinstance(base, BuildStage):
@@ -258,8 +257,6 @@ class _Translator:
                 flags += self._mount(value)
             elif f"{name}={value}" not in _HARMLESS:
                 raise DockerfileError(f"RUN can't have --{name}={value} here")
-            elif value == "none":
-                self._made.offline.append(item.line)
         lone = _LONE.fullmatch(command) if len(item.heredocs) == 1 else None
         script = command + "".join(f"\n{body}{name}" for name, body in item.heredocs)
         if lone:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,6 @@ from belljar.image.config import debian_arch
 from belljar.image.layers import ImportLimits
 from belljar.image.origin import (
     ImageParts,
-    daemon_image,
     files_in,
     files_of_archive,
     image_in_archive,
@@ -39,10 +39,17 @@ _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 # Times `stall_s` without a byte: a daemon packs a large image before it sends the first.
 _DAEMON_STALLS: Final = 5
+# As for Docker: what never leaves this machine may go without TLS.
 _LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
+# How skopeo (logrus) writes the error that ended it.
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
+# More than any of these programs needs for an image of any size: layers stream to the disk.
+_MAX_DATA_BYTES: Final = 2 << 30
+# A daemon that is there answers at once; one that isn't is not waited for at each image.
+_PING_S: Final = 5
 # Documents and headers beside an image's layers.
 _SLACK_BYTES: Final = 64 << 20
+# skopeo copies nothing without one; digests are checked here, whatever it says of signatures.
 _TRUST_POLICIES: Final = (
     Path.home() / ".config/containers/policy.json",
     Path("/etc/containers/policy.json"),
@@ -89,32 +96,68 @@ def fetched(
         with files_of_archive(path, work, limits) as files:
             yield find(files, tag, path, limits)
         return
-    names: tuple[str, ...] | None = None
-    try:
-        if transport == "docker":
+    if transport == "docker":
+        try:
             found = _copied(rest, work, limits, report)
-        else:
-            names, digests = _saved(rest, work, limits, report)
-    except HostError as error:
-        raise _refused(error, ref) from error
-    if names is None:
+        except HostError as error:
+            raise _refused(error, ref) from error
         yield found
         return
+    name = _saved(rest, work, limits, report)
     with files_of_archive(work / "source", work, limits) as files:
         found = image_in_archive(files, "", work / "source", limits)
-        yield replace(found, names=names, digests=digests)
+        yield replace(found, names=(name,))
 
 
-def _saved(
-    rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have a daemon's image written to `source`; its names and digests there."""
-    daemon, names, digests = daemon_image(rest, work, limits)
-    save = [daemon.program, "save", "--output", "source", daemon.image_id]
+def daemon_programs() -> tuple[str, ...]:
+    """Return the programs that are here and whose daemon, if they need one, answers."""
+    found = list[str]()
+    for program in _installed():
+        with suppress(HostError):
+            run_tool([program, "version"], timeout_s=_PING_S)
+            found.append(program)
+    return tuple(found)
+
+
+def _installed() -> list[str]:
+    """Docker's and Podman's own programs, which know where their daemon is."""
+    # $DOCKER_HOST names a daemon that Podman doesn't ask.
+    programs = ("docker",) if os.environ.get("DOCKER_HOST") else ("docker", "podman")
+    return [path for path in map(shutil.which, programs) if path]
+
+
+def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> str:
+    """Have the first program that has the image write it to `source`; its name."""
+    reference, failures = reference_of(rest), list[str]()
+    name = reference.familiar
+    if reference.digest:
+        hint = f"`belljar image import docker://{name}` fetches it from its registry"
+        what = "a daemon gives an image by its name, not by a digest"
+        raise PolicyError(what, where=printable(f"docker-daemon:{name}"), hint=hint)
     patient = replace(limits, stall_s=_DAEMON_STALLS * limits.stall_s)
-    watch, env = _watch(work, printable(rest), patient, report), plain_env(TMPDIR=str(work))
-    run_tool(save, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
-    return names, digests
+    # A program keeps what its daemon says, so its memory is bounded, too.
+    bounded = [tool("prlimit"), f"--data={_MAX_DATA_BYTES}", "--core=0", "--"]
+    env = plain_env(TMPDIR=str(work))
+    for program in _installed():
+        # By the whole name, for Podman takes a short one for an image that was built here.
+        for asked in (reference.canonical, f"localhost/{name}"):
+            argv = [*bounded, program, "save", "--output", "source", asked]
+            watch = _watch(work, printable(rest), patient, report)
+            try:
+                run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
+                return name
+            except HostError as error:
+                failures.append(f"{Path(program).name}: {error.what}")
+                (work / "source").unlink(missing_ok=True)
+                if not isinstance(error, ToolError):  # it hung, and would for the other name
+                    break
+    what = "; ".join(failures) or "neither `docker` nor `podman` is installed"
+    raise HostError(
+        f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
+        where=f"docker-daemon:{printable(name)}",
+        hint=f"check DOCKER_HOST and the name, or fetch it: `belljar image import "
+        f"docker://{printable(name)}`",
+    )
 
 
 def _copied(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+# What a compressed one may unpack to; the largest of a cloud kernel is a few MiB.
 _MAX_MODULE_BYTES: Final = 64 << 20
 # A squashfs root under an overlay in tmpfs, both id-mapped, needs Linux 6.3.
 _NEEDED_CONFIG: Final = (
@@ -300,6 +301,7 @@ NIC_MODULES: Final = frozenset({"failover", "net_failover", "dimlib", "virtio_ne
 _MODULE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _DIRECTORIES: Final = ("dev", "m", "proc", "r", "sys")
 _S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000
+# Their file names have two digits, by which the agent loads them in order.
 _MAX_MODULES: Final = 100
 
 

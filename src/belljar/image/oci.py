@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
-from belljar.image.daemon import daemon_programs
-from belljar.image.fetch import fetched, transport_of
+from belljar.image.fetch import daemon_programs, fetched, transport_of
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, open_layer
 from belljar.image.layers.headers import EntryPath, ImageEntryKind, read_entries
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["ImportLimits", "default_name", "import_image"]
 
 Report: TypeAlias = Callable[[str], None]
+# What a small image takes; a large one that does not fit ends in one error all the same.
 _MIN_FREE_BYTES: Final = 256 << 20
 
 
@@ -296,9 +296,10 @@ def _fetched(
         raise missing
     failed = list[BelljarError]()
     sources = ["docker-daemon:"] if has_daemon else []
-    if not wanted.build and not IMAGE_ID.fullmatch(wanted.image):
-        sources.append("docker://")  # a registry can't give an image by its id
-    for source in sources:
+    if not wanted.build:
+        sources.append("docker://")
+    # Neither gives an image by its id: it is imported from a file.
+    for source in sources if not IMAGE_ID.fullmatch(wanted.image) else []:
         try:
             ref = f"{source}{wanted.image}"
             image = import_image(home, ref, limits=limits, keep_setuid=True, report=report)

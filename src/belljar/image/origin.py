@@ -1,7 +1,7 @@
 """An image at its source: its manifest or configuration, its names and its digests there.
 
-Tags change, so a registry is asked for the digest that is then fetched, a daemon for an id. Nothing
-that stands in a file is believed: callers check digests. No name in an archive becomes a path.
+Tags change, so a registry is asked for the digest that is then fetched. Nothing that
+stands in a file is believed: callers check digests. No name in an archive becomes a path.
 Source: image-spec v1.1; the layout of `docker save`.
 """
 
@@ -20,7 +20,6 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.image.config import debian_arch
-from belljar.image.daemon import DIGEST, DaemonImage, ask_daemons
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, is_plain, open_layer
 from belljar.image.layers.headers import ImageEntryKind, read_entries
@@ -39,6 +38,8 @@ INDEX_TYPES: Final = frozenset(
         "application/vnd.docker.distribution.manifest.list.v2+json",
     }
 )
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+# More names than a person gives an image would fill the store's index.
 _MAX_NAMES: Final = 32
 _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 # Podman's and buildah's registry for what was built without one.
@@ -183,32 +184,6 @@ def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = index.get("manifests")
     listed = entries if isinstance(entries, list) else []
     return [entry for entry in listed if isinstance(entry, dict)]
-
-
-_SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
-
-
-def daemon_image(
-    text: str, work: Path, limits: ImportLimits
-) -> tuple[DaemonImage, tuple[str, ...], tuple[str, ...]]:
-    """Ask the daemons for a name or an id: the image, its names and its digests.
-
-    Raises `PolicyError` for a bad name or another digest, `HostError` when none answers.
-    """
-    reference = None if _SHORT_ID.fullmatch(text) else reference_of(text)
-    name = reference.untagged.familiar if reference else text
-    # By the whole name, for Podman takes a short one for an image that was built here: asked last.
-    asked = (reference.untagged.canonical, f"localhost/{name}") if reference else (text,)
-    found = ask_daemons(asked, work, timeout_s=limits.answer_s)
-    digests = tuple(dict.fromkeys((found.image_id, *found.digests)))
-    if reference is not None and reference.digest and reference.digest not in digests:
-        raise PolicyError(
-            "the daemon knows this image by another digest",
-            where=printable(f"docker-daemon:{reference.familiar}"),
-            hint=f"`belljar image import docker://{name}` fetches it from its registry",
-        )
-    names = (name,) if reference else names_of_archive([{"RepoTags": list(found.names)}])[0]
-    return found, names, digests
 
 
 def reference_of(text: str) -> Reference:

@@ -10,7 +10,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import distribution
@@ -20,6 +19,7 @@ from typing import Final
 # Of a Dockerfile.
 MAX_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 65_000  # BuildKit's and buildah's readers drop what follows a longer line
+# Beyond the CPU seconds that the process has (`parser_process`), on a machine that is busy.
 _TIMEOUT_S: Final = 10
 _PROGRAM: Final = Path(__file__).with_name("parser_process.py")
 _DIRECTIVE: Final = re.compile(r"#\s*(syntax|escape|check)\s*=\s*(.+?)\s*", re.IGNORECASE)
@@ -42,14 +42,14 @@ class Instruction:
     heredocs: tuple[tuple[str, str], ...]
 
 
+# A check, a preview and a build read the same files, each in a process of its own.
 @lru_cache(maxsize=64)
 def parse(text: str) -> tuple[Instruction, ...]:
     """The instructions of a Dockerfile. Raises `DockerfileError`."""
-    lines = text.removeprefix("\ufeff").split("\n")
-    # The package knows no `check`, which would end the directives: `escape` comes first.
-    lines.insert(0, lines.pop(_escape_at(lines)[0]))
+    text = text.removeprefix("\ufeff")
+    _check_directives(text)
     try:
-        raw = "\n".join(lines).encode()
+        raw = text.encode()
     except UnicodeEncodeError:
         raise DockerfileError("it is not UTF-8") from None
     if len(raw) > MAX_BYTES:
@@ -81,17 +81,11 @@ def parse(text: str) -> tuple[Instruction, ...]:
     )
 
 
-def escape_of(text: str) -> str:
-    """The escape character that a parser directive names, else a backslash."""
-    return _escape_at(text.removeprefix("\ufeff").split("\n"))[1]
-
-
-def _escape_at(lines: Sequence[str]) -> tuple[int, str]:
-    """The line of the directive, from 0, and the character."""
-    for number, line in enumerate(lines):
+def _check_directives(text: str) -> None:
+    """Refuse another escape character than a backslash, which only files for Windows have."""
+    for number, line in enumerate(text.split("\n"), 1):
         directive = _DIRECTIVE.fullmatch(line.strip())
         if directive is None:
             break
-        if directive[1].lower() == "escape":
-            return number, directive[2]
-    return 0, "\\"
+        if directive[1].lower() == "escape" and directive[2] != "\\":
+            raise DockerfileError(f"line {number}: `# escape=` is not read: use a backslash")

@@ -10,8 +10,11 @@ import resource
 import sys
 from bisect import bisect_left
 
+# The parser is quadratic in places: only a file that was made for it needs seconds.
 _CPU_S = 3
+# A Go program reserves more than it uses.
 _MAX_DATA_BYTES = 2 << 30
+# Each becomes a step, and Docker itself takes 127 layers.
 _MAX_INSTRUCTIONS = 10_000
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from belljar.image.config import debian_arch
-from belljar.image.parser import DockerfileError, Instruction, escape_of, parse
+from belljar.image.parser import DockerfileError, Instruction, parse
 from belljar.image.variables import Expander
 
 # Words that Go reads as true, in lower case.
@@ -71,7 +71,6 @@ class Bases:
     stages: tuple[BuildStage, ...]
     args: Mapping[str, str]
     known: Mapping[str, str]
-    escape: str
     context: str
 
 
@@ -81,7 +80,7 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
     known |= {name: args[name] for name in known if name in args}
-    expander = Expander(env=known, escape=escape_of(text))
+    expander = Expander(env=known)
     begun = list[tuple[Instruction, list[Instruction]]]()
     for item in parse(text):
         with at_line(item.line):
@@ -118,7 +117,6 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
         stages=tuple(stage for stage in stages if stage in needed),
         args=args,
         known=known,
-        escape=expander.escape,
         context=f"heredocs-{hashlib.sha256(text.encode()).hexdigest()[:40]}",
     )
 

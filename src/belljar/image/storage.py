@@ -46,9 +46,11 @@ Report = Callable[[str], None]
 MIN_FREE_BYTES: Final = 256 << 20
 BASES: Final = "build-bases"
 LAYERS: Final = "build-layers"
+# Of all recipes together: a handful of images with compilers.
 _MAX_LAYERS_MIB: Final = 8 << 10
 # A base lies there as files, as an archive and as a layer while it is loaded.
 _EXPANSION: Final = 8
+# Of a failing step: what fits on a screen beside the error.
 _TAIL_LINES: Final = 12
 _ID: Final = re.compile("[0-9a-f]{64}")
 # Another name than that of bases that an earlier version loaded with their volumes.

@@ -27,6 +27,7 @@ from belljar.store.scratch import remove_tree, retire, scratch_dir
 from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+# Six digits tell a store's images apart; a name that looks like them is refused.
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 # Images that Belljar makes, and their commands.
 MADE_HERE: Final = {
@@ -36,6 +37,7 @@ MADE_HERE: Final = {
 }
 # Of llama.cpp's server; anybody's image may have that name.
 MODEL_IMAGE: Final = "llama-cpp"
+# mksquashfs pads its files to such blocks, which a drive or loop device needs.
 _SEAL_BYTES: Final = 4096
 
 
@@ -305,16 +307,12 @@ class Store:
         )
 
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
-        import difflib
-
         what = f"image `{printable(ref)}` isn't in the store"
         hint = f"run `{command_for(ref)}` to get it, or `belljar image ls` to list what is there"
         if (reference := _parsed(ref)) is not None and reference.digest:
             tagged = replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)
             if _name_in(names, tagged) is not None:
                 what += f"; its `{printable(reference.familiar_name)}` has another digest"
-        elif near := difflib.get_close_matches(ref, names, n=3, cutoff=0.75):
-            hint += f"; did you mean {', '.join(near)}?"
         return HostError(what, where=str(self._images), hint=hint)
 
     def _damaged(self, path: Path) -> HostError:
@@ -478,11 +476,10 @@ def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
     """Raise one `HostError` for all of them, if any."""
     if not missing:
         return
-    first, get_all = missing[0], "`belljar image import --from-compose FILE` or `--from-task TASK`"
     if len(missing) == 1:
-        also = f"; {get_all} also asks the local Docker daemon" if first.used_by else ""
-        raise HostError(first.sentence, where=first.why.where, hint=f"{first.why.hint}{also}")
+        raise HostError(missing[0].sentence, where=missing[0].why.where, hint=missing[0].why.hint)
     listed = "".join(f"\n  {each.sentence}: `{each.command}`" for each in missing)
+    get_all = "`belljar image import --from-compose FILE` or `--from-task TASK`"
     hint = f"run these commands; {get_all} runs them all, and asks the local Docker daemon first"
     what = f"{len(missing)} images are missing{listed}"
-    raise HostError(what, where=first.why.where, hint=hint)
+    raise HostError(what, where=missing[0].why.where, hint=hint)

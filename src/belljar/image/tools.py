@@ -26,6 +26,7 @@ from belljar.units import format_duration, printable
 Watch = Callable[[], None]
 _T = TypeVar("_T")
 _KEPT_STDERR_BYTES: Final = 4096
+# How often `watch` looks, such as at the space that is left.
 _POLL_S: Final = 0.2
 # Of tools that are not called like their package.
 _PACKAGES: Final = {
@@ -234,6 +235,7 @@ _ROOTS_FIRST_ID: Final = 0xB000_0000
 _ROOTS_SLOTS: Final = 1 << 12
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
+# For the kernel to end all processes of a namespace whose first one is gone.
 _END_TIMEOUT_S: Final = 10.0
 # The working directory, whose host path may be closed.
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
@@ -241,6 +243,7 @@ WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
 SHOWN: Final = Path("/bases")
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
+# `fuse`: for fuse-overlayfs, where the kernel gives a user no overlay.
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 # It makes the mounts, as root of the outer namespace. First it leaves this host's files behind: a
 # root of its own holds the system's programs, a few devices, the directories that are its arguments

@@ -14,45 +14,44 @@ from typing import Final
 
 from belljar.image.parser import DockerfileError
 
+# Half of the longest line that buildah reads (`parser.MAX_LINE_BYTES`).
 _MAX_VALUE_CHARS: Final = 32_768
 # Of a whole file: values that name each other grow with each line.
 _MAX_WORK_CHARS: Final = 8 << 20
 _NAME: Final = r"(?:[0-9]+|[@*#?$!-]|[^\W\d]\w*)"
-_QUOTES: Final = r"""|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"{0}]|{0}.)*)"|(?P<open>['"])"""
+_QUOTES: Final = r"""|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<open>['"])"""
 
 
-@lru_cache(maxsize=8)
-def _tokens(escape: str, *, escaped: str, has_quotes: bool) -> re.Pattern[str]:
-    """Match what is no plain text; `escaped`: the characters that an escape may precede."""
-    mark = re.escape(escape)
-    quotes = _QUOTES.format(mark) if has_quotes else ""
-    braced = rf"(?P<name>{_NAME})(?:(?P<operator>:?[-+?])(?P<word>[^{{}}{mark}]*))?\}}"
+@lru_cache(maxsize=3)
+def _tokens(escaped: str, *, has_quotes: bool) -> re.Pattern[str]:
+    """Match what is no plain text; `escaped`: the characters that a backslash may precede."""
+    quotes = _QUOTES if has_quotes else ""
+    braced = rf"(?P<name>{_NAME})(?:(?P<operator>:?[-+?])(?P<word>[^{{}}\\]*))?\}}"
     references = rf"|\$(?P<plain>{_NAME})|\$\{{{braced}|(?P<odd>\$\{{)"
-    return re.compile(f"{mark}(?P<escaped>{escaped}){quotes}{references}", re.DOTALL)
+    return re.compile(rf"\\(?P<escaped>{escaped}){quotes}{references}", re.DOTALL)
 
 
 @dataclass(slots=True, kw_only=True)
 class Expander:
-    """Fills in variables of `env`; `escape`: the file's escape character.
+    """Fills in variables of `env`.
 
     `is_lenient`: not all of the environment is known, so nothing is missing.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
-    escape: str = "\\"
     is_lenient: bool = False
     _left: int = _MAX_WORK_CHARS
 
     def expand(self, text: str) -> str:
         """The word with its variables filled in. Raises `DockerfileError`."""
-        value = self._filled(text, _tokens(self.escape, escaped=".?", has_quotes=True))
+        value = self._filled(text, _tokens(".?", has_quotes=True))
         if len(value) > _MAX_VALUE_CHARS:
             raise DockerfileError(f"a value has more than {_MAX_VALUE_CHARS:,} characters")
         return value
 
     def expand_document(self, text: str) -> str:
         """A here-document, where quotes stay and a backslash escapes. Raises `DockerfileError`."""
-        return self._filled(text, _tokens("\\", escaped=".?", has_quotes=False))
+        return self._filled(text, _tokens(".?", has_quotes=False))
 
     def charge(self, chars: int) -> None:
         """Count work for the file. Raises `DockerfileError` beyond its bound."""
@@ -71,10 +70,8 @@ class Expander:
                 why = "write $NAME, ${NAME} or ${NAME:-word}, with - + or ? as the operator"
                 raise DockerfileError(f"a variable is not read here: {text[:80]}; {why}")
             if (quoted := given.get("quoted")) is not None:
-                # Between double quotes, an escape counts before these characters alone.
-                special = f'["${re.escape(self.escape)}]'
-                inner = _tokens(self.escape, escaped=special, has_quotes=False)
-                return self._filled(quoted, inner)
+                # Between double quotes, a backslash counts before these characters alone.
+                return self._filled(quoted, _tokens(r'["$\\]', has_quotes=False))
             if name := given["plain"] or given["name"]:
                 word = given["word"]
                 return self._value(

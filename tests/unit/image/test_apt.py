@@ -14,7 +14,6 @@ from belljar.image.apt import (
     host_sources,
     kernel_sources,
     parse_sources,
-    parse_stanza,
 )
 
 DEB822 = """\
@@ -108,16 +107,3 @@ def test_the_kernel_comes_from_a_suite_that_is_new_enough() -> None:
     assert kernel_sources(known, "trixie")[0].suites == ("trixie",)
     assert has_suite(known, "bookworm")
     assert not has_suite(known, "bookworm-backports")
-
-
-def test_a_source_survives_being_written() -> None:
-    """What is written as deb822 is read back the same."""
-    source = AptSource(
-        uri="http://m.invalid/debian", suites=("a", "b"), components=("main",), signed_by="/k.gpg"
-    )
-    assert parse_sources(source.deb822(), deb822=True) == [source]
-
-
-def test_a_stanza_ends_at_the_empty_line() -> None:
-    """Only the first stanza's fields are taken; continuation lines belong to their field."""
-    assert parse_stanza("A: 1\nB: 2\n 3\n\nA: 4\n") == {"A": "1", "B": "2\n3"}

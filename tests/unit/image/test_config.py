@@ -125,22 +125,16 @@ def test_docker_waits_as_long() -> None:
     [
         {"Healthcheck": "up"},
         {"Healthcheck": {"Test": "up"}},
-        {"Healthcheck": {"Test": ["up"]}},
         {"Healthcheck": {"Test": ["CMD"]}},
-        {"Healthcheck": {"Test": ["CMD-SHELL", "a", "b"]}},
         {"Healthcheck": {"Test": ["CMD", "up"], "Interval": -1}},
-        {"Healthcheck": {"Test": ["CMD", "up"], "Interval": 1.5}},
         {"Healthcheck": {"Test": ["CMD", "up"], "Interval": True}},
         {"Healthcheck": {"Test": ["CMD", "up"], "Retries": 1 << 63}},
         {"Shell": "bash"},
         {"Volumes": ["/a"]},
         {"Volumes": {"a": {}}},
         {"Volumes": {f"/{n}": {} for n in range(101)}},
-        {"Volumes": {"/" + "a/" * 201: {}}},
         {"Volumes": {"/" + "a" * 256: {}}},
         {"WorkingDir": "srv"},
-        {"WorkingDir": "/\ud800"},
-        {"StopSignal": ["INT"]},
         {"OnBuild": "RUN make"},
         {"Env": ["=x"]},
         {"Cmd": ["a\0b"]},
@@ -198,23 +192,13 @@ def test_any_configuration_is_read_or_refused(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.promise("1.6")
-def test_what_is_not_kept_is_reported() -> None:
-    """A check is asked until the first success only, and no signal is sent."""
-    assert image_differences(ImageConfig()) == ()
-    full = ImageConfig(  # noqa: S604 - no process
-        env={"A": "b"},
-        user="app",
-        workdir="/srv",
-        entrypoint=("/enter",),
-        cmd=("serve",),
-        healthcheck=HealthCheck(test=("CMD", "up")),
-        shell=("/bin/bash", "-c"),
-        volumes=("/data",),
-        stop_signal="SIGINT",
-    )
-    facts = {fact.key: fact.kind for fact in image_differences(full)}
-    assert facts == {
-        "HEALTHCHECK": DifferenceKind.CHANGED,
-        "STOPSIGNAL": DifferenceKind.DROPPED,
+def test_what_a_cell_does_not_keep_is_reported() -> None:
+    """A check is asked until the first success only, and no signal is sent; the rest is kept."""
+    kept = ImageConfig(user="app", workdir="/srv", cmd=("serve",), volumes=("/data",))
+    assert image_differences(kept) == ()
+    check = HealthCheck(test=("CMD", "up"))
+    found = image_differences(ImageConfig(healthcheck=check, stop_signal="SIGINT"))
+    assert {(fact.where, fact.key, fact.kind) for fact in found} == {
+        ("image", "HEALTHCHECK", DifferenceKind.CHANGED),
+        ("image", "STOPSIGNAL", DifferenceKind.DROPPED),
     }
-    assert {fact.where for fact in image_differences(full)} == {"image"}

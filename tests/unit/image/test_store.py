@@ -12,7 +12,7 @@ import pytest
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig
-from belljar.image.store import Image, Store, verify
+from belljar.image.store import Image, Store, find_images, missing_images, verify
 
 
 def put(
@@ -123,7 +123,7 @@ def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="belljar setup"):
         store.find("default")
     put(tmp_path / "s", "default")
-    with pytest.raises(HostError, match="did you mean default"):
+    with pytest.raises(HostError, match="docker://defualt"):
         Store(tmp_path / "s").find("defualt")
     for ref in ("../..", "/etc", "", "\x1b[2J", "a" * 10_000):
         with pytest.raises(HostError):
@@ -232,3 +232,26 @@ def test_a_damaged_store_is_said_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "s/image-names.json").write_text("[")
     with pytest.raises(HostError, match="damaged"):
         Store(tmp_path / "s").find("one")
+
+
+def test_each_missing_image_has_its_command(tmp_path: Path) -> None:
+    """Once each, in the order given; those of Belljar are made, others imported, a digest by its
+    digest."""
+    here, store = put(tmp_path, "here"), Store(tmp_path)
+    digest = "sha256:" + "1" * 64
+    missing = missing_images(
+        store,
+        ["ghcr.io/a/b:2", "here", f"here:1@{digest}", "default", "ghcr.io/a/b:2", "debian-dev"],
+    )
+    assert [(each.image, each.command) for each in missing] == [
+        ("ghcr.io/a/b:2", "belljar image import docker://ghcr.io/a/b:2"),
+        (f"here:1@{digest}", f"belljar image import docker://here@{digest}"),
+        ("default", "belljar setup"),
+        ("debian-dev", "belljar image build debian-dev"),
+    ]
+    assert find_images(store, ["here", "here:latest"]) == {"here": here, "here:latest": here}
+    with pytest.raises(HostError) as refused:
+        find_images(store, ["here", "one", "two"])
+    assert all(
+        f"belljar image import docker://{name}" in str(refused.value) for name in ("one", "two")
+    )

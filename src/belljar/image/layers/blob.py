@@ -19,6 +19,7 @@ from belljar.units import format_size
 _CHUNK_BYTES: Final = 1 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _OTHERS: Final = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+# A window of 128 MiB (`--memory` below), and room beside it.
 _ZSTD_MEMORY_BYTES: Final = 512 << 20
 
 

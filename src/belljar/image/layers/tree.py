@@ -24,6 +24,7 @@ from belljar.units import printable
 
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
+# As in Linux: a path of more links is a circle.
 _MAX_LINKS_FOLLOWED: Final = 40
 # Of a whole image: long chains of links before every entry would take hours.
 _MAX_STEPS: Final = 100_000_000
