@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.asking import renew, sh
-from tests.machine import parted
+from tests.machine import PATIENCE_S, parted
 
 import belljar
 from belljar.cell.cell import Cell
@@ -112,7 +112,7 @@ def agent_process() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
         finally:
             watchdog.cancel()
             ours.close()
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ async def client(
         yield cell_or_none._live.client
         return
     async with GuestClient.from_socket(request.getfixturevalue("agent_socket")) as made:
-        await made.wait_ready(timeout_s=60)
+        await made.wait_ready(timeout_s=PATIENCE_S)
         await made.hello()
         await renew(made)
         yield made

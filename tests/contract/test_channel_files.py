@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 from tests.fakes.asking import sh
+from tests.machine import PATIENCE_S
 
 from belljar.channel import ExecRequest, FileTooLargeError, GuestClient
 
@@ -108,7 +109,7 @@ async def test_files_that_do_not_know_their_size(client: GuestClient) -> None:
 async def test_special_files_do_not_hang(client: GuestClient, folder: str) -> None:
     """A FIFO or a device is refused, at once, for reading and writing."""
     await client.exec(sh('mkfifo "$1/fifo"', folder))
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE_S):
         for path in (f"{folder}/fifo", "/dev/zero"):
             with pytest.raises(OSError, match=path):
                 await client.read_file(path, max_bytes=100)

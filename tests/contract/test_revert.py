@@ -179,6 +179,7 @@ async def test_a_dead_cell_is_reverted(tier: str, vm_home: Path, tmp_path: Path)
 
 
 @pytest.mark.promise("3.5")
+@pytest.mark.usefixtures("short_grace")
 async def test_a_revert_that_fails_changes_nothing(
     tier: str, vm_home: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.machine import PATIENCE_S
+
 from belljar.dataclass import json_of
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
@@ -41,7 +43,7 @@ MAIL = "127.0.77.4"
 OTHER = "127.0.77.5"
 CATCH_ALL = "127.0.77.9"
 NAMES = {"shop.example": SHOP, "*.shop.example": WILD, "mail.example": MAIL, "other.example": OTHER}
-DEADLINE_S = 20.0
+DEADLINE_S = float(PATIENCE_S)
 
 
 class Owner:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import anyio
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp, Script
+from tests.machine import PATIENCE_S
 
 from belljar.channel import ExecRequest, GuestClient, Timeout
 from belljar.channel.frames import renew_payload
@@ -68,7 +69,7 @@ async def talking(
         {b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops
     )
     try:
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 serving = anyio.CancelScope(
                     shield=True

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.integration.preloaded import ROOM
 from tests.integration.remains import SERVERS_OF_TESTS
+from tests.machine import PATIENCE_S
 
 from belljar.process import identify, is_alive, kill
 
@@ -55,7 +56,7 @@ def end_preloaded() -> None:
     """Its process and its socket, if there are any."""
     while _preloaded:
         path, process = _preloaded.popitem()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
         SERVERS_OF_TESTS.discard(process.pid)
         shutil.rmtree(Path(path).parent)
 

@@ -115,7 +115,7 @@ def tables_of(cells: Iterable[str]) -> list[str]:
     """nft tables that name a cell or us; none where there is no nft."""
     try:
         shown = subprocess.run(
-            ["nft", "list", "tables"], capture_output=True, text=True, check=False, timeout=20
+            ["nft", "list", "tables"], capture_output=True, text=True, check=False, timeout=300
         ).stdout
     except FileNotFoundError:
         return []

@@ -217,6 +217,7 @@ async def test_a_cell_that_is_made_meanwhile_is_refused(
 
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
+@pytest.mark.usefixtures("short_grace")
 async def test_whoever_waits_on_it_is_told(vm_home: Path) -> None:
     """From within the same process: a command that runs raises, so does the next one; an idle cell
     of a pool is killed too."""

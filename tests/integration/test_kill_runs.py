@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
+from tests.machine import PATIENCE_S
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -102,7 +103,7 @@ def test_an_operator_ends_a_run(belljar: Belljar, arguments: list[str]) -> None:
     assert killed.returncode == 0, killed.stdout
     assert len(json.loads(killed.stdout)["cells"]) == 2
     try:
-        shown, _ = running.communicate(timeout=120)
+        shown, _ = running.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         pytest.fail("the run goes on")
     assert running.returncode == 2

@@ -23,7 +23,7 @@ import anyio
 import pytest
 from tests.conftest import copy_store
 from tests.integration.microvm_owner import parts
-from tests.machine import Templates, control_groups
+from tests.machine import PATIENCE_S, Templates, control_groups
 
 import belljar
 from belljar.channel import ExecRequest, PtySize
@@ -301,7 +301,7 @@ async def test_a_planted_survivor_is_found_and_killed(vm_home: Path, made_of: Pa
         )
         with planted:
             destruction = await vm.destroy()
-            assert planted.wait(timeout=60) == -signal.SIGKILL
+            assert planted.wait(timeout=PATIENCE_S) == -signal.SIGKILL
     assert not destruction.clean
     assert [
         what
@@ -323,7 +323,7 @@ async def test_a_survivor_in_the_control_group_is_found(vm_home: Path, made_of: 
             )
             (group / "cgroup.procs").write_text(str(planted.pid))
             destruction = await vm.destroy()
-            assert planted.wait(timeout=60) == -signal.SIGKILL
+            assert planted.wait(timeout=PATIENCE_S) == -signal.SIGKILL
         assert cgroups_of(vm.cell_id) == []
     assert [what for what in destruction.survivors if f"process {planted.pid}" in what]
 
@@ -461,7 +461,7 @@ async def test_two_processes_build_one_template_once(own_home: Path) -> None:
     with owner(own_home) as one, owner(own_home) as other:
         kinds = [*told(one)["kinds"], *told(other)["kinds"]]  # type: ignore[misc]
         for process in (one, other):
-            process.communicate("", timeout=60)
+            process.communicate("", timeout=PATIENCE_S)
     assert kinds.count(Kind.TEMPLATE_BUILT.value) == 1
     assert kinds.count(Kind.CELL_RENEWED.value) == 2
     assert left_of(own_home) == []
@@ -489,7 +489,7 @@ async def test_owner_killed_leaves_nothing_after_reap(vm_home: Path, made_of: Pa
         assert [(cell.cell_id, cell.remaining) for cell in reaped] == [(lost["cell_id"], ())]
         assert cgroups_of(str(lost["cell_id"])) == []
         assert [cell.cell_id for cell in list_cells(vm_home)] == [kept["cell_id"]]
-        out, _ = living.communicate("", timeout=60)
+        out, _ = living.communicate("", timeout=PATIENCE_S)
         assert json.loads(out)["survivors"] == []
     assert left_of(vm_home) == []
 

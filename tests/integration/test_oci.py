@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
@@ -133,7 +134,7 @@ async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
     async with container(vm_home, parts, recorder) as live:
         cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
         before = pending_signals()
-        said = (await cell.exec(["sh", "-c", f"({queue}) 2>&1"], timeout_s=20)).stdout
+        said = (await cell.exec(["sh", "-c", f"({queue}) 2>&1"], timeout_s=PATIENCE_S)).stdout
         assert int(said.split()[1].partition(b"/")[0]) >= 5000
         assert pending_signals() - before < 2500
 
@@ -236,7 +237,7 @@ async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
         async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
             survivor = sleeper(outer_ids(cell.host_pid)[1] + 12_345)
     assert survivor is not None
-    assert survivor.wait(timeout=60) == -9
+    assert survivor.wait(timeout=PATIENCE_S) == -9
     assert nothing_left(vm_home)
 
 
@@ -248,7 +249,7 @@ async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
         os.kill(cell.host_pid, 9)
         for _ in range(2):
             with (
-                anyio.fail_after(60),
+                anyio.fail_after(PATIENCE_S),
                 pytest.raises(CellError, match="the cell died: its guest agent ended"),
             ):
                 await cell.exec(["true"])

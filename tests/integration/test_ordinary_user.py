@@ -25,6 +25,7 @@ from tests.integration.as_user import (
 )
 from tests.integration.crashes import OWNER, choose, kill_at, owners_of, rehearse
 from tests.integration.processes import read_until, vmm_of
+from tests.machine import PATIENCE_S
 
 from belljar.plan.jail import INNER_ID
 from belljar.process import NAMESPACES, namespaces_of
@@ -132,7 +133,7 @@ def test_the_vmm_is_bounded_without_control_groups(user: UsersBelljar) -> None:
         namespaces = namespaces_of(vmm)
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert limits["Max address space"] == str(plan["jail"]["address_space_bytes"])
     assert limits["Max processes"] == str(plan["jail"]["processes"])
     assert (limits["Max core file size"], limits["Max file size"], limits["Max open files"]) == (
@@ -198,7 +199,7 @@ def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
     """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by
     attack."""
     argv = [sys.executable, "-c", IN_ITS_PLACE, str(pid), str(uid), *files]
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr.decode()
     return dict(json.loads(done.stdout))
 
@@ -216,7 +217,7 @@ def test_the_vmm_can_not_alter_what_its_own_user_owns(user: UsersBelljar) -> Non
         inside = attack(vmm, INNER_ID, *(target for target in targets if target != "/"))
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert len(targets) == 3, mounts
     assert all({"ro", "nosuid", "nodev"} <= set(options) for options in targets.values())
     assert inside.pop("outside") != 0
@@ -277,7 +278,7 @@ def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
         assert (flooded.returncode, b"\n20000\r" in flooded.stdout) == (5, True), flooded.stderr
         os.write(ours, b"stty size; id -un; exit 3\n")
         seen = read_until(ours, b"recorded in")
-        assert process.wait(timeout=60) == 3, seen
+        assert process.wait(timeout=PATIENCE_S) == 3, seen
     finally:
         process.kill()
         process.wait()

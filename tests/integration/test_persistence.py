@@ -25,7 +25,7 @@ belljar: 1
 risk: low
 tier: {tier}
 user: root
-resources: {{memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 60s, lifetime: 10m}}
+resources: {{memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 300s, lifetime: 30m}}
 """
 SAMPLES = {"container": 50, "gvisor": 20, "microvm": 12}
 SAMPLES_WHEN_THOROUGH = 50

@@ -27,7 +27,7 @@ from tests.integration.as_user import (
     users_python,
 )
 from tests.integration.processes import wait_for
-from tests.machine import public_folder
+from tests.machine import PATIENCE_S, public_folder
 
 from belljar.host.tools import MAPPERS
 from belljar.isolation.reap import reap_now
@@ -76,7 +76,7 @@ class Who:
         """What it saw."""
         with self.start(scenario) as process:
             try:
-                out, err = process.communicate(timeout=90)
+                out, err = process.communicate(timeout=PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGABRT)  # every thread's stack, on standard error
                 try:

@@ -12,6 +12,7 @@ import anyio.to_thread
 import certifi
 import pytest
 from tests.integration import test_ranges as ranges
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
@@ -59,7 +60,7 @@ async def files_with(cell: Cell, certificate: bytes) -> list[str]:
         "/home",
         "/tmp",
     ]
-    found = await cell.exec(argv, timeout_s=90)
+    found = await cell.exec(argv, timeout_s=PATIENCE_S)
     return found.stdout.decode().split()
 
 

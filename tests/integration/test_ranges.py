@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import copy_store
 from tests.integration.processes import wait_for
 from tests.integration.test_oci import busy_sealing
+from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, open_range
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.an
 TIERS = ("container", "gvisor", "microvm")
 REFUSED, NO_SUCH_NAME = 7, 6
 """curl's words for a RST and for NXDOMAIN; it has `_TIMEOUT` for anything else."""
-_TIMEOUT = ("--max-time", "60")
+_TIMEOUT = ("--max-time", "240")
 
 HEAD = """\
 belljar: 1
@@ -116,7 +117,7 @@ def of(lines: list[Line], kind: Kind, **data: object) -> list[Line]:
 
 async def curl(cell: Cell, *words: str) -> ExecOutput:
     """A request from inside."""
-    return await cell.exec(["curl", "-sS", *_TIMEOUT, *words], timeout_s=90)
+    return await cell.exec(["curl", "-sS", *_TIMEOUT, *words], timeout_s=PATIENCE_S)
 
 
 async def text(cell: Cell, *words: str) -> str:
@@ -140,7 +141,7 @@ def within(pid: int, *argv: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -187,7 +188,7 @@ async def test_no_question_to_the_model_outlives_its_range(
             assert requests is not None
             requests.handler, requests.on_close = bridge, bridge.close
             tasks.start_soon(asked_in, opened.cell)
-            with anyio.fail_after(90):
+            with anyio.fail_after(PATIENCE_S):
                 await begun.wait()
         assert cancelled.is_set()
     (answered,) = of(list(read_events(run.path)), Kind.NETWORK_HTTP_ANSWERED)
@@ -479,7 +480,7 @@ async def its_gateway_is_killed(policy: LoadedPolicy, run: RunDirectory, home: P
 async def a_running_command_ends(cell: Cell) -> None:
     """With an error, not at its timeout."""
     with pytest.raises(CellError):
-        await cell.exec(["sleep", "600"], timeout_s=900)
+        await cell.exec(["sleep", "600"], timeout_s=3000)
 
 
 def sleeping(run: RunDirectory) -> int:

@@ -116,6 +116,8 @@ def _is_of(line: Line, kind: Kind, cell: str) -> bool:
 
 LOW = {"belljar": 1, "risk": "low", "tier": "container", "user": "root"}
 SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
+# What other tests use, too: each shape of a machine is booted once in a run.
+MACHINE = {**SMALL, "memory": "256MiB", "disk": "64MiB", "processes": 64}
 
 
 @pytest.mark.promise("3.5")
@@ -141,6 +143,7 @@ def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
 
 @pytest.mark.promise("3.5")
 @pytest.mark.parametrize("when", ["during the exchange", "after it"])
+@pytest.mark.usefixtures("short_grace")
 def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str) -> None:
     """Whoever kills it by the id that it had means the cell: no other machine goes on in its place,
     and the record says of each why it ended."""
@@ -188,7 +191,7 @@ def test_a_kill_while_a_machine_is_made_ends_the_cell(vm_home: Path, named: str,
         await kill(name, reason="enough", home=vm_home)
 
     async def use() -> Path:
-        policy = {**LOW, "tier": tier, "resources": {**SMALL, "memory": "256MiB"}}
+        policy = {**LOW, "tier": tier, "resources": MACHINE if tier == "microvm" else SMALL}
         with start_run("test", None, [], home=vm_home) as run:
             async with (
                 open_cell(policy, run=run, home=vm_home) as cell,
@@ -266,7 +269,7 @@ def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, tier: str, fa
     the old one's end is proven."""
 
     async def use() -> Path:
-        policy = {**LOW, "tier": tier, "resources": {**SMALL, "memory": "256MiB"}}
+        policy = {**LOW, "tier": tier, "resources": MACHINE if tier == "microvm" else SMALL}
         with start_run("test", None, [], home=vm_home) as run:
             async with open_cell(policy, run=run, home=vm_home) as cell:
                 command = await cell.start(["sh", "-c", FAULTS[fault]])

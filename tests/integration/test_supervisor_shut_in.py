@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.machine import PATIENCE_S
 
 _SHUT_IN = """
 import os, subprocess, socket, sys
@@ -28,7 +29,9 @@ def shut_in(code: str) -> subprocess.CompletedProcess[str]:
     """What becomes of a process that runs this within the filter."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", _SHUT_IN + code]
-    return subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=False)
+    return subprocess.run(
+        words, capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=False
+    )
 
 
 @pytest.mark.promise("2.6")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, kinds
+from tests.machine import PATIENCE_S
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 EXEC = ("exec", "low", "--tier", "container", "--", "true")
@@ -54,7 +55,7 @@ def on_a_host(
     )
     words = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *argv]
     return subprocess.run(
-        words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False
+        words, env=user.environment(), cwd="/", capture_output=True, timeout=PATIENCE_S, check=False
     )
 
 

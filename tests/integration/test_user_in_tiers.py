@@ -19,6 +19,7 @@ from tests.integration.as_user import (
     uids_of,
 )
 from tests.integration.processes import wait_for
+from tests.machine import PATIENCE_S
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 TIERS = ("container", "gvisor")
@@ -58,7 +59,7 @@ def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
         limits = {path.read_text().strip() for cell in cells for path in cell.glob("pids.max")}
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert {grouped.uid} in owners.values(), "the jail's first process is the user's"
     assert any(uids <= set(theirs) for uids in owners.values()), "the container's are nobody's"
     assert all(uids <= {grouped.uid} or not uids & {grouped.uid, 0} for uids in owners.values()), (
@@ -74,12 +75,12 @@ def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar) -> None:
     and the other owner's cell lives on."""
     living, dying = (started(grouped, "low", "--tier", "container") for _ in range(2))
     dying.kill()
-    dying.communicate(timeout=60)
+    dying.communicate(timeout=PATIENCE_S)
     states = [cell["state"] for cell in json.loads(grouped("ps", "--json").stdout)]
     reaped = grouped("reap", "--json")
     kept = [cell["state"] for cell in json.loads(grouped("ps", "--json").stdout)]
     os.killpg(living.pid, signal.SIGINT)
-    _, stderr = living.communicate(timeout=60)
+    _, stderr = living.communicate(timeout=PATIENCE_S)
     assert sorted(states) == ["alive", "orphaned"]
     assert reaped.returncode == 0, reaped.stderr
     assert [one["remaining"] for one in json.loads(reaped.stdout)] == [[]]
@@ -99,7 +100,7 @@ def test_a_tree_half_made_when_its_owner_died_is_removed(grouped: UsersBelljar) 
             "files of a tree",
         )
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
         foreign = {path.lstat().st_uid for path in trees.glob(".making-*/root/*")} - {grouped.uid}
         reaped = grouped("reap", BELLJAR_HOME=str(store))
         assert reaped.returncode == 0, reaped.stderr

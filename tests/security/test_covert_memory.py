@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 from tests.security.covert_memory import KEEPING, VOIDS, Memory, Void, lay, shell
 from tests.security.covert_world import Pair, Side, opened_side
 
@@ -118,7 +119,7 @@ async def _settled(pair: Pair, side: Side, *, streams: int) -> dict[str, int]:
     """The count once so many streams of each kind are on record, each at its end: the gateway may
     record that after the client has left."""
     names = [void.name for void in VOIDS if void.event[0] == "network.stream"]
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE_S):
         while True:
             counted = _count(pair, side)
             if all(counted[name] >= streams for name in names):

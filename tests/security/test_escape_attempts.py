@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.machine import PATIENCE_S
 
 from belljar.channel import PtySize
 
@@ -138,7 +139,7 @@ while full < 200:
         full += 1
         time.sleep(0.005)
 """
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE_S):
         async with cell.cell.open_exec(
             ["python3", "-c", PRELUDE + code], user="root", pty=PtySize(rows=24, cols=80)
         ) as running:
@@ -176,7 +177,7 @@ while full < 200:
         full += 1
         time.sleep(0.005)
 """
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE_S):
         async with cell.cell.open_exec(["python3", "-c", PRELUDE + code], user="root") as running:
             await emptied(cell)
             async for _ in running:
@@ -253,7 +254,7 @@ time.sleep(0.2)
         except OSError as error:
             seen.add(error.errno)
     assert seen <= {errno.EIO}
-    with anyio.fail_after(120):
+    with anyio.fail_after(PATIENCE_S):
         while (await cell.exec(["sleep", "0.2"], user="root")).returncode != 0:
             pass  # the guest's own four seconds are not over
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.as_user import copy_package, users_python
-from tests.machine import public_folder
+from tests.machine import PATIENCE_S, public_folder
 
 import belljar
 
@@ -258,7 +258,7 @@ def test_nothing_outlives_the_supervisor(stage: Stage) -> None:
             assert gone(watched)
         finally:
             os.close(watched)
-        assert "ended without a word" in process.communicate(timeout=60)[0]
+        assert "ended without a word" in process.communicate(timeout=PATIENCE_S)[0]
 
 
 @pytest.mark.promise("3.2")

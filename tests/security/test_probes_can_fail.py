@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.machine import PATIENCE_S
 
 import belljar
 from belljar.probe.catalogue import PROBES
@@ -229,7 +230,11 @@ def said_in(world: str, names: tuple[str, ...]) -> dict[str, str]:
         *names,
     ]
     run = subprocess.run(
-        ["unshare", *NAMESPACES, *argv], check=False, capture_output=True, text=True, timeout=120
+        ["unshare", *NAMESPACES, *argv],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == 0, run.stderr
     return answers(run.stdout, len(names))
@@ -284,13 +289,17 @@ def test_a_socket_for_an_output_is_noticed() -> None:
     read, write = os.pipe()
     os.close(write)
     run = subprocess.run(
-        [PROGRAM, "channel.streams"], stdin=read, capture_output=True, text=True, timeout=120
+        [PROGRAM, "channel.streams"], stdin=read, capture_output=True, text=True, timeout=PATIENCE_S
     )
     os.close(read)
     assert answers(run.stdout, 1)["channel.streams"].startswith("denied\t")
     with Path(__file__).open("rb") as file:
         run = subprocess.run(
-            [PROGRAM, "channel.streams"], stdin=file, capture_output=True, text=True, timeout=120
+            [PROGRAM, "channel.streams"],
+            stdin=file,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
     assert answers(run.stdout, 1)["channel.streams"].startswith("reached\t")
 
@@ -302,6 +311,10 @@ def test_the_machines_own_processes_are_noticed() -> None:
     if not comm.exists() or comm.read_text() != "kthreadd\n":
         pytest.skip("this test itself is in a pid namespace of its own")
     run = subprocess.run(
-        [PROGRAM, "processes.kernel_threads"], input="", capture_output=True, text=True, timeout=120
+        [PROGRAM, "processes.kernel_threads"],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert not_reached(answers(run.stdout, 1)) == {}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.machine import PATIENCE_S
 from tests.security.slow_world import OWN_MAC
 from tests.security.test_probes_can_fail import PROGRAM, answers
 
@@ -24,7 +25,11 @@ def said_with(mac: str, *names: str) -> dict[str, str]:
         *names,
     ]
     ran = subprocess.run(
-        ["unshare", "--net", *world], check=False, capture_output=True, text=True, timeout=120
+        ["unshare", "--net", *world],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr
     return answers(ran.stdout, len(names))

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.as_user import copy_package, users_python
-from tests.machine import public_folder
+from tests.machine import PATIENCE_S, public_folder
 from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
 
 import belljar
@@ -104,7 +104,7 @@ class Stage:
     def run(self, *program: str, word: str = "", **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `start` takes them
         """The runner to its end, with a word to the program; what it said, by the first word."""
         with self.start(*program, **options) as process:
-            output = process.communicate(word, timeout=60)[0]
+            output = process.communicate(word, timeout=PATIENCE_S)[0]
         assert process.returncode == 0, output
         return dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
 
@@ -366,7 +366,7 @@ def test_runc_runs_a_container_in_it(stage: Stage) -> None:
     with stage.start(*RUNC) as process:
         found = wait_until_ready(process)
         init, container = status_of(found["child"]), status_of(children_of(found["child"])[0])
-        output = process.communicate("go\n", timeout=60)[0]
+        output = process.communicate("go\n", timeout=PATIENCE_S)[0]
     assert init["Uid"].split() == [str(stage.stage_uid)] * 4
     assert init["Groups"] == container["Groups"] == ""
     assert {int(init[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.machine import PATIENCE_S
 
 from belljar.package import program_path
 
@@ -31,7 +32,7 @@ SO_RCVBUFFORCE = 33
 ALL_FRAMES = 0x0003
 MTU, LEAST, MOST = 1500, 14, 1518
 LARGE_MTU = 9000
-TIMEOUT_S = 20.0
+TIMEOUT_S = float(PATIENCE_S)
 
 
 def in_network_of(pid: int, work: Callable[[], T]) -> T:

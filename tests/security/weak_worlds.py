@@ -65,7 +65,7 @@ class World:
             preexec_fn=prepare,
             check=True,
             capture_output=True,
-            timeout=30,
+            timeout=300,
         )
         return bytes(started.stdout)
 

@@ -64,7 +64,7 @@ ASK = r"""
 import http.client, json, socket, sys, time
 target, me = sys.argv[1:]
 seen = {}
-connection = http.client.HTTPConnection(target, 80, timeout=30)
+connection = http.client.HTTPConnection(target, 80, timeout=300)
 for size in (100000, 5):
     connection.request("POST", "/real", b"b" * size)
     answer = connection.getresponse()
@@ -72,7 +72,7 @@ for size in (100000, 5):
     seen["peer"] = answer.headers["X-Peer"] == me
 connection.close()
 def dial(port):
-    return socket.create_connection((target, port), timeout=30)
+    return socket.create_connection((target, port), timeout=300)
 with dial(5000) as end:
     end.sendall(b"hello")
     seen["echo"] = end.recv(100).decode()
@@ -108,9 +108,9 @@ print(json.dumps(seen))
 """
 STAY = r"""
 import socket, sys, time
-end = socket.create_connection((sys.argv[1], 5000), timeout=30)
+end = socket.create_connection((sys.argv[1], 5000), timeout=300)
 end.sendall(b"unfinished")
-web = socket.create_connection((sys.argv[1], 80), timeout=30)
+web = socket.create_connection((sys.argv[1], 80), timeout=300)
 web.sendall(b"POST /half HTTP/1.1\r\nHost: other.example\r\nContent-Length: 10\r\n\r\nhalf")
 time.sleep(600)
 """

@@ -76,7 +76,7 @@ def network_of(made: NetworkRange) -> Iterator[Callable[..., str]]:
         words = [*enter_user(users), "nsenter", f"--net=/proc/self/fd/{network}", *argv]
         fds = [*users, network]
         return subprocess.run(
-            words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True
+            words, check=True, pass_fds=fds, timeout=300, stdout=subprocess.PIPE, text=True
         ).stdout
 
     try:

@@ -30,7 +30,7 @@ SHOP = StandInPlan(
 DOWNLOADS = r"""
 import http.client, sys
 for _ in range(10):
-    c = http.client.HTTPConnection(sys.argv[1], 80, timeout=60)
+    c = http.client.HTTPConnection(sys.argv[1], 80, timeout=300)
     for n in range(int(sys.argv[2])):
         c.request("GET", f"/{n}", headers={"Host": "shop.example", "User-Agent": "pip/24.0"})
         r = c.getresponse()
@@ -49,7 +49,7 @@ for secret in json.loads(sys.argv[4]):
         s.sendto(query, (sys.argv[2], 53))
         assert s.recv(512)
 for n in range(110):
-    c = http.client.HTTPConnection(sys.argv[1], 80, timeout=60)
+    c = http.client.HTTPConnection(sys.argv[1], 80, timeout=300)
     c.request("POST", "/", body=b"y" * int(sys.argv[3]), headers={"Host": "shop.example"})
     c.getresponse().read()
     c.close()

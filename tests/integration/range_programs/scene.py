@@ -33,7 +33,7 @@ SHOP = StandInPlan(
     names=("shop.example",),
     ports=(PortPlan(number=80, protocol="http"), PortPlan(number=8080, protocol="http")),
 )
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 CLIENT = r"""
 import json, socket, sys
 def talk(kind, address, port):
@@ -77,7 +77,7 @@ class Cell:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
             pass_fds=[*self.fds, self.namespace],
         )
         return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
