@@ -113,14 +113,15 @@ def nodes(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
-    """Four samples on three nodes: the same samples, scores, epochs, metrics and verdict as on one.
+    """Three samples, one on each of three nodes: the same samples, scores, epochs, metrics and verdict as on one.
     A node that lacks the image gets it from the head, once, by its digest, and runs units. Each
     signs with its own key, which the head's ledger names; no node has the head's; the offline
     verdict is the same."""
     nodes.belljar("image", "rm", "default", home=nodes.homes[0])
-    code, said, errors = nodes.run("--epochs", "2")
+    words = ("-T", "count=3", "--epochs", "2")
+    code, said, errors = nodes.run(*words)
     assert code == 0, errors
-    alone, single, errors = nodes.run("--epochs", "2", fleet=False)
+    alone, single, errors = nodes.run(*words, fleet=False)
     assert alone == 0, errors
     assert_same(said, single)
     run = Path(said["run_dir"])
