@@ -8,7 +8,6 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.integration.processes import quick_command
@@ -22,87 +21,74 @@ from belljar.store.home import belljar_home
 pytestmark = [pytest.mark.slow]
 
 TASKS = '''
+from importlib.util import find_spec
+
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import CORRECT, INCORRECT, Score, accuracy, match, scorer
+from inspect_ai.scorer import CORRECT, INCORRECT, Score, accuracy, scorer
 from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
 PROMPT, TEST = 'def add(a, b):\\n    """sum"""\\n', "def check(candidate):\\n    assert candidate(1,2)==3\\n"
+CHECK = "test $(id -u):$(pwd) = 0:/ && grep hello /root/data.txt && grep mark /etc/marker && test -d /opt/x"
+HUMANEVAL = {"prompt": PROMPT, "test": TEST, "entry_point": "add"}
 
 @solver
-def says(text):
+def answers():
     async def solve(state, generate):
-        state.output.completion = text
+        state.output.completion = "```python\\ndef add(a, b):\\n    return a + b\\n```"
         return state
     return solve
 
 @scorer(metrics=[accuracy()])
-def ends_well(*cmd):
+def its_own():
     async def score(state, target):
-        done = await sandbox().exec(list(cmd))
+        if "cmd" not in state.metadata:
+            from inspect_evals.humaneval.humaneval import verify
+
+            return await verify()(state, target)
+        done = await sandbox().exec(state.metadata["cmd"])
         return Score(value=CORRECT if done.success else INCORRECT, explanation=done.stderr)
     return score
 
 @task
-def humaneval():
-    from inspect_evals.humaneval.humaneval import verify
-
-    metadata = {"prompt": PROMPT, "test": TEST, "entry_point": "add"}
-    answer = says("```python\\ndef add(a, b):\\n    return a + b\\n```")
-    return Task(dataset=[Sample(input=PROMPT, metadata=metadata)], solver=answer, scorer=verify(), sandbox="docker")
-
-@task
-def as_root():
-    sample = Sample(input="x", files={"/root/data.txt": "hello\\n"}, setup="#!/bin/sh\\nset -e\\necho mark > /etc/marker; mkdir /opt/x")
-    check = "test $(id -u):$(pwd) = 0:/ && grep hello /root/data.txt && grep mark /etc/marker && test -d /opt/x"
-    return Task(dataset=[sample], solver=says(""), scorer=ends_well("sh", "-ec", check), sandbox="docker")
-
-@task
-def by_name():
-    return Task(dataset=[Sample(input="x")], solver=says(""), scorer=ends_well("python", "-m", "pip", "--version"), sandbox=("docker", "compose.yaml"))
-
-@task
-def missing():
-    scorers = [ends_well("nosuch-program"), ends_well("bash", "-c", "nosuch-tool --help")]
-    return Task(dataset=[Sample(input="x")], solver=says(""), scorer=scorers, sandbox="docker")
+def plain():
+    setup = "#!/bin/sh\\nset -e\\necho mark > /etc/marker; mkdir /opt/x"
+    samples = [
+        Sample(id="as_root", input="x", files={"/root/data.txt": "hello\\n"}, setup=setup, metadata={"cmd": ["sh", "-ec", CHECK]}),
+        Sample(id="by_name", input="x", sandbox=("docker", "files/compose.yaml"), metadata={"cmd": ["python", "-m", "pip", "--version"]}),
+    ]
+    if find_spec("inspect_evals"):
+        samples.append(Sample(id="humaneval", input=PROMPT, metadata=HUMANEVAL))
+    return Task(dataset=samples, solver=answers(), scorer=its_own(), sandbox="docker")
 '''
 COMPOSE = "services: {default: {image: 'aisiuk/inspect-tool-support:latest'}}\n"
 
 
-def run_task(directory: Path, name: str) -> dict[str, Any]:
-    """The one sample of a task, after `belljar run --policy low --json`."""
-    (directory / "tasks.py").write_text(TASKS)
-    (directory / "files").mkdir()
-    (directory / "files/compose.yaml").write_text(COMPOSE)
-    text = TASKS.replace('"compose.yaml"', '"files/compose.yaml"')
-    (directory / "tasks.py").write_text(text)
+def test_right_answers_are_correct(tmp_path: Path) -> None:
+    """Of a scorer that runs `python`, one that needs what root was given, and one by its image's
+    name."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/compose.yaml").write_text(COMPOSE)
     done = subprocess.run(
-        quick_command("run", "--json", f"tasks.py@{name}", "--policy", "low"),
-        cwd=directory,
-        env={**os.environ, "XDG_CACHE_HOME": str(directory / "cache")},
+        quick_command("run", "--json", "--model", "mockllm/model", "tasks.py", "--policy", "low"),
+        cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (sample,) = json.loads(done.stdout)["samples"]
-    assert sample["verdict"] == "contained"
-    # Never "runs as written": another image than the task's is always a difference
-    assert ("changed", "image") in {(fact["kind"], fact["key"]) for fact in sample["differences"]}
-    assert isinstance(sample, dict)
-    return sample
-
-
-@pytest.mark.parametrize("name", ["humaneval", "as_root", "by_name"])
-def test_a_right_answer_is_correct(name: str, tmp_path: Path) -> None:
-    """Of a scorer that runs `python`, one that needs what root was given, and one by its image's
-    name."""
-    if name == "humaneval":
-        pytest.importorskip("inspect_evals")
-    sample = run_task(tmp_path, name)
-    assert list(sample["scores"].values()) == ["C"]
+    samples = json.loads(done.stdout)["samples"]
+    assert len(samples) >= 2
+    for sample in samples:
+        assert list(sample["scores"].values()) == ["C"], sample
+        assert sample["verdict"] == "contained"
+        # Never "runs as written": another image than the task's is always a difference
+        facts = {(fact["kind"], fact["key"]) for fact in sample["differences"]}
+        assert ("changed", "image") in facts
 
 
 def plain_docker_programs(root: Path) -> dict[str, set[str]]:
