@@ -24,8 +24,7 @@ static void bind_files(const struct options *o) {
             errno = ENAMETOOLONG;
             fail(o->binds[i].target);
         }
-        uint64_t attributes = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC | ATTR_NOSYMFOLLOW;
-        bind_with(o->binds[i].source, target, attributes | (o->binds[i].writable ? 0 : ATTR_RDONLY));
+        bind_with(o->binds[i].source, target, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC | ATTR_NOSYMFOLLOW | ATTR_RDONLY);
     }
 }
 

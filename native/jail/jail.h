@@ -13,7 +13,6 @@ enum { MAX_BINDS = 16, MAX_CGROUPS = 16, MAX_KEPT = 32, MAX_RLIMITS = 16, MAX_MO
 struct bind {
     const char *source; /* on the host */
     const char *target; /* in the jail, starts with '/' */
-    bool writable;
 };
 
 struct id_line {

@@ -189,7 +189,7 @@ static void verify_absence(const struct options *o, const char *directory, const
 
 void verify_mounts(const struct options *o) {
     verify_mount("/", ST_RDONLY | ST_NOSUID | ST_NODEV);
-    for (int i = 0; i < o->bind_count; i++) verify_mount(o->binds[i].target, ST_NOSUID | ST_NODEV | (o->binds[i].writable ? 0 : ST_RDONLY));
+    for (int i = 0; i < o->bind_count; i++) verify_mount(o->binds[i].target, ST_NOSUID | ST_NODEV | ST_RDONLY);
     for (int i = 0; i < o->mount_count; i++) verify_mount(o->mounts[i].target, flags_of(&o->mounts[i]));
     verify_absence(o, "/proc", "/proc/self");
     verify_absence(o, "/dev", "/dev/null");

@@ -27,9 +27,9 @@ static const char *absolute(const char *text) {
     return text;
 }
 
-static void add_bind(struct options *o, const char *source, const char *target, bool writable) {
+static void add_bind(struct options *o, const char *source, const char *target) {
     if (o->bind_count == MAX_BINDS) refuse("too many binds");
-    o->binds[o->bind_count++] = (struct bind){absolute(source), absolute(target), writable};
+    o->binds[o->bind_count++] = (struct bind){absolute(source), absolute(target)};
 }
 
 static bool is_word(const char *word, const char *yes, const char *no) {
@@ -158,8 +158,7 @@ static int take(struct options *o, char **argv, int i) {
     if (!strcmp(name, "--privileged")) return o->privileged = true, 1;
     if (!strcmp(name, "--uid")) return o->host_uid = (uid_t)number(first, 0x7fffffff), o->inner_uid = (uid_t)number(second, 0x7fffffff), 3;
     if (!strcmp(name, "--gid")) return o->host_gid = (gid_t)number(first, 0x7fffffff), o->inner_gid = (gid_t)number(second, 0x7fffffff), 3;
-    if (!strcmp(name, "--bind")) return add_bind(o, first, second, false), 3;
-    if (!strcmp(name, "--bind-writable")) return add_bind(o, first, second, true), 3;
+    if (!strcmp(name, "--bind")) return add_bind(o, first, second), 3;
     if (!strcmp(name, "--rlimit")) return add_rlimit(o, first, second), 3;
     if (!strcmp(name, "--cgroup")) {
         if (o->cgroup_count == MAX_CGROUPS) refuse("too many cgroups");

@@ -371,16 +371,21 @@ _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.A
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)
 
 
-# Steps of `native/jail/main.c` that a host may forbid, by number: namespaces, identity, group
-# namespace, host name, private mounts, locked mounts, network.
-_FORBIDDEN_STEPS: Final = frozenset({3, 4, 6, 7, 8, 23, 25})
+# Steps of `native/jail`, by their numbers in its README.
+_NAMESPACES, _IDENTITY, _GROUP_NAMESPACE, _HOST_NAME, _PRIVATE_MOUNTS = 3, 4, 6, 7, 8
+_MOUNTS, _LOCKED_MOUNTS, _MAPPED_TREES, _NETWORK, _DEVICE_NODES = 22, 23, 24, 25, 26
+_SUBORDINATE_IDS, _KERNEL_FILES = 27, 28
+# What a host's settings may forbid, or its kernel lack; else a failure there is Belljar's own.
+_FORBIDDEN_STEPS: Final = frozenset(
+    {_NAMESPACES, _IDENTITY, _GROUP_NAMESPACE, _HOST_NAME}
+    | {_PRIVATE_MOUNTS, _LOCKED_MOUNTS, _NETWORK}
+)
 # With these a host forbids a step; others of the same step are faults of ours.
 _FORBIDDING: Final = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS}
 )
-_MOUNTS, _SUBORDINATE_IDS, _KERNEL_FILES = 22, 27, 28
-# Id-mapped trees, device nodes, subordinate ids: however they fail, the host lacks something.
-_HOST_STEPS: Final = frozenset({24, 26, _SUBORDINATE_IDS})
+# However these fail, the host lacks something.
+_HOST_STEPS: Final = frozenset({_MAPPED_TREES, _DEVICE_NODES, _SUBORDINATE_IDS})
 _HINT_HOST: Final = (
     "`belljar doctor` says what this host lacks, and docs/tiers.md what each tier needs"
 )

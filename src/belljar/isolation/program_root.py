@@ -21,12 +21,12 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
+from belljar.host.tools import QEMU_MIN, ask_text, at_least
 from belljar.package import program_path
 from belljar.plan.oci import OciCell, OciRuntime
 from belljar.plan.qemu import MOUNT_POINTS, Accel
 from belljar.store.locks import locked
 from belljar.store.scratch import MAKING, owned_name, remove_tree
-from belljar.units import printable
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 # Of a root's description; a root of another number is made again.
@@ -57,7 +57,7 @@ class RootRecipe:
         program: on the host; `inside`: in the root, default the same.
         what: its name. hint: for when parts are missing.
         files: (path in the root, original).
-        version: asks the program. Raises `HostError`.
+        version: as it is known, or asks the program. Raises `HostError`.
         own: files of this installation; others may share the store.
         file_points, directory_points: empty, to mount on.
         unreadable: paths others may run, not read.
@@ -247,7 +247,6 @@ _ELF: Final = b"\x7fELF"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
 _REMOVER: Final = Path("/usr/bin/rm")
 _UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
-_RUNTIME_VERSION: Final = r"(?a)version:? +(?:release-|v)?([0-9][0-9A-Za-z.+~_-]*)"
 
 
 def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
@@ -264,7 +263,7 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         what=runtime.name,
         hint=_HINT,
         files=partial(_runtime_files, program, inside, runtime.name),
-        version=partial(runtime_version, program, runtime.name),
+        version=lambda: runtime.version,
         own=(package_program("agent"), package_program("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
@@ -315,23 +314,6 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
     return ensure_root(home, recipe)
 
 
-def runtime_version(program: Path, name: str) -> str:
-    """Raises `HostError` with its output if it prints none."""
-    try:
-        result = subprocess.run(
-            [str(program), "--version"], capture_output=True, check=False, timeout=20, env={}
-        )
-    except (OSError, subprocess.SubprocessError) as exc:
-        raise HostError(f"{name} can't be run: {exc}", where=str(program), hint=_HINT) from exc
-    first_line = result.stdout.decode("utf-8", "replace").partition("\n")[0]
-    match = re.search(_RUNTIME_VERSION, first_line)
-    if match is None:
-        output = printable(result.stdout + result.stderr, max_chars=200) or "nothing"
-        what = f"{name} --version ended with status {result.returncode} and printed {output}"
-        raise HostError(what, where=str(program), hint=_HINT)
-    return match[1]
-
-
 def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
     """A program of this package that this user can use.
 
@@ -353,8 +335,7 @@ def _runtime_files(program: Path, inside: str, name: str) -> Iterator[tuple[str,
 
 
 VmmRoot: TypeAlias = ProgramRoot
-_SETUP: Final = "run `belljar setup`; it installs QEMU 8.2 or newer"
-_MIN_VERSION: Final = (8, 2)
+_SETUP: Final = f"run `belljar setup`; it installs QEMU {QEMU_MIN} or newer"
 _PROGRAMS: Final[Mapping[Accel, tuple[str, ...]]] = {
     # Debian's build for this machine alone: a quarter of the code, but it knows no emulation.
     "kvm": ("/usr/bin/qemu-system-x86_64-microvm", "/usr/bin/qemu-system-x86_64"),
@@ -374,7 +355,8 @@ _MODULE_DIRECTORIES: Final = (
     Path("/usr/lib64/qemu"),
     Path("/usr/lib/qemu"),
 )
-_QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+)\.(\d+)[^\s]*(?: \([^)]*\))?)"
+# With the distribution's own name for its build, which tells apart builds of one version.
+_QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+\.\d+)[^\s]*(?: \([^)]*\))?)"
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
@@ -396,18 +378,12 @@ def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
 
 
 def _qemu_version(program: Path) -> str:
-    output = subprocess.run(
-        [str(program), "-version"], capture_output=True, text=True, check=False, timeout=20, env={}
-    ).stdout
-    match = re.search(_QEMU_VERSION, output)
+    match = re.search(_QEMU_VERSION, ask_text(str(program), ("-version",)))
     if match is None:
         raise HostError("QEMU does not say its version", where=str(program), hint=_SETUP)
-    if (int(match[2]), int(match[3])) < _MIN_VERSION:
-        raise HostError(
-            f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed",
-            where=str(program),
-            hint=_SETUP,
-        )
+    if not at_least(match[2], QEMU_MIN):
+        what = f"QEMU {match[2]} is too old; {QEMU_MIN} or newer is needed"
+        raise HostError(what, where=str(program), hint=_SETUP)
     return match[1]
 
 

@@ -134,11 +134,6 @@ class AccessLimit:
                 kind.reported_s, kind.held = now_s, None
         return found
 
-    @property
-    def holds(self) -> bool:
-        """Whether something is held back."""
-        return any(kind.held is not None for kind in self._kinds.values())
-
     def _kind(self, access: Access, now_s: float) -> _Kind:
         key = (access.path, access.operation, access.process)
         if key not in self._kinds and len(self._kinds) >= MAX_KEYS:
