@@ -86,22 +86,14 @@ def ask(
     headers: Mapping[str, str] | None = None,
     body: bytes | Iterable[bytes] = b"",
     query: str = "",
-    break_off: bool = False,
 ) -> Reply:
-    """One request to an app in this process, as the gateway would make it. `break_off`: the client
-    goes away before the body's end."""
+    """One request to an app in this process, as the gateway would make it."""
     pieces = iter([body] if isinstance(body, bytes) else body)
     sent: list[Message] = []
 
     async def receive() -> Message:
-        try:
-            return {"type": "http.request", "body": next(pieces), "more_body": True}
-        except StopIteration:
-            return (
-                {"type": "http.disconnect"}
-                if break_off
-                else {"type": "http.request", "body": b"", "more_body": False}
-            )
+        piece = next(pieces, None)
+        return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
 
     async def send(message: Message) -> None:
         sent.append(message)

@@ -32,7 +32,7 @@ StreamApp: TypeAlias = (
     "Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]"
 )
 
-# Of a request: 413; the stand-in sees a disconnect.
+# Beyond it a request is answered 413 and no stand-in is called.
 MAX_BODY_BYTES: Final = NetworkBounds().body_bytes
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
 MAX_ASKED_BYTES: Final = 4 << 20

@@ -33,7 +33,6 @@ MAX_BODY_BYTES: Final = 1 << 20
 MAX_FIELDS: Final = 1000
 # Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
-BROKE_OFF: Final = "it broke off"
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -239,12 +238,13 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
 
 
 async def _read_body(receive: Receive, max_bytes: int) -> tuple[bytes, str]:
-    """Return a body, and why it is not whole; the rest of a longer one stays unread."""
+    """Return a body, and why it is not whole; the rest of a longer one stays unread.
+
+    The gateway has read each body to its end before it calls a stand-in.
+    """
     body = bytearray()
     while True:
         message = await receive()
-        if message["type"] == "http.disconnect":
-            return bytes(body), BROKE_OFF
         body += message.get("body") or b""
         if len(body) > max_bytes:
             return bytes(body), "the body is over the bound"
@@ -260,13 +260,13 @@ def http_app(
     cut: Cut | None = None,
     waits: Callable[[Request], bool] = lambda _: False,
 ) -> App:
-    """Return an ASGI 3 app; too long a body is 413. `cut` is called with those cut off.
+    """Return an ASGI 3 app; too long a body is 413. `cut` is called with its begin.
 
     Of requests that wait one is read and handled at a time: a second client doubles no memory.
     """
     turn = Lock()
 
-    async def answered(scope: Scope, receive: Receive) -> Answer | None:
+    async def answered(scope: Scope, receive: Receive) -> Answer:
         request = request_of(scope)
         async with turn if waits(request) else nullcontext():
             body, reason = await _read_body(receive, max_body_bytes)
@@ -275,15 +275,13 @@ def http_app(
                 return await handle(request)
             if cut is not None:
                 await cut(request, reason)
-        # Of a client that has left nobody is there to be answered.
-        return None if reason == BROKE_OFF else too_large or plain_error(413)
+        return too_large or plain_error(413)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
         answer = await answered(scope, receive)
-        if answer is not None:
-            await send_answer(send, answer, head=scope.get("method") == "HEAD")
+        await send_answer(send, answer, head=scope.get("method") == "HEAD")
 
     return app
 

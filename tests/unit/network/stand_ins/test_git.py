@@ -116,7 +116,7 @@ def test_nothing_is_read_by_a_link_in_a_repository(tmp_path: Path) -> None:
     assert "hunter2" not in "".join(faults)
 
 
-def push(app: App, body: bytes, *, break_off: bool = False) -> tuple[int, bytes]:
+def push(app: App, body: bytes) -> tuple[int, bytes]:
     """One request."""
     reply = ask(
         app,
@@ -124,7 +124,6 @@ def push(app: App, body: bytes, *, break_off: bool = False) -> tuple[int, bytes]
         "/thing.git/git-receive-pack",
         body=body,
         headers={"authorization": basic("eve", "hunter2")},
-        break_off=break_off,
     )
     return reply.status, reply.body
 
@@ -164,21 +163,19 @@ def test_a_push_is_recorded_and_lives_in_memory(app: App, ledger: Ledger, tmp_pa
 def test_what_cannot_be_taken_is_recorded_with_the_reason(
     app: App, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken pack, commands that are none, a body that broke off, one that is too long."""
+    """A broken pack, commands that are none, a body that is too long."""
     assert push(app, command() + PACK[:-1])[1].startswith(
         pkt(b"unpack the pack's checksum is wrong\n")
     )
     assert b"unpack a command that is none" in push(app, pkt(b"nonsense") + FLUSH)[1]
-    assert push(app, command(), break_off=True)[0] == 0
     monkeypatch.setattr(git_app, "MAX_PUSH_BYTES", 100)
     assert push(app, command() + PACK + bytes(100))[0] == 413
     reasons = [str(event["refused"]) for event in ledger.attempts]
     assert [
         "checksum" in reasons[0],
         "none" in reasons[1],
-        "broke off" in reasons[2],
-        "more than" in reasons[3],
-    ] == [True] * 4
+        "more than" in reasons[2],
+    ] == [True] * 3
     assert (
         ask(app, "GET", "/thing/info/refs", query="service=git-upload-pack").body.count(b"refs/")
         == 0
