@@ -161,7 +161,7 @@ def test_nothing_allowed_is_outside_the_range(random_bytes: bytes, name: str) ->
     layout = layout_of(plan, random_bytes)
     prefix = IPv4Network(layout.prefix)
     for item in objects(plan, "set", layout):
-        if item["name"] in ("answered", "forwarded"):
+        if item["name"] in ("answered", "of_cells"):
             addresses = {element["concat"][0] for element in item.get("elem", [])}
             assert all(
                 IPv4Address(address) in prefix or address == METADATA_ADDRESS
@@ -178,3 +178,30 @@ def test_counts_are_read_by_reason() -> None:
     assert counts(listed) == {**dict.fromkeys(DropReason, 0), DropReason.PORT: 3}
     assert logged(listed) == 2
     assert logged({"nftables": []}) == 0
+
+
+def services(plan: NetworkPlan, name: str) -> set[tuple[str, str, int]]:
+    """The elements of a set of services."""
+    (found,) = (item for item in objects(plan, "set") if item["name"] == name)
+    return {tuple(element["concat"]) for element in found.get("elem", [])}
+
+
+def test_only_what_the_plan_names_is_let_through() -> None:
+    """The resolver, each name's address on its stand-in's ports, targets' cells on theirs; nothing
+    for a plan without names."""
+    plan = PLANS["everything"]
+    layout = layout_of(plan)
+    resolver = {(layout.resolver, "udp", 53)}
+    assert services(PLANS["least"], "answered") == {(layout_of(PLANS["least"]).resolver, "udp", 53)}
+    names = {name.pattern: name.address for name in layout.names}
+    assert layout.catch_all is not None
+    assert services(plan, "answered") == resolver | {
+        (names["shop.example"], "tcp", 80),
+        (names["*.shop.example"], "tcp", 80),
+        (METADATA_ADDRESS, "tcp", 80),
+        (names["real.example"], "tcp", 443),
+        (layout.catch_all, "tcp", 80),
+        (layout.catch_all, "tcp", 443),
+    }
+    assert services(plan, "of_cells") == {(layout.cell("db").address, "tcp", 5432)}
+    assert services(PLANS["shop"], "of_cells") == set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
@@ -20,12 +20,15 @@ from belljar.policy.limits import (
     USUAL_CAPABILITIES,
     Granted,
     HostTools,
+    Resources,
     Risk,
     Tier,
 )
 from belljar.policy.load import examine
 from belljar.policy.model import Policy
 from belljar.policy.sections import (
+    ResourcesField,
+    ResourcesText,
     Rights,
     common_rights,
 )
@@ -231,3 +234,18 @@ def test_it_is_shown_as_it_is_written(written: object) -> None:
     read = Policy.model_validate({"belljar": 1, "risk": "high", "host_tools": written})
     assert read.to_json()["host_tools"] == written
     assert isinstance(read.host_tools_rule, HostTools)
+
+
+class Holder(BaseModel):
+    """A model with the field."""
+
+    resources: ResourcesField
+
+
+def test_a_default_exec_timeout_shrinks_to_a_short_lifetime() -> None:
+    """A written one that is longer is refused."""
+    assert ResourcesText.model_validate({"lifetime": "1m"}).resources().exec_timeout_s == 60.0
+    with pytest.raises(ValidationError, match="at most `lifetime`"):
+        ResourcesText.model_validate({"lifetime": "1m", "exec_timeout": "2m"})
+    with pytest.raises(ValidationError, match="out of range"):
+        Holder(resources=Resources(memory_bytes=1))
