@@ -294,9 +294,9 @@ _DEADLY_LIMITS: Final = frozenset({"memory", "lifetime"})
 _REFUSED_NAMES: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 # Programs look up the names of addresses by themselves.
 _REVERSE: Final = (".in-addr.arpa", ".ip6.arpa")
-# Ordinary programs use these encodings unasked.
+# Ordinary programs use these encodings unasked; zlib is git's.
 _BY_ITSELF: Final = frozenset(
-    {"url", "html", "escape", "unicode", "quoted-printable", "gzip", "deflate", "zstd"}
+    {"url", "html", "escape", "unicode", "quoted-printable", "gzip", "deflate", "zlib", "zstd"}
 )
 
 

@@ -151,7 +151,8 @@ def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
             at = text.find(_TEXT_RUN, end)
 
 
-_TEXT_RUN: Final = b"\1" * MIN_RUN
+# As long as the shortest known value: an escape in it only makes it longer.
+_TEXT_RUN: Final = b"\1" * 10
 
 
 def _unescaped(

@@ -234,6 +234,12 @@ def test_a_known_value_is_found_in_each_encoding(name: str) -> None:
     assert hit.decoding
 
 
+@pytest.mark.parametrize("data", [b"%5aq7xKp29Lw", rb"\x5aq7xKp29Lw", rb"\132q7xKp29Lw"])
+def test_the_shortest_value_is_found_with_one_escape(data: bytes) -> None:
+    """One byte of ten is escaped, and nothing else is in the data."""
+    assert scanner("Zq7xKp29Lw").scan(data).hits
+
+
 @pytest.mark.promise("5.7")
 def test_five_encodings_deep() -> None:
     """The stated depth is reached: five different encodings on top of each other."""
