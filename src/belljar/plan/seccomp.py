@@ -73,6 +73,7 @@ def seccomp_profile(
     if rights.calls:
         opened = CallGroup(why="rights of the plan", calls=rights.calls)
         groups = (opened, *(_without(group, set(rights.calls)) for group in groups))
+    # The right alone would be of little use: programs that set a network up open packet sockets.
     if "NET_ADMIN" in rights.capabilities:
         packets = (ArgumentCondition(argument=0, value=socket.AF_PACKET),)
         groups = (

@@ -22,6 +22,7 @@ from belljar.policy.fields import Strict, list_of
 from belljar.policy.guarding import ALL_PORTS
 from belljar.units import did_you_mean, listed, quoted
 
+# What stands behind a port's slash; `tls` is HTTPS, `smtps` is mail within TLS.
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -185,6 +186,7 @@ def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
 
 HOST: Final = kinds.text_kind(read_host, r"^[^*/:@\s]+$")
 PATTERN: Final = kinds.text_kind(read_pattern, r"^(\*\.)?[^*/:@\s]+$")
+# No pattern: an editor can't check a number by one.
 PORT_NUMBER: Final = kinds.text_kind(read_number, "", types="integer")
 METHOD: Final = kinds.text_kind(read_method, "^(" + "|".join(METHODS) + ")$")
 Ports: TypeAlias = Annotated[
