@@ -57,6 +57,7 @@ INSPECT_LOGS: Final = "inspect"  # Inspect's logs in a run directory of `belljar
 
 # An exception may quote what a guest sent.
 _MAX_ERROR_CHARS: Final = 4096
+# As the schema of `run.finished` has them.
 OUTCOMES: Final = ("completed", "failed", "interrupted")
 
 
@@ -263,12 +264,14 @@ class RunDirectory:
 
 
 def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | None]:
+    # A task group wraps a single error, too.
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if error is None:
         return "completed", 0, None
     exit_code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", None)
     if not isinstance(error, Exception | SystemExit):  # KeyboardInterrupt, a cancellation
+        # 128 and the number of SIGINT, as shells report it.
         return "interrupted", 130, type(error).__name__
     if exit_code == 0:
         return "completed", 0, None

@@ -158,6 +158,7 @@ async def probe_cell(
             **host_parameters(whole=which != QUICK),
         }
         attempt = await _attempt(cell, wanted, words, parameters, router, user, alone=phase == END)
+    # Also when it is cancelled: each probing that began has its end on record.
     finally:
         findings = judge(wanted, attempt.answers, attempt.sights, tier=cell.tier)
         problem = attempt.answers.problem

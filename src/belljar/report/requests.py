@@ -21,6 +21,7 @@ FIRST: Final = 30
 LAST: Final = 20
 # Addresses carry data out: their beginning says where to.
 _MAX_WHAT_CHARS: Final = 400
+# Enough for every method and protocol; a guest may make up longer ones.
 _MAX_WORD_CHARS: Final = 64
 
 

@@ -380,20 +380,19 @@ class ServiceContacts:
             return None
         self._reported[connection] = None
         if len(self._reported) > MAX_CONNECTIONS:
-            # The oldest: a service that is contacted again on it reports a second touch, and loses
-            # none.
+            # The oldest: used again, its touch is reported twice, but none is lost.
             del self._reported[next(iter(self._reported))]
         where = {name: data[name] for name in ("range", "cell", "connection") if name in data}
         found = {"decoy": decoy, "operation": "connect", "evidence": evidence, **where}
         return _guest(Kind.DECOY_TOUCHED, event.cell_id, found)
 
 
-# A decoy of another sample is no signal of a model, but a hole in the isolation.
 _TRIGGERS: Final = {
     Kind.DECOY_TOUCHED: Trigger.DECOY_TOUCHED,
     Kind.DECOY_TAKEN: Trigger.DECOY_TAKEN,
     Kind.DECOY_USED: Trigger.DECOY_USED,
     Kind.DECOY_SENT: Trigger.SENT,
+    # A decoy of another sample is no signal of a model, but a hole in the isolation.
     Kind.DECOY_CARRIED: Trigger.BREACH,
 }
 _WORDS: Final = {

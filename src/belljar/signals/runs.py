@@ -182,7 +182,7 @@ def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
                     yield Run(b"".join(word[0] for word in words), pieces, split=True)
 
 
-# Text of short words looks like groups: a word alternates no case.
+# Short words look like groups: those in one case, or with a capital first, are prose.
 _PROSE: Final = tuple(
     re.compile(
         rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=%s]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?"

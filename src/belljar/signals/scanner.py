@@ -70,11 +70,11 @@ MAX_HITS: Final = 10_000  # Of one scan.
 # Headers repeat: so many pieces in which nothing was found are remembered. A scan of one takes some
 # 0.4 ms, to know it again some µs.
 MEMO: Final = 512
-# Longer pieces are hardly ever the same again, and are not remembered.
+# Of one of them, so that all take 1 MiB at most.
 MEMO_BYTES: Final = 2048
 # An agent prints the same file again and again: so many runs that look encoded are remembered, too.
 MEMO_RUNS: Final = 4096
-# Of one of them, so that all take 4 MiB at most.
+# Of one of them: a longer one is decoded again each time.
 MEMO_RUN_BYTES: Final = 1024
 _NOTHING: Final = Scanned()
 # Deeper than any view: of a run that was not looked at before.
@@ -202,7 +202,7 @@ class _Scan:
                 self._decode(view)
         except _ExceededError as bound:
             self._problem = self._problem or str(bound)
-        # A guest chose the data: what it can't be searched for is reported as not scanned.
+        # A guest chose the data: a search that it exhausts is reported as incomplete.
         except (MemoryError, RecursionError):
             self._problem = "memory"
         hits = sorted(
