@@ -116,6 +116,7 @@ def summarise(run_dir: Path) -> RunSummary:
         what=str(started.get("what") or " ".join(started.get("argv", []))),
         outcome="running" if is_alive else "unfinished",
     )
+    # After a crash between the final checkpoint and the rename it still has its first name.
     sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
     if not sealed or last is None or last.kind is not Kind.RUN_FINISHED:
         return found

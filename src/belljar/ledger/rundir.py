@@ -236,6 +236,8 @@ class RunDirectory:
                 "bodies": {"count": count, "bytes": size},
             }
             content = canonical(manifest) + b"\n"
+            # Under another name until the final checkpoint is on the disk: a manifest without one
+            # is a sign of a record that was cut.
             write_file(self.path / MANIFEST_PART, content)
             self.recorder.seal(sha256_hex(content))
             (self.path / MANIFEST_PART).rename(self.path / MANIFEST)

@@ -274,6 +274,7 @@ def _config(
 
 def _process(open_files_max: int, rights: Granted) -> dict[str, Any]:
     capabilities = [*AGENT_CAPABILITIES, *(f"CAP_{name}" for name in rights.capabilities)]
+    # No runtime can raise a hard limit above its own without a capability (setrlimit(2)).
     soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
     return {
         "terminal": False,
@@ -291,6 +292,7 @@ def _process(open_files_max: int, rights: Granted) -> dict[str, Any]:
 
 def _mounts(shm_bytes: int) -> list[dict[str, Any]]:
     shm = f"size={shm_bytes}", f"nr_inodes={_MAX_SHM_INODES}"
+    # Group 5 is `tty` in common images.
     pts = "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={MAX_TERMINALS}"
     return [
         _mount("/proc", "proc", "nosuid", "noexec", "nodev"),

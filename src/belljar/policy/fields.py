@@ -306,12 +306,14 @@ def _path(value: object, what: str) -> tuple[str, PurePosixPath]:
     text = read_text(value, what)
     if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
         raise ValueError(f"{what} must have 1 to {MAX_PATH_BYTES} bytes")
+    # Not resolved: behind a link it would lead elsewhere than it reads.
     if ".." in text.split("/"):
         raise ValueError(f"{quoted(text)} contains `..`, which is not allowed in {what}")
     return text, PurePosixPath(text)
 
 
 def _normal(path: PurePosixPath) -> str:
+    # `PurePosixPath` keeps two slashes at the beginning, as POSIX lets them mean something else.
     return "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
 
 

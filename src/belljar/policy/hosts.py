@@ -92,6 +92,7 @@ def _host(text: str, written: str) -> str:
         )
     if _LIKE_A_NUMBER.fullmatch(labels[-1]):
         refuse("is an address; write a name: addresses are drawn at random for each range")
+    # RFC 6761, 6.3: programs answer such a name themselves, without the resolver.
     if labels[-1] in ("localhost", "localdomain"):
         refuse("always means the cell itself")
     return name
@@ -99,6 +100,7 @@ def _host(text: str, written: str) -> str:
 
 def _encoded(text: str, written: str) -> str:
     lowered = text.lower()
+    # An A-label is decoded, too: it may stand for text that no name may have.
     if lowered.isascii() and "xn--" not in lowered:
         return lowered
     import idna  # large tables, for few policies

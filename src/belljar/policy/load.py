@@ -321,6 +321,7 @@ def _message(
     path: yaml_tree.Path,
     model: type[BaseModel] | None,
 ) -> str:
+    # Pydantic's own messages speak of Python's types, not of what an author wrote.
     match error["type"]:
         case "extra_forbidden":
             allowed = list(model.model_fields) if model else []

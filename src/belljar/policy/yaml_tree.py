@@ -358,6 +358,7 @@ class _Reader:
             elif self._accepts(name, event, path):
                 own[name] = self._value(following, below)
             else:
+                # Read all the same: the events of a refused field's value must be used up.
                 self._node(following, below)
         whole: dict[str, Any] = {}
         for source in (*reversed(merged), own):  # own fields win, then the first

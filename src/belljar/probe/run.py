@@ -215,6 +215,7 @@ async def _attempt(
                 )
         except (CellError, OSError) as error:
             problem = f"the cell could not run it: {printable(str(error), max_chars=300)}"
+        # However the program ended: what it touched before counts.
         sights = watched.look()
     if output is None:
         return replace(_nothing(problem), sights=sights)

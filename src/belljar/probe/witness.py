@@ -107,6 +107,7 @@ class _Layout:
             case Witness.CANARY:
                 path, content = self.directory / "notes.txt", secrets.token_hex(16).encode()
                 path.write_bytes(content)
+                # Whoever gets out, as whatever user, must be able to leave a trace.
                 path.chmod(0o666)
                 happened = self.stack.enter_context(watch_file(path))
                 return str(path), lambda: _canary(path, content, happened())

@@ -132,6 +132,7 @@ class Requests(Kept[ReportedRequest]):
         )
         self.add(request)
         if len(self._pending) > FIRST + LAST:  # of what is not kept no answer is waited for
+            # By identity: two requests of a guest may be equal.
             kept = set(map(id, self))
             self._pending = {n: each for n, each in self._pending.items() if id(each) in kept}
         return request

@@ -322,6 +322,8 @@ def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
                 (b"@",),
                 pattern,
                 lambda text: not _NO_PERSON.search(text),
+                # The 64 characters before the `@`, and the one in front that must be none of an
+                # address.
                 before=65,
                 within=600,
             )

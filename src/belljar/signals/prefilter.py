@@ -70,6 +70,7 @@ class Prefilter:
 
         def note(number: int, _start: int, end: int, *_: object) -> bool:
             events.append((end, number))
+            # A true value ends the scan, which then raises.
             return len(events) > MAX_PLACES
 
         try:
