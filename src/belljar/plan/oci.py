@@ -174,7 +174,7 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
         config["mounts"].append(bind | {"source": path})
     if cell.weights:
         config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL))
-    # Removed before it is added: of two mounts at one place the last would win by its order alone.
+    # In place of gVisor's own tmpfs: of two mounts at one place only the last is seen.
     if cell.tmp:
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
         config["mounts"].append(

@@ -409,7 +409,7 @@ class PythonStandIn(TargetStandIn):
     )
 
 
-# `network` looks a `kind` up here before pydantic does: its message for a union names no field.
+# `network` looks a `kind` up here before pydantic does, to suggest the nearest word.
 MODELS: Final[Mapping[str, type[StandIn]]] = {
     "http": HttpStandIn,
     "har": HarStandIn,

@@ -156,8 +156,8 @@ class Timelines:
         try:
             self._note(line)
             made = self._entry(line)
-        # Optional fields aren't in the schema of their kind: one of another shape must not end the
-        # report.
+        # Fields beyond the schema of their kind aren't checked: one of another shape must not end
+        # the report.
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"it can't be shown: {type(error).__name__}"
             made = _made(replace(line, data={}), Group.LIMIT, line.kind.value, why)

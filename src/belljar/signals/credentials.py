@@ -14,7 +14,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-# The size of HMAC-SHA256's output: a longer key would add nothing (RFC 2104, 3).
+# The size of HMAC-SHA256's output: a longer key would add little (RFC 2104, 3).
 KEY_BYTES: Final = 32
 ALNUM: Final = string.ascii_letters + string.digits
 # RFC 4648, 6: AWS's key ids are written in it.
@@ -103,7 +103,7 @@ def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
     from faker.providers.person.en_US import Provider
 
     generator = Generator()
-    # An instance's own generator: the module's is shared with the task's code.
+    # Not Faker's shared generator: other code of this process may use and seed that one.
     generator.seed_instance(int.from_bytes(stream.take(8)))
     names = Provider(generator)
     while True:

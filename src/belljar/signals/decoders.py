@@ -45,7 +45,7 @@ class Decoded:
 
 # Base64's alphabets, both of RFC 4648, with padding; hex and base32 are within them.
 ENCODED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-="
-# A table for `translate`, which marks a megabyte faster than an expression finds runs in it.
+# A table for `translate`: `a` for each of them, so that a run is found as a run of `a`.
 IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
 ROT13: Final = bytes.maketrans(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
@@ -254,7 +254,7 @@ def deflated(data: bytes, most: int) -> Decoded | None:
     return _inflated("deflate", data, 0, 0, -15, most)
 
 
-# Raw deflate begins with bits of its tables: eight bytes of ASCII are taken for text.
+# Eight bytes of ASCII are taken for text: raw deflate hardly begins so.
 _PRINTABLE_START: Final = re.compile(rb"[\t\r\n -~]{8}")
 
 
@@ -396,7 +396,7 @@ _ENDS: Final = tuple(magic[::-1] for _, magic in MAGIC)
 
 # --- look-alikes ---
 
-# Cyrillic, Greek and phonetic letters that look like Latin ones; NFKD leaves them as they are.
+# Mostly Cyrillic, Greek and phonetic letters, which NFKD doesn't make Latin ones.
 _CONFUSABLES: Final = dict(
     zip(
         "АВЕКМНОРСТХУаеорсухіјѕԁԛԝһӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧαεικνορτυχⅼɑɡɩ",

@@ -141,7 +141,7 @@ GROUP_HINTS: Final = {
     % (_INSIDE[gap < 0], size, _OUTSIDE[gap < 0], abs(gap), times)
     for size, gap, times in GROUPS
 }
-# The commonest: bytes one by one, hex pairs, base64's groups of four.
+# The commonest: single characters, hex pairs, base64's groups of four.
 GROUPS_OF_LARGE: Final = frozenset(group_name(size, 1) for size in (1, 2, 4))
 # The marks to look for, whether `-` and `_` belong to groups, and what is read from there on.
 _GROUPS: Final = {
