@@ -54,6 +54,7 @@ def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
 
     Dataclasses become objects, enumerations their values, paths text.
     """
+    # Exact types: a member of a `StrEnum` is a `str`, too.
     if value is None or type(value) in {str, int, bool, float}:
         return value
     if isinstance(value, Enum):
@@ -99,6 +100,7 @@ def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotation
         return kind(**{name: from_json(hints[name], item) for name, item in value.items()})
     if kind is typing.Any or issubclass(kind, (Enum, PurePath)):
         return value if kind is typing.Any else kind(value)
+    # JSON has one kind of number: a float without decimals may come back as an int.
     if type(value) is not kind and (kind, type(value)) != (float, int):
         raise TypeError(f"{value!r} is no {kind}")
     return value
@@ -119,6 +121,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 # They stand among annotations and are no fields: such a class is made at once.
 _PSEUDO_FIELDS: Final = ("ClassVar", "InitVar", "KW_ONLY")
+# What a class writes itself must win over what is generated: such a class is made at once.
 _WRITTEN_BY_HAND: Final = {"__slots__", "__init__", "__repr__", "__eq__", "__hash__"} | {
     "__setattr__", "__delattr__", "__getstate__", "__setstate__", "__match_args__"
 }  # fmt: skip
@@ -205,6 +208,7 @@ def _refuse_delete(self: object, name: str) -> None:
     object.__delattr__(self, name)
 
 
+# As the standard library's of frozen classes with slots: pickle's own would set attributes.
 def _getstate(self: object) -> list[Any]:
     return [getattr(self, name) for name in _names(self)]
 

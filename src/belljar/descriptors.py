@@ -64,6 +64,7 @@ def raise_soft_limit() -> None:
     Shells start programs with 1,024, for the sake of `select`; forty ranges need more than that.
     """
     limit = limit_at_start()
+    # A host may forbid it: then fewer ranges fit, which `require_free` reports.
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit.hard, limit.hard))
 
@@ -78,6 +79,7 @@ def require_free(count: int) -> None:
     """Raise `HostError` unless this process may open so many more files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with exhaustion_as_host_error():
+        # Counted, not tried: descriptors opened for a trial would be missing elsewhere meanwhile.
         if sum(1 for _ in Path("/proc/self/fd").iterdir()) + count > soft:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -66,6 +66,7 @@ class Difference:
         """Of an event's data. A kind that is not known here counts as `changed`."""
         kind = str(data.get("kind", ""))
         return cls(
+            # A ledger of a newer version may have words that this one doesn't know.
             kind=DifferenceKind(kind) if kind in set(DifferenceKind) else DifferenceKind.CHANGED,
             **{name: str(data.get(name, "")) for name in ("where", "key", "detail", "hint")},
         )
@@ -103,6 +104,7 @@ def samples_named(samples: Iterable[str]) -> str:
     names = [printable(each, max_chars=100) for each in samples]
     if len(names) == 1:
         return f"sample {names[0]}"
+    # A sample's id is the data set's: digits of other scripts, or thousands of them, are names.
     if all(each.isascii() and each.isdecimal() and len(each) < 10 for each in names):
         first = int(names[0])
         if [int(each) for each in names] == list(range(first, first + len(names))):

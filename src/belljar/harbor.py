@@ -145,6 +145,8 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         run = start_run(KIND, self.session_id, [self.environment_name])
         try:
             self._run = self._stack.enter_context(run)
+            # On the stack of the run, so that an error while it opens ends the range before the
+            # record.
             self._stack.push_async_exit(self._range)
             made = await self._range.enter_async_context(open_range(policy, run=run))
             self._cell, self._router = made.cell, made.routers.get(made.cell.id)
@@ -172,6 +174,8 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             return
         run = self._run
         async with self._stack:
+            # Void until the end is proven: an error on the way must not leave the verdict of the
+            # start.
             started, self._verdict = self._verdict, Verdict.VOID
             try:
                 report = await self._probe("end")

@@ -49,6 +49,7 @@ class Termination:
         """Interrupt the main thread as Ctrl-C does, from any thread, even if Ctrl-C is ignored."""
         main = threading.main_thread().ident
         if main is not None:
+            # Not a request of someone else's: `received` must not name it.
             self._is_own = self._is_held
             # A mask can only be changed by its own thread: there, by the handler of the other
             # signal.
@@ -59,6 +60,7 @@ class Termination:
         if not self._is_own:
             self.received.append(number)
         self._is_own = False
+        # Once: a second interrupt would break off the clean-up that the first one began.
         if not self._is_raised:
             self._is_raised = True
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
@@ -76,6 +78,8 @@ def termination_as_interrupt() -> Iterator[Termination]:
     heeded = [
         number
         for number in _HEEDED
+        # SIGTERM even if it was ignored: `Termination.interrupt` comes by it where SIGINT is
+        # blocked.
         if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM
     ]
     previous = {number: signal.signal(number, termination.heed) for number in heeded}

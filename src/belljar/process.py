@@ -53,6 +53,7 @@ def identify(pid: int) -> ProcessId | None:
     Raises `OSError` when it can't be looked at for want of descriptors or memory.
     """
     fields = _stat_fields(pid)
+    # proc_pid_stat(5), counted from the state on: 17 is num_threads, 19 is starttime.
     if fields is None or (_is_dead(fields) and int(fields[17]) <= 1):
         return None
     return ProcessId(pid=pid, start_ticks=int(fields[19]))
@@ -92,13 +93,14 @@ def descends_from(pid: int, ancestor: int) -> bool:
         fields = _stat_fields(pid)
         if fields is None:
             return False
-        pid = int(fields[1])
+        pid = int(fields[1])  # ppid
     return False
 
 
 def cpu_ticks(pid: int) -> int | None:
     """User and system time a process has used, in clock ticks; None when it is gone."""
     fields = _stat_fields(pid)
+    # utime and stime; children that were waited for have fields of their own.
     return None if fields is None else int(fields[11]) + int(fields[12])
 
 
@@ -140,6 +142,7 @@ def pin_namespaces(process: ProcessId) -> dict[str, int]:
         try:
             pins[name] = os.open(f"/proc/{process.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
+            # Any other error says that it is gone, or another user's: the check below tells.
             if exc.errno in CANNOT_LOOK:
                 close_all(pins.values())
                 raise
@@ -206,6 +209,7 @@ def urgently() -> Iterator[None]:
     """
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
+        # The lowest real-time priority is already above every ordinary process (sched(7)).
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except OSError:
         yield

@@ -54,4 +54,5 @@ def grant_hint(name: str) -> str:
 
 
 def _is_number(text: str) -> bool:
+    # `isdigit` alone takes other scripts' digits; 2^32 has ten.
     return text.isascii() and text.isdigit() and len(text) <= 10

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
+# By the IEC's and SI's prefixes: no unit means 1024 in one tool and 1000 in another.
 _SIZE_UNITS: Final = {
     "b": 1,
     "kib": 1 << 10,
@@ -25,10 +26,14 @@ _SIZE_UNITS: Final = {
     "tb": 10**12,
 }
 SIZE_UNITS: Final = "units: B, KiB, MiB, GiB, TiB (powers of 1024), KB, MB, GB, TB (powers of 1000)"
+# Up to days: months and years have no fixed length.
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# The digits are bounded, since the text is anybody's and `int` takes the square of their number.
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
+# `ms` before `m`: the first alternative that fits is taken.
 _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 
+# As the author of a YAML file says it, not as Python does.
 _KINDS: Final = {
     bool: "true/false",
     int: "a number",
@@ -49,6 +54,7 @@ def parse_size(text: str) -> int:
             f"{SIZE_UNITS}"
         )
     return (
+        # A whole number never goes through a float, which is exact up to 2^53 only.
         int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
         if "." in match[1]
         else int(match[1]) * _SIZE_UNITS[match[2].lower()]
@@ -113,6 +119,7 @@ def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     Use it for every dynamic string that is shown, whatever its origin.
     """
     if isinstance(text, bytes):
+        # UTF-8 has at most four bytes a character, so the cut leaves more than is shown.
         text = text[: 4 * max_chars + 4].decode("utf-8", "backslashreplace") + (
             "…" if len(text) > 4 * max_chars + 4 else ""
         )
@@ -151,6 +158,7 @@ def _visible(char: str) -> str:
     if char in "\n\t\r":
         return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[char]
     category = unicodedata.category(char)
+    # C: controls, format characters, surrogates, private use and what Unicode has not assigned.
     if category[0] == "C" or category in {"Zl", "Zp"} or char in _UNSEEN:
         code = ord(char)
         return (

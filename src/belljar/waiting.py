@@ -23,7 +23,7 @@ def reported_if_slow(text: str) -> Iterator[None]:
 
     options = {"file": sys.stderr, "flush": True}
     timer = threading.Timer(SLOW_S, print, (f"belljar: {text}",), options)
-    timer.daemon = True
+    timer.daemon = True  # it must not keep a failed process alive
     timer.start()
     try:
         yield
@@ -33,5 +33,6 @@ def reported_if_slow(text: str) -> Iterator[None]:
 
 def print_status(text: str) -> None:
     """Print to standard error. Raises nothing."""
+    # A closed or full standard error (ValueError: closed in this process) must not end the work.
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

@@ -34,6 +34,7 @@ def canonical(value: object) -> bytes:
     try:
         return rfc8785.dumps(anything)
     except rfc8785.CanonicalizationError:
+        # Only now: most data needs no copy.
         return rfc8785.dumps(_encodable(anything))
 
 
@@ -50,6 +51,7 @@ def parse_canonical(line: bytes) -> dict[str, Any]:
         again = canonical(value)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    # One spelling: else two readers could see different events in the same bytes.
     if again != line:
         raise ValueError("not in canonical form (RFC 8785)")
     if not isinstance(value, dict):
@@ -71,6 +73,7 @@ EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 
 def leaf_hash(entry: bytes) -> bytes:
     """SHA-256 of a zero byte and the entry."""
+    # Another first byte than a node's, so that no node can pass for an entry (RFC 6962, 2.1).
     return hashlib.sha256(b"\x00" + entry).digest()
 
 

@@ -21,6 +21,7 @@ from belljar.ledger.chain import parse_canonical, sha256_hex
 from belljar.ledger.schema import MAX_LINE_BYTES, Checkpoint, Manifest
 from belljar.units import printable
 
+# Two files: signing, with its fsync, must not take turns with recording.
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINTS: Final = "checkpoints.jsonl"
 # Flags that a system lacks are 0 there, as for `belljar-verify` on Windows.
@@ -66,6 +67,7 @@ def open_directory(path: Path) -> Iterator[Directory]:
         os.scandir(path).close()
         yield path
         return
+    # The operator named this path; only what lies below it may be an attacker's.
     fd = os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
     try:
         yield fd
@@ -87,6 +89,8 @@ def open_beneath(directory: Directory, path: str) -> BinaryIO:
             opened.append(os.open(folder, _DIRECTORY, dir_fd=opened[-1] if opened else directory))
         fd = os.open(name, _READ, dir_fd=opened[-1] if opened else directory)
     except OSError as error:
+        # A link, which is ENOTDIR where a directory is due; a socket; a device without a driver
+        # (open(2)).
         if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
             raise LedgerError(_NOT_PLAIN, where=path) from error
         raise
@@ -147,6 +151,7 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
 def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
     """Whether the file has this size and digest; a wrong size is noticed without reading."""
     size = os.fstat(file.fileno()).st_size
+    # An attacker's file may be of any size.
     return size == size_bytes and digest_file(file) == (sha256, size_bytes)
 
 
@@ -193,6 +198,7 @@ def walk_files(directory: Directory, prefix: str = "") -> Iterator[str]:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:
         path = prefix + entry.name
+        # It would be shown in messages, where it could act on a terminal or look like another name.
         if not path.isprintable():
             raise LedgerError("a file's name that can't be shown as text", where=printable(path))
         if entry.is_dir(follow_symlinks=False):
@@ -233,6 +239,8 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
     digests = {}
     with open_directory(run_dir) as root:
         for path in walk_files(root):
+            # The final checkpoint, which is yet to come, holds the manifest's digest; bodies are
+            # named by theirs.
             if path in {MANIFEST, MANIFEST_PART, CHECKPOINTS} or path.startswith(f"{BODIES}/"):
                 continue
             with open_beneath(root, path) as file:

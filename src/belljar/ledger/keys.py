@@ -55,6 +55,7 @@ def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex)).verify(
             bytes.fromhex(signature_hex), payload
         )
+    # ValueError: text that is no hex, or a key of another length.
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -67,6 +68,8 @@ def load_or_make_key(home: Path) -> SigningKey:
     """
     path = home / "keys" / KEY_FILE
     try:
+        # Another process may make it meanwhile: `write_once` leaves that one, and it is loaded
+        # below.
         if not path.exists():
             _make(path)
         return _load(path)

@@ -41,6 +41,7 @@ def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # no
         try:
             check(value[name])
         except ValueError as error:
+            # The path of the field says enough: a cause for each level would not.
             raise ValueError(f"{name}: {error}") from None
     if not extra and not value.keys() <= shape.keys():
         raise ValueError("it has fields that are not known")
@@ -101,6 +102,7 @@ def matching(pattern: str) -> Check:
     return check
 
 
+# Lower case alone, so that a digest has one spelling.
 HEX64: Final = matching("[0-9a-f]{64}")
 # A reader refuses another version's lines: it would have to guess.
 SCHEMA_VERSION: Final = 3

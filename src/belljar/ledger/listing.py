@@ -116,6 +116,7 @@ def summarise(run_dir: Path) -> RunSummary:
         what=str(started.get("what") or " ".join(started.get("argv", []))),
         outcome="running" if is_alive else "unfinished",
     )
+    # After a crash between the final checkpoint and the rename it still has its first name.
     sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
     if not sealed or last is None or last.kind is not Kind.RUN_FINISHED:
         return found
@@ -171,6 +172,7 @@ class Tail:
         found: list[Line] = []
         while len(found) < limit and (raw := self._file.readline(MAX_LINE_BYTES + 1)):
             self._rest += raw
+            # A line without an end that is longer than any may be is skipped, not collected.
             if not raw.endswith(b"\n") and len(self._rest) <= MAX_LINE_BYTES:
                 break
             line = _event_or_why(self._root, self._rest.removesuffix(b"\n"), complete=True)
@@ -211,6 +213,7 @@ def _last_event(run_dir: Path) -> Line | None:
     with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         lines = file.read(_TAIL_BYTES).split(b"\n")
+    # The last line has no end yet, or is longer than what was read.
     if len(lines) < 2 or lines[-1]:
         return None
     try:

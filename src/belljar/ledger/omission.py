@@ -78,6 +78,7 @@ def make_omission(
         "public_key": key.public_key,
     }
     line = canonical(statement | {"signature": key.sign(_DOMAIN + canonical(statement))})
+    # With its newline it must not be longer than what a reader takes.
     if len(line) >= MAX_OMISSION_BYTES:
         raise LedgerError("too many bodies for one statement", where=OMISSIONS)
     return line

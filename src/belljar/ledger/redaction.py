@@ -29,6 +29,7 @@ from belljar.ledger.verification import Status, parse_line, read_omissions, veri
 from belljar.ledger.writer import wall_time
 from belljar.store.home import sync_file
 
+# By the first word of an event's kind.
 _OF_KINDS: Final = {
     "network": "requests",
     "connect": "requests",
@@ -76,6 +77,7 @@ def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
             is_data = line.data == SPILLED and body.name == SPILLED_BODY
             if body.stored and (is_data or class_of(line, body.name) in wanted):
                 (needed if is_data else found).add(body.stored)
+    # Equal bytes are stored once: a body that an event needs as its data stays.
     bodies = {digest for digest in found - needed if (run_dir / body_path(digest)).exists()}
     with open_directory(run_dir) as root:
         files = {path for path in walk_files(root) if wanted & _classes_of_file(path)}
@@ -147,6 +149,7 @@ def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
                 with open_beneath(root, path) as source, (part / path).open("xb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 20)
         _state(part, final, chosen, key, "redacted")
+        # What is handed on must verify for its reader, so it is verified before it has its name.
         result = verify(part, expected_key=key.fingerprint, expected_run=final.run_id)
         if result.status is not Status.PARTIAL:
             raise LedgerError(f"the copy does not verify: {result.problem}", where=str(run_dir))

@@ -57,6 +57,7 @@ INSPECT_LOGS: Final = "inspect"  # Inspect's logs in a run directory of `belljar
 
 # An exception may quote what a guest sent.
 _MAX_ERROR_CHARS: Final = 4096
+# As the schema of `run.finished` has them.
 OUTCOMES: Final = ("completed", "failed", "interrupted")
 
 
@@ -235,6 +236,8 @@ class RunDirectory:
                 "bodies": {"count": count, "bytes": size},
             }
             content = canonical(manifest) + b"\n"
+            # Under another name until the final checkpoint is on the disk: a manifest without one
+            # is a sign of a record that was cut.
             write_file(self.path / MANIFEST_PART, content)
             self.recorder.seal(sha256_hex(content))
             (self.path / MANIFEST_PART).rename(self.path / MANIFEST)
@@ -263,12 +266,14 @@ class RunDirectory:
 
 
 def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | None]:
+    # A task group wraps a single error, too.
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if error is None:
         return "completed", 0, None
     exit_code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", None)
     if not isinstance(error, Exception | SystemExit):  # KeyboardInterrupt, a cancellation
+        # 128 and the number of SIGINT, as shells report it.
         return "interrupted", 130, type(error).__name__
     if exit_code == 0:
         return "completed", 0, None

@@ -28,6 +28,7 @@ MAX_LINE_BYTES: Final = 1 << 20
 MAX_CHECKPOINT_BYTES: Final = 4096
 # More moves to a body, so that a line stays short enough to be read whole.
 MAX_DATA_BYTES: Final = 64 << 10
+# Whoever reads the event holds all of it in memory.
 MAX_SPILLED_BYTES: Final = 16 << 20
 # A line is read whole by whoever verifies it.
 MAX_BODIES: Final = 64
@@ -96,6 +97,7 @@ class Line:
 _LINE: Final = shape_of(
     "v:version seq:count prev:sha256 time:wall_time mono_ns:digits kind:kind cell:cell "
     "actor:actor trust:trust data:object bodies:bodies",
+    # Text: nanoseconds since boot exceed what JSON's numbers carry exactly after 104 days.
     digits=matching("[0-9]{1,20}"),
     kind=one_of(*Kind),
     cell=maybe(matching("(?s:.){0,128}")),

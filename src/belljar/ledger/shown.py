@@ -18,6 +18,7 @@ HINT_KEY: Final = (
 )
 # A line with its path and a checkpoint, in JSON.
 MAX_PROOF_BYTES: Final = 8 << 20
+# Where the status's own word would be taken for more or less than it says.
 _TITLES: Final = {
     Status.UNFINISHED: "unfinished, and nothing is wrong with what is there",
     Status.PARTIAL: "partial: verified, but for what its signer left out",

@@ -236,6 +236,8 @@ class Checker:
             raise LedgerError(
                 f"{what} ({path}): changed, its bytes are not those recorded", where=where
             )
+        # Once read, a body isn't read again, however many events name it; bytes are half as long as
+        # hex.
         self.bodies[bytes.fromhex(digest)] = body.kept_bytes
 
     # --- checkpoints
@@ -388,6 +390,7 @@ def verify(
             checker.check()
         except LedgerError as error:
             problem = LedgerError(error.what, where=error.where)
+        # It says nothing of the run: whoever may read it can still verify it.
         except PermissionError:
             raise
         except OSError as error:

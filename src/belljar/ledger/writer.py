@@ -112,12 +112,14 @@ class BodyStore:
         if body.digest[:2] not in self._folders:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._folders.add(body.digest[:2])
+        # A store that failed may have left its part; no second writer shares this directory.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(part, flags, 0o600)
         try:
             write_all(fd, body.content)
         finally:
             os.close(fd)
+        # Whole or not there: a reader may look at a run that is being written.
         part.rename(folder / body.digest)
         self._known.add(name)
         self._unsynced.append(body.digest)
@@ -185,7 +187,7 @@ class LedgerWriter:
         self._pending: bytes | None = None
         self._poison: LedgerError | None = None
         self._ended = False
-        self._signed_size = -1
+        self._signed_size = -1  # a run without events is signed, too
         self._checkpoint_number = 0
         self._checkpoint_prev = NO_LINE
         self._ledger_fd = -1
@@ -214,6 +216,7 @@ class LedgerWriter:
             fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
             self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
             self._bodies = BodyStore(self.run_dir)
+            # The files' names, which a power loss could take although their contents were synced.
             sync_file(self.run_dir)
 
     def __exit__(
@@ -279,6 +282,7 @@ class LedgerWriter:
 
     def _write(self, event: Event, data: bytes, bodies: list[PreparedBody]) -> int:
         self._settle()
+        # The bodies first: no line names bytes that aren't there.
         for body in bodies:
             self._bodies.keep(body)
         seq = self._state.tree.size
@@ -298,6 +302,7 @@ class LedgerWriter:
         _write_once(self._ledger_fd, content)
         self._state = self._state.after(line)
         self._pending = None
+        # Asked first: setting takes a lock and wakes a thread, on each of thousands of events.
         if not self._wake.is_set():
             self._wake.set()
 

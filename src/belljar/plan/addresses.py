@@ -20,7 +20,9 @@ MAX_NAMES: Final = 250
 MAX_CELLS: Final = 250
 # 128 bits: no range's addresses can be guessed from another's.
 MIN_RANDOM_BYTES: Final = 16
+# RFC 1918's networks, tried in this order: the largest is most likely to have room.
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+# Four /24: names and cells take one each, so neither can run into the other's addresses.
 _PREFIX_LENGTH: Final = 22
 # Of virtual machines, containers and homes: an address there would be read wrongly, by people and
 # by probes
@@ -29,7 +31,9 @@ _USUAL: Final = (
     *("192.168.0.0/23", "192.168.64.0/23", "192.168.122.0/24"),
 )
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
+# The network's first address, where a router usually is: it is every cell's next hop, too.
 _RESOLVER_HOST: Final = 1
+# Below the ports that the kernel hands out itself (from 32,768 by default, ip(7)).
 _OWN_PORTS: Final = range(20_000, 32_000)
 
 
@@ -108,6 +112,7 @@ def lay_out(
         ValueError: too many names or cells, a name twice, too little randomness.
     """
     if len(random_bytes) < MIN_RANDOM_BYTES:
+        # Fewer would still give addresses, but such as a guest could guess.
         raise ValueError(f"a layout needs {MIN_RANDOM_BYTES} random bytes")
     prefix = _prefix(random_bytes, avoid)
     names_net, cells_net, *_ = prefix.subnets(new_prefix=24)
@@ -127,7 +132,7 @@ def lay_out(
         if _OWN_PORTS[number % len(_OWN_PORTS)] not in taken
     )
     sink_port = next(free_ports) if network.sink else None
-    taken |= {sink_port or 0}
+    taken |= {sink_port or 0}  # no port is 0
     return RangeLayout(
         prefix=str(prefix),
         resolver=str(names_net[_RESOLVER_HOST]),

@@ -122,6 +122,7 @@ def render_plan(
                 width,
                 initial_indent=head,
                 subsequent_indent=" " * len(head),
+                # Paths and digests stay whole, so that they can be copied.
                 break_long_words=False,
                 break_on_hyphens=False,
             )

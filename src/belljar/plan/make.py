@@ -54,7 +54,9 @@ OCI_OVERHEAD_MIB: Final = {Tier.CONTAINER: 32, Tier.GVISOR: 192}
 # Measured: 0.4 MiB of the host for each process in the cell beside its own memory (the sentry's
 # record, stubs, page tables), at 100 and at 300.
 _GVISOR_PROCESSES_A_MIB: Final = 2
+# Tasks of the runtime and the agent, which are in the same group as the workload.
 _CONTAINER_SPARE_TASKS: Final = 32
+# With the slope below it is 98 tasks or more above each measurement.
 _GVISOR_SPARE_TASKS: Final = 192
 # Measured: 46 tasks of the host for one process in the cell, 169 for 50, 318 for 200; threads of a
 # process add none.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy.model import Policy
 
+# A reader of a run directory's plan tells by it which fields to expect.
 PLAN_FORMAT: Final = 2
 # How a sentence about something real begins.
 REAL: Final = "REAL network: "

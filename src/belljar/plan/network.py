@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
     from belljar.policy.network import Network, OwnCell
     from belljar.policy.stand_ins import StandIn
 
+# RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
 DNS_PORT: Final = 53
 # Kinds that a target cell answers.
 TARGET_KINDS: Final = frozenset({"cell", "python"})
@@ -304,6 +305,8 @@ def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
                 hint="write the policy to a file beside them",
             )
         directory = base / own
+        # The gateway sees the directory at another place: the host's path is no setting of a
+        # stand-in.
         del settings[field_name]
         if field_name == item.file_field:
             settings[field_name], directory = directory.name, directory.parent

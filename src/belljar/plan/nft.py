@@ -12,8 +12,10 @@ from typing import Any, Final, NewType, TypeAlias
 
 Statement: TypeAlias = dict[str, Any]
 
+# Verdicts and expressions as libnftables-json(5) spells them.
 ACCEPT: Final[Statement] = {"accept": None}
 DROP: Final[Statement] = {"drop": None}
+# A reset makes connect() fail at once; a dropped segment would let a client wait for minutes.
 TCP_RESET: Final[Statement] = {"reject": {"type": "tcp reset"}}
 UNREACHABLE: Final[Statement] = {"reject": {"type": "icmp", "expr": "port-unreachable"}}
 L4PROTO: Final[Statement] = {"meta": {"key": "l4proto"}}
@@ -89,6 +91,7 @@ def log(group: int, prefix: str, snap_bytes: int) -> Statement:
 
 # ---- rendered and listed rules, compared
 
+# What the kernel numbers and counts itself: two listings of the same rules differ in it.
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 # Rules without these words need no `statement`.
 _TO_REWRITE: Final = re.compile(
@@ -99,6 +102,7 @@ _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
 # RFC 792's code, as nft 1.1 lists it.
 _ICMP_PORT_UNREACHABLE: Final = 3
+# Kind, family, table and name; all rules of a chain have one key, as their order matters.
 _Key = tuple[str, str, str, str]
 # Rendered rules as they are compared.
 KnownRules = NewType("KnownRules", "Mapping[_Key, list[str]]")
@@ -119,6 +123,7 @@ def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ..
     """
     try:
         have = _objects(listed)
+    # A listing in another shape may hide a change: it counts as one.
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         return (f"the listed rules can't be read: {type(exc).__name__}",)
     return tuple(_differences(known, have))[:_MAX_DIFFERENCES]
@@ -127,6 +132,7 @@ def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ..
 def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]]) -> Iterator[str]:
     for key in sorted({*want, *have}, key=lambda key: (key[0] != "table", key)):
         name, table = _shown(key), ("table", *key[1:3], "")
+        # A table that is gone, or is not ours, says so once, not for each object in it.
         if key != table and (table not in have or table not in want):
             continue
         if key not in have:
@@ -186,6 +192,7 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
     if kind == "chain":
         yield ("rules", *where, name), []
     if kind in ("set", "map"):
+        # A set with a size is filled by packets: its elements are no rule.
         elements = [] if "size" in item else item.get("elem", [])
         yield ("elements", *where, name), sorted(map(canonical, elements))
 
@@ -202,6 +209,7 @@ def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
         return [statement(value) for value in part]
     if not isinstance(part, Mapping):
         return part
+    # nft 1.1 lists the flags of a mask as alternatives, 1.0 as a list.
     if list(part) == ["|"]:
         return statement(part["|"])
     kept = {word: statement(value) for word, value in part.items() if word not in _VOLATILE}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # For the container tiers: a tmpfs with user attributes.
 MIN_KERNEL: Final = (6, 6)
+# Every bound of a container on what the host has is held by one of them.
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
 # The kind of stand-in that needs a module.
 MODULE_OF: Final = {"asyncssh": "ssh", "dulwich": "git", "jinja2": "http", "packaging": "pypi"}
@@ -52,6 +53,7 @@ KVM_HINTS: Final = {
     "it again",
     KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
 }
+# Distributions append to it (`6.12.48+deb13-amd64`): only the first two numbers are compared.
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 # The kernel's own patterns are shorter; what an administrator wrote may be a whole command.
 _MAX_PATTERN_CHARS: Final = 80
@@ -329,6 +331,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 
 # ---- crashes
 
+# A plain name makes the kernel write a file and start no program (core(5)).
 _CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
 
 

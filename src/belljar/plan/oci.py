@@ -21,12 +21,14 @@ ID_COUNT: Final = 1 << 16
 # Gone before the workload runs; neutral names, in a directory that every image has.
 AGENT_IN_CELL: Final = "/dev/.i"
 PROBE_IN_CELL: Final = "/dev/.p"
+# Standard input: a detached container keeps it from its starter, without an option of the runtime.
 CHANNEL_FD: Final = 0
 _TMP: Final = "/tmp"  # noqa: S108 - the cell's
 # As the runtime sees it, which is in it.
 STAGES_NETWORK: Final = "/proc/self/ns/net"
 # One part in so many of the memory may be shared, as in the VM.
 SHM_SHARE: Final = 2
+# Soft: what `select` can watch. Hard: systemd's default (DefaultLimitNOFILE=), as services expect.
 OPEN_FILES: Final = (1024, 524_288)
 # Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve).
 MAX_TERMINALS: Final = 64
@@ -35,6 +37,7 @@ _MAX_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096
 # Few pages make few inodes: a small disk still holds a tree of small files.
 _MIN_INODES: Final = 16_384
+# A tmpfs holds inodes in the kernel's memory: a disk beyond 16 GiB gets no more of them.
 _MAX_INODES: Final = 4_194_304
 
 RuntimeKind = Literal["runc", "runsc"]
@@ -61,6 +64,7 @@ _MASKED: Final = (
 )
 # What tells too much of the host, or helped a breakout before.
 MASKED_PROC: Final = tuple(f"/proc/{name}" for name in _MASKED.split())
+# Some sysctls are the whole host's, in whatever namespace they are written.
 READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
 # All that is shown of the host's sysfs.
 CPU_FILES: Final = tuple(
@@ -159,6 +163,7 @@ def writable_inodes(resources: Resources) -> int:
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     """One cell's config.json, the caller's own copy."""
+    # Deep: cells of one shape share the plan's document, and its lists are added to below.
     config = copy.deepcopy(dict(shape.config))
     config["hostname"] = cell.hostname
     config["root"]["path"] = cell.root
@@ -169,6 +174,7 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
         config["mounts"].append(bind | {"source": path})
     if cell.weights:
         config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL))
+    # In place of gVisor's own tmpfs: of two mounts at one place only the last is seen.
     if cell.tmp:
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
         config["mounts"].append(
@@ -268,6 +274,7 @@ def _config(
 
 def _process(open_files_max: int, rights: Granted) -> dict[str, Any]:
     capabilities = [*AGENT_CAPABILITIES, *(f"CAP_{name}" for name in rights.capabilities)]
+    # No runtime can raise a hard limit above its own without a capability (setrlimit(2)).
     soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
     return {
         "terminal": False,
@@ -285,6 +292,7 @@ def _process(open_files_max: int, rights: Granted) -> dict[str, Any]:
 
 def _mounts(shm_bytes: int) -> list[dict[str, Any]]:
     shm = f"size={shm_bytes}", f"nr_inodes={_MAX_SHM_INODES}"
+    # Group 5 is `tty` in common images.
     pts = "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={MAX_TERMINALS}"
     return [
         _mount("/proc", "proc", "nosuid", "noexec", "nodev"),

@@ -22,11 +22,13 @@ TEMPLATE_FORMAT: Final = 2
 
 # A name that stock guests have, so that it tells the workload nothing.
 AGENT_PORT: Final = "org.qemu.guest_agent.0"
+# In the jail's root, where only the VMM is; the guest sees none of these names.
 KERNEL_PATH: Final = "/i/kernel"
 INITRD_PATH: Final = "/i/initrd"
 DISK_PATH: Final = "/i/disk"
 DATA_DISK_PATH: Final = "/i/data"
 MEMORY_PATH: Final = "/i/memory"
+# A jail's root has an empty file at each: a read-only root can't get one later.
 MOUNT_POINTS: Final = (KERNEL_PATH, INITRD_PATH, DISK_PATH, DATA_DISK_PATH, MEMORY_PATH)
 
 # loglevel=1: the console is a small buffer nobody pumps, so only emergencies (a panic says
@@ -48,6 +50,7 @@ _OFFLOADS: Final = (
     "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
     "guest_ufo guest_announce ctrl_guest_offloads mrg_rxbuf status ctrl_vlan ctrl_rx_extra"
 )
+# As virtio-net-device's properties.
 _NO_OFFLOADS: Final = ",".join(f"{feature}=off" for feature in _OFFLOADS.split())
 # QEMU's own seccomp filter, as strict as it goes: the VMM starts no program.
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -110,6 +113,7 @@ class VmFds:
 
 def vmm_memory_max_bytes(shape: VmShape) -> int:
     """The RAM, and what the VMM itself needs."""
+    # TCG keeps 64 MiB of translated code (`tb-size`).
     overhead_mib = 192 if shape.accel == "tcg" else 96
     return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
 
@@ -144,6 +148,7 @@ def qemu_argv(
     return (
         program,
         *("-name", f"guest={name}", "-sandbox", _SANDBOX),
+        # With the guest's `panic=-1`, `-no-reboot` makes a panic the VMM's end.
         *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
         *_machine(shape, role, counter_khz if shape.accel == "tcg" else 0),
         *_devices(fds, has_data_disk=shape.data_disk),
@@ -179,6 +184,7 @@ def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
 
 
 def _disk(name: str, path: str) -> tuple[str, ...]:
+    # Many VMMs read one file: QEMU's locks guard against writers, and there are none.
     file = f"file.driver=file,file.filename={path},file.locking=off"
     return (
         *("-blockdev", f"driver=raw,node-name={name},read-only=on,{file}"),
@@ -203,6 +209,7 @@ def _devices(fds: VmFds, *, has_data_disk: bool) -> tuple[str, ...]:
         *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
         *_disk("disk", DISK_PATH),
         *(_disk("data", DATA_DISK_PATH) if has_data_disk else ()),
+        # Needs no device file of the jail's, which has no /dev.
         *("-object", "rng-builtin,id=rng", "-device", "virtio-rng-device,rng=rng"),
         *(() if fds.net is None else nic),
     )

@@ -19,7 +19,9 @@ from belljar.plan.addresses import CellPort, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
 
 Rule: TypeAlias = list[nft.Statement]
+# The namespace is the range's own: any other table in it is a breach.
 TABLE: Final = "range"
+# Groups of NFLOG are a network namespace's: no other program of the host listens here.
 LOG_GROUP: Final = 1
 # Enough for the headers, by which a refused packet is told.
 LOG_SNAP_BYTES: Final = 128
@@ -104,6 +106,7 @@ class DropReason(StrEnum):
         return f"count_{self}"
 
 
+# Logged to be let in by the supervisor, so that the record has it before the target does.
 LET_THROUGH: Final = frozenset({DropReason.CONNECTION})
 # Refused by RST or ICMP port-unreachable (gVisor ignores admin-prohibited).
 ANSWERED: Final = frozenset(
@@ -250,6 +253,7 @@ def _set(
     return {"set": _own(name=name, type=kind, **flags, **elem)}
 
 
+# Each is a base chain, with the policy drop: what no rule names ends there.
 _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "output": 0}
 
 
@@ -295,8 +299,10 @@ def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
 def _checked() -> Iterator[Rule]:
     """What no packet of a cell may be, whatever its destination."""
     yield [nft.FRAGMENT, nft.goto(_to(DropReason.FRAGMENT))]
+    # Before all other options, so that an attempt to be routed past the rules has its own name.
     yield [nft.option("lsrr"), nft.goto(_to(DropReason.SOURCE_ROUTE))]
     yield [nft.option("ssrr"), nft.goto(_to(DropReason.SOURCE_ROUTE))]
+    # A header of five words has no options (RFC 791).
     yield [nft.match(nft.field("ip", "hdrlength"), 5, "!="), nft.goto(_to(DropReason.OPTIONS))]
     multicast = {"prefix": {"addr": "224.0.0.0", "len": 4}}
     yield [nft.match(nft.field("ip", "daddr"), multicast), nft.goto(_to(DropReason.MULTICAST))]
@@ -304,6 +310,7 @@ def _checked() -> Iterator[Rule]:
         nft.match(nft.field("ip", "daddr"), "255.255.255.255"),
         nft.goto(_to(DropReason.BROADCAST)),
     ]
+    # By the frame's address, too: a frame for many may carry a packet for one.
     yield [nft.match(nft.PKTTYPE, "multicast"), nft.goto(_to(DropReason.MULTICAST))]
     yield [nft.match(nft.PKTTYPE, "broadcast"), nft.goto(_to(DropReason.BROADCAST))]
     yield [nft.match(nft.field("ip", "daddr"), "@forbidden"), nft.goto(_to(DropReason.FORBIDDEN))]
@@ -397,6 +404,7 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     to_cell = nft.match(nft.OIFNAME, "@devices")
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.NOT_FIRST, nft.ACCEPT]
+    # Resets that the kernel itself sends for the rules and for closed connections.
     yield [to_cell, nft.flags(("syn", "rst"), "rst"), nft.ACCEPT]
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
     port = nft.match(nft.field("icmp", "code"), "port-unreachable")

@@ -73,6 +73,7 @@ def seccomp_profile(
     if rights.calls:
         opened = CallGroup(why="rights of the plan", calls=rights.calls)
         groups = (opened, *(_without(group, set(rights.calls)) for group in groups))
+    # Tools that set up or watch a network need packet sockets: the right brings them along.
     if "NET_ADMIN" in rights.capabilities:
         packets = (ArgumentCondition(argument=0, value=socket.AF_PACKET),)
         groups = (

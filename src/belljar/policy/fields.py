@@ -32,6 +32,7 @@ from belljar.units import (
     quoted,
 )
 
+# It begins with a letter or digit: `..`, a hidden file's name and an option are none.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
@@ -45,6 +46,7 @@ _URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
 MAX_ID: Final = 0xFFFF_FFFD - 100_000
 # A reviewer reads it in one look, and a message can show it whole.
 MAX_LINE_CHARS: Final = 4096
+# As many as a whole policy file has bytes at most (`yaml_tree.MAX_BYTES`).
 MAX_TEXT_CHARS: Final = 64 * 1024
 # Linux's PATH_MAX without the zero at the end.
 MAX_PATH_BYTES: Final = 4095
@@ -59,6 +61,7 @@ def expected(what: str, value: object, *, shows_text: bool = False) -> ValueErro
 
     Text may be a secret: it is shown only on request.
     """
+    # `type`, not `isinstance`: of `true` its kind is told, which is more than `True`.
     is_shown = shows_text if isinstance(value, str) else type(value) in (int, float)
     shown = f" ({quoted(value)})" if is_shown else ""
     return ValueError(f"expected {what}, got {kind_of(value)}{shown}")
@@ -74,6 +77,8 @@ WRITTEN: Final = {"written": True}
 class Strict(BaseModel):
     """Strict, frozen, no unknown fields."""
 
+    # An unknown field is an error: a misspelt limit that is ignored would not limit. Values stay
+    # out of messages, as they may be secrets.
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
     )
@@ -160,8 +165,10 @@ def version(number: int) -> FieldKind:
     """Exactly this version of the policy format."""
 
     def read(value: object) -> int:
+        # The commonest mistake has its own message.
         if value == str(number):
             raise ValueError(f"write {number} without quotes")
+        # `true` is an int of Python's, and equal to 1.
         if type(value) is not int or value != number:
             raise ValueError(f"{quoted(value)} is not a known version; write {number}")
         return value
@@ -299,12 +306,14 @@ def _path(value: object, what: str) -> tuple[str, PurePosixPath]:
     text = read_text(value, what)
     if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
         raise ValueError(f"{what} must have 1 to {MAX_PATH_BYTES} bytes")
+    # Not resolved: behind a link it would lead elsewhere than it reads.
     if ".." in text.split("/"):
         raise ValueError(f"{quoted(text)} contains `..`, which is not allowed in {what}")
     return text, PurePosixPath(text)
 
 
 def _normal(path: PurePosixPath) -> str:
+    # `PurePosixPath` keeps two slashes at the beginning, as POSIX lets them mean something else.
     return "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
 
 
@@ -340,6 +349,7 @@ NAME: Final = matching(
     "is not a valid name: use at most 64 letters, digits, `.`, `_` and `-`, and begin with a "
     "letter or digit",
 )
+# An integer too: YAML reads `user: 1000` as one.
 USER: Final = text_kind(_read_user, f"^({_USER.pattern})$", types=["string", "integer"])
 WORKDIR: Final = _paths(
     "a working directory",
@@ -347,13 +357,16 @@ WORKDIR: Final = _paths(
     lambda _, path: not path.is_absolute(),
     "^/",
 )
+# A whole path of a file: nothing is copied under a name that the author didn't write.
 TARGET: Final = text_kind(_read_target, "[^/]$")
+# No absolute path: what a policy may copy must lie beside it, where its reviewer finds it.
 SOURCE: Final = _paths(
     "a source",
     "is not a valid source: write the path of a file below the policy's directory, relative to it",
     lambda text, path: path.is_absolute() or text.endswith("/") or path.name == "",
     "^[^/].*[^/]$|^[^/]$",
 )
+# Text: a plain `0644` is the number 644 by YAML 1.2's core schema.
 MODE: Final = matching(
     "a mode",
     _MODE,
@@ -367,17 +380,20 @@ ENV_NAME: Final = matching(
     "is not a valid name of a variable: use at most 128 letters, digits and `_`, and don't begin "
     "with a digit",
 )
+# The kernel's bound is in bytes; a lone surrogate is measured, too, not an encoding error.
 ENV_VALUE: Final = _bounded(
     "a variable's value",
     format_size(MAX_ENV_VALUE_BYTES),
     lambda text: len(text.encode("utf-8", "surrogatepass")) > MAX_ENV_VALUE_BYTES,
 )
+# Not the policy's own directory, which holds the policy and whatever lies beside it.
 DIRECTORY: Final = _paths(
     "a directory",
     "is not a valid directory: write the path of one below the policy's directory, relative to it",
     lambda _, path: path.is_absolute() or str(path) == ".",
     "^[^/]",
 )
+# Without line breaks or controls, it can't forge a second line of a plan or report.
 LINE: Final = checked(
     "text",
     f"is not one line of printable text of at most {MAX_LINE_CHARS} characters",

@@ -29,6 +29,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _OPENAT2: Final = 437
 # From linux/openat2.h: Python has no names for them.
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
+# Neither an absolute link nor `..` leads out of the directory: EXDEV (openat2(2)).
 _RESOLVE_BENEATH: Final = 0x08
 # For EAGAIN: something is renamed meanwhile (openat2(2)).
 _TRIES: Final = 16
@@ -56,6 +57,8 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
         OSError: it can't be opened; `ELOOP` for a loop of links.
         OutsideError: the path or a link in it leads out. ValueError: a null byte in a name.
     """
+    # The directory itself is trusted, and may be a link: only what lies below it is looked up
+    # strictly.
     at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = _opened(at, name)
@@ -92,6 +95,7 @@ def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
 def _opened(at: int, name: str) -> int:
     import ctypes  # late: few policies name files
 
+    # C would take the name to end there, and open another file than the one that was checked.
     if "\0" in name:
         raise ValueError("embedded null byte")
     libc, path = ctypes.CDLL(None, use_errno=True), os.fsencode(name)
@@ -186,6 +190,7 @@ def read_entry(root: Path, tree: Tree, entry: Entry) -> bytes:
     Raises `OSError` and `ValueError` where it has become something else meanwhile.
     """
     name = posixpath.join(tree.source, entry.path) if entry.path else tree.source
+    # One byte more than was listed, so that a file that grew is noticed, not cut.
     contents = read_regular(root, name, entry.size_bytes + 1)
     if len(contents) > entry.size_bytes:
         raise ValueError("it has grown meanwhile")
@@ -213,8 +218,11 @@ def _below(fd: int, path: str, depth: int, max_entries: int) -> Iterator[Entry]:
         raise _too_many(max_entries)
     for name in names:
         at = f"{path}/{name}" if path else name
+        # A link is kept as a link: what it leads to is the cell's own, never the host's.
         found = os.stat(name, dir_fd=fd, follow_symlinks=False)
         mode = stat.S_IMODE(found.st_mode) & 0o777
+        # Bytes that are no UTF-8 come as surrogates, which neither JSON nor the cell's files can
+        # hold.
         if any("\ud800" <= character <= "\udfff" for character in name):
             raise ValueError(f"{printable(at)} is not a name in UTF-8")
         if stat.S_ISLNK(found.st_mode):

@@ -110,6 +110,7 @@ class Action(StrEnum):
     STOP = "stop"
 
 
+# Inside a range they only flag, so that an evaluation measures what a model does.
 DEFAULT_ACTIONS: Final[Mapping[Place, Action]] = MappingProxyType(
     {
         Place.RANGE: Action.FLAG,

@@ -22,6 +22,7 @@ from belljar.policy.fields import Strict, list_of
 from belljar.policy.guarding import ALL_PORTS
 from belljar.units import did_you_mean, listed, quoted
 
+# What stands behind a port's slash; `tls` is HTTPS, `smtps` is mail within TLS.
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -91,6 +92,7 @@ def _host(text: str, written: str) -> str:
         )
     if _LIKE_A_NUMBER.fullmatch(labels[-1]):
         refuse("is an address; write a name: addresses are drawn at random for each range")
+    # RFC 6761, 6.3: programs answer such a name themselves, without the resolver.
     if labels[-1] in ("localhost", "localdomain"):
         refuse("always means the cell itself")
     return name
@@ -98,6 +100,7 @@ def _host(text: str, written: str) -> str:
 
 def _encoded(text: str, written: str) -> str:
     lowered = text.lower()
+    # An A-label is decoded, too: it may stand for text that no name may have.
     if lowered.isascii() and "xn--" not in lowered:
         return lowered
     import idna  # large tables, for few policies
@@ -185,6 +188,7 @@ def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
 
 HOST: Final = kinds.text_kind(read_host, r"^[^*/:@\s]+$")
 PATTERN: Final = kinds.text_kind(read_pattern, r"^(\*\.)?[^*/:@\s]+$")
+# No pattern: an editor can't check a number by one.
 PORT_NUMBER: Final = kinds.text_kind(read_number, "", types="integer")
 METHOD: Final = kinds.text_kind(read_method, "^(" + "|".join(METHODS) + ")$")
 Ports: TypeAlias = Annotated[

@@ -115,6 +115,7 @@ class Resources:
 
 # ---- tools of the evaluation that act outside of a cell
 
+# Stands alone: no other pattern is read, so a name with a star in it is a name.
 ANY: Final = "*"
 
 
@@ -136,7 +137,9 @@ class HostTools:
         return f"refused, but for {', '.join(self.allow)}"
 
 
+# The default from risk `high` on.
 REFUSE: Final = HostTools(allow=())
+# Nothing is refused, and the report names each call.
 REPORT: Final = HostTools(allow=(ANY,))
 
 
@@ -147,6 +150,7 @@ def default_host_tools(risk: Risk) -> HostTools:
 
 # ---- rights inside a cell
 
+# In the order of their numbers: a name in the wrong place would grant another right.
 _NAMES: Final = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE "
     "NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO "

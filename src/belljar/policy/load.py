@@ -148,6 +148,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
         return replace(checked, text=json.dumps(checked.policy.to_json(), indent=2).encode())
     try:
         text = json.dumps(_plain(policy), indent=2, ensure_ascii=False, allow_nan=False).encode()
+    # A dict of Python's may contain itself.
     except (ValueError, RecursionError) as error:  # a lone surrogate is a ValueError, too
         raise PolicyError(printable(str(error)), where="a dict", hint=HINT_EXAMPLE) from error
     examined = examine(text, base=None)
@@ -320,6 +321,7 @@ def _message(
     path: yaml_tree.Path,
     model: type[BaseModel] | None,
 ) -> str:
+    # Pydantic's own messages speak of Python's types, not of what an author wrote.
     match error["type"]:
         case "extra_forbidden":
             allowed = list(model.model_fields) if model else []
@@ -380,6 +382,7 @@ def _own_problems(network: Network | None, tree: YamlTree, base: Path | None) ->
                 found, above = os.fstat(fd), home.stat()
             if not stat.S_ISDIR(found.st_mode):
                 raise ValueError("it is not a directory")
+            # The policy and everything beside it would be shown to the stand-in.
             if os.path.samestat(found, above):
                 raise ValueError("it is not in a directory of its own")
         except (OSError, ValueError) as exc:

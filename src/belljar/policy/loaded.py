@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from belljar.policy.sections import FileCopy
     from belljar.policy.task_data import TaskData
 
+# One for each risk, and named after it.
 PRESETS: Final = ("low", "medium", "high", "critical")
 # Who names no policy gets a strong one.
 DEFAULT_PRESET: Final = "high"

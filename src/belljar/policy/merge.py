@@ -131,6 +131,7 @@ def _more_stops(
     order = list(Stop)
     return {
         trigger: max(stop_for(ours, trigger), stop_for(theirs, trigger), key=order.index)
+        # A trigger that neither names stays unwritten, and keeps its default.
         for trigger in Trigger
         if trigger in ours or trigger in theirs
     }
@@ -152,6 +153,7 @@ def is_closed(network: Network) -> bool:
 
 def _is_alike(network: Network, other: Network | None) -> bool:
     """Return whether they differ in upstreams and record at most."""
+    # Both are merged field by field, so they don't make it another network.
     none = {"upstreams": (), "record": Record()}
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
 
@@ -162,6 +164,8 @@ def _held_cells(network: Network, bound: Policy, least: Tier) -> Network:
             update={
                 "resources": smaller_resources(item.resources, bound.resources),
                 "rights": common_rights(item.rights, bound.rights),
+                # A target's `tier` only raises the range's: one below that falls away instead of
+                # failing.
                 "tier": None if item.tier is not None and item.tier < least else item.tier,
             }
         )
@@ -185,6 +189,7 @@ def _common_network(ours: Network, theirs: Network | None) -> Network | None:
             "run_budget": min(own.whole_run, upstream.whole_run),
         }
         if upstream.host in wanted and tighter["ports"] and tighter["methods"]:
+            # An upstream without a common port or method falls away: it could carry nothing.
             both.append(upstream if own == upstream else upstream.model_copy(update=tighter))
     return theirs.model_copy(update={"upstreams": tuple(both)})
 

@@ -185,6 +185,7 @@ class Policy(Strict):
     @field_validator("decoys", mode="after")
     @classmethod
     def _services_have_a_network(cls, decoys: DecoysField, info: ValidationInfo) -> DecoysField:
+        # Otherwise the network was refused, and a second message would only repeat that.
         if "network" in info.data:
             check_services(decoys, info.data["network"])
         return decoys

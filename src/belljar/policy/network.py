@@ -35,7 +35,9 @@ MAX_UPSTREAMS: Final = 32
 RUN_BUDGETS: Final = 100
 # An upstream is real: a word alone tells a reviewer nothing.
 MIN_REASON_CHARS: Final = 10
+# A sentence, not a page: a plan with many of them must stay readable.
 MAX_REASON_CHARS: Final = 500
+# Without a colon, which upstreams' ids have (`upstream:HOST`).
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -140,6 +142,7 @@ def _read_ids(value: object) -> object:
             kind = body.get("kind")
             if kind is None:
                 raise AtError(f"is missing. One of {listed(MODELS)}", name, "kind")
+            # A kind of earlier versions: its policies are told what to write instead.
             if kind == "openapi":
                 why = "is no longer a kind: write its routes as `http`, or serve it as `python`"
                 raise AtError(f"`openapi` {why}", name, "kind")
@@ -212,6 +215,8 @@ class Network(Strict):
             if known and path[0] != "own_cell" and not may_be_one:
                 why = f"{quoted(known)} is the name of a metadata service"
                 raise AtError(f"{why}: use a stand-in of kind `metadata`", *path)
+        # Target cells start in the order in which they are written: one can only await those before
+        # it.
         _check_targets(self)
         return self
 

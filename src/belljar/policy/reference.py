@@ -17,10 +17,14 @@ DEFAULT_REGISTRY: Final = "docker.io"
 DEFAULT_TAG: Final = "latest"
 # Docker's older name of the same, which some files still have.
 _OLD_DEFAULT_REGISTRY: Final = "index.docker.io"
+# Where Docker Hub has the images that people write without a slash.
 _OFFICIAL: Final = "library/"
 # Registries and clients take no longer repository name (OCI distribution spec).
 _MAX_NAME_CHARS: Final = 255
+# A name, a tag of 128 and a digest of 71 characters fit; more isn't given to the expression.
 _MAX_CHARS: Final = 512
+# As the grammar names them: `domain-component`, `domain` with a port, `path-component`,
+# `remote-name` and `tag`.
 _LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST: Final = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -30,6 +34,7 @@ _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 PATTERN: Final = rf"(?:{_HOST}/)?{_PATH}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?"
 # Docker's id of an image, or an image's digest in the store.
 IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+# `PATTERN` with names for its parts, which an editor's expressions (ECMA-262) write otherwise.
 _REFERENCE: Final = re.compile(
     rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
@@ -138,7 +143,9 @@ def _expected(text: str) -> str:
     return "write `[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id"
 
 
+# How authors keep a container open for commands that come from outside.
 _WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
+# Base images end in one: without a terminal or a script it has nothing to do.
 _SHELLS: Final = frozenset(
     f"{place}{shell}" for shell in ("sh", "bash", "ash") for place in ("", "/bin/", "/usr/bin/")
 )

@@ -11,9 +11,11 @@ from belljar.policy import fields as kinds
 from belljar.policy.fields import Strict, list_of
 from belljar.units import listed
 
+# Servers whose command line is known here; any other is written as a list of words.
 PRESETS: Final = ("llama_cpp", "vllm")
 # A server's command with all its options.
 _MAX_WORDS: Final = 256
+# With the prefix or without it, and in any case, as tools print it.
 _SHA256: Final = kinds.checked(
     "a SHA-256",
     "is not a SHA-256: write 64 hexadecimal digits",

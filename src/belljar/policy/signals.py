@@ -31,6 +31,7 @@ from belljar.policy.guarding import (
 )
 from belljar.units import listed, quoted
 
+# Each is minted, placed and watched before a sample begins.
 MAX_DECOYS: Final = 64
 MAX_COUNT: Final = 1000
 MAX_PROTECTED: Final = 64

@@ -42,6 +42,7 @@ def _read_routes(value: object) -> object:
         return tuple(value)
     if isinstance(value, str):
         what = "write the file's `routes` and `static` here, and its directory as `files`"
+        # A policy of an earlier version named a file here.
         raise ValueError(f"routes are no longer in a file of their own: {what}")
     raise kinds.expected("a list of routes (each a mapping)", value)
 
@@ -66,6 +67,7 @@ JsonMapping: TypeAlias = Annotated[
 ]
 
 
+# With the options of a compose file's `tmpfs`, which begin behind a colon: the path can't have one.
 DIRECTORY: Final = kinds.matching(
     "a directory",
     re.compile(
@@ -73,6 +75,7 @@ DIRECTORY: Final = kinds.matching(
     ),
     "is none: write an absolute path, and behind a colon its `mode`, `uid` and `gid`",
 )
+# Docker's words of a container's restart policy, unchanged.
 RESTART: Final = kinds.matching(
     "a restart",
     re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?"),
@@ -406,6 +409,7 @@ class PythonStandIn(TargetStandIn):
     )
 
 
+# `network` looks a `kind` up here before pydantic does, to suggest the nearest word.
 MODELS: Final[Mapping[str, type[StandIn]]] = {
     "http": HttpStandIn,
     "har": HarStandIn,

@@ -39,8 +39,10 @@ Path: TypeAlias = tuple["str | int", ...]
 
 # YAML 1.2's core schema; 1.1's `012` and `1_000` are no numbers.
 _INT: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
+# `0o17` is octal in YAML 1.2; 1.1's `017` is the number 17 here.
 _BASED: Final = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+# Only these spellings: 1.1's `yes`, `no`, `on` and `off` are text.
 _SPECIAL: Final = {"": None, "~": None} | {
     spelling: value
     for word, value in (("null", None), ("true", True), ("false", False))
@@ -84,6 +86,7 @@ class Reading:
     max_characters: int | None = None
 
 
+# The strictest reading there is.
 POLICY: Final = Reading()
 
 
@@ -164,6 +167,7 @@ def read_tree(data: bytes | str, reading: Reading = POLICY) -> YamlTree:
         why = f"the character {quoted(character)} can't be in YAML"
         tree.problems.append(Problem(mark=at, field="", message=why))
     except (YAMLError, ValueError, OverflowError) as exc:
+        # ruamel gives `chr` whatever number an escape names, as in `\UFFFFFFFF`.
         why = f"not YAML: {printable(str(exc), max_chars=200)}"
         tree.problems.append(Problem(mark=Mark(line=1, column=1), field="", message=why))
     return tree
@@ -177,6 +181,7 @@ def _decode(data: bytes, tree: YamlTree, reading: Reading) -> str | None:
         tree.problems.append(Problem(mark=mark, field="", message=why, is_of_the_file=True))
         return None
     try:
+        # Some editors begin a file with a byte order mark.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         before = data[: exc.start]
@@ -354,6 +359,7 @@ class _Reader:
             elif self._accepts(name, event, path):
                 own[name] = self._value(following, below)
             else:
+                # Read all the same: the events of a refused field's value must be used up.
                 self._node(following, below)
         whole: dict[str, Any] = {}
         for source in (*reversed(merged), own):  # own fields win, then the first

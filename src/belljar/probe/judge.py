@@ -74,6 +74,7 @@ def judge_probe(
         return found(Verdict.VOID, None, "no answer came", Side.HOST)
     if answer.outcome is AttemptOutcome.REACHED:
         known = probe.expected.get(tier, "")
+        # What the policy wills excuses the cell's word, and nothing that the host saw.
         if known and (sight is None or sight.touched is False):
             return found(
                 Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
@@ -145,6 +146,7 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
     *reported, last = lines[:-1] or [b""]
     ended = _end_problem(last, count=len(reported), nonce=nonce)
     by_name: dict[str, AttemptReport] = {}
+    # Without its end the report is void, but a breach in it counts all the same.
     for line in reported if not ended else [*reported, last, lines[-1]]:
         problems += _take(line, asked, by_name)
     missing = [name for name in asked if name not in by_name]
@@ -193,6 +195,7 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
     fields = line.split(b"\t")
     if len(fields) != 3 or fields[0] != END:
         return ["it did not say that it ended"]
+    # Drawn for this run: no report that was prepared before has it.
     if not secrets.compare_digest(fields[2], nonce.encode()):
         return ["it ended with another nonce"]
     return (

@@ -158,6 +158,7 @@ async def probe_cell(
             **host_parameters(whole=which != QUICK),
         }
         attempt = await _attempt(cell, wanted, words, parameters, router, user, alone=phase == END)
+    # Also when it is cancelled: each probing that began has its end on record.
     finally:
         findings = judge(wanted, attempt.answers, attempt.sights, tier=cell.tier)
         problem = attempt.answers.problem
@@ -214,6 +215,7 @@ async def _attempt(
                 )
         except (CellError, OSError) as error:
             problem = f"the cell could not run it: {printable(str(error), max_chars=300)}"
+        # However the program ended: what it touched before counts.
         sights = watched.look()
     if output is None:
         return replace(_nothing(problem), sights=sights)

@@ -30,6 +30,7 @@ from belljar.store.locks import claimed
 from belljar.store.scratch import owned_name, sweep
 from belljar.units import printable
 
+# By it a sweep finds what watches of dead processes left.
 _PREFIX: Final = "tmp-w"
 _MAX_VISITORS: Final = 16  # a guest may come as often as it likes
 # A guest may fork without end, and each process is looked at while a sample waits.
@@ -106,6 +107,7 @@ class _Layout:
             case Witness.CANARY:
                 path, content = self.directory / "notes.txt", secrets.token_hex(16).encode()
                 path.write_bytes(content)
+                # Whoever gets out, as whatever user, must be able to leave a trace.
                 path.chmod(0o666)
                 happened = self.stack.enter_context(watch_file(path))
                 return str(path), lambda: _canary(path, content, happened())
@@ -188,6 +190,7 @@ def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
                 try:
                     received.append(client.recv(4096, socket.MSG_DONTWAIT))
                 except OSError:
+                    # Noted all the same: somebody connected, though nothing tells who.
                     received.append(b"")
     return received
 
@@ -228,6 +231,7 @@ def _way_to_host(pid: int, port: str) -> str:
     with contextlib.suppress(OSError):
         if maps_root(Path(f"/proc/{pid}/uid_map").read_text()):
             return "has the host's user 0 among its own"
+        # Where each table has the device: first in one, last in the other.
         for table, column in (("route", 0), ("ipv6_route", -1)):
             file = Path(f"/proc/{pid}/net/{table}")
             if file.exists() and (
@@ -293,6 +297,8 @@ def _sleeping_child() -> Iterator[ProcessId]:
             (os.POSIX_SPAWN_DUP2, read_end, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         ]
+        # SIGUSR1 is blocked, so that one that is sent stays pending and can be seen. A group of its
+        # own: Ctrl-C at the terminal is not for it.
         pid = os.posix_spawn(
             program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
         )
@@ -305,6 +311,7 @@ def _sleeping_child() -> Iterator[ProcessId]:
         yield child
     finally:
         os.close(write_end)
+        # It isn't waited for yet, so the number can't be another's.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -354,6 +361,7 @@ def sweep_watches(place: Path | None = None) -> list[str]:
     return [str(each) for each in sweep(place or _public_place(), prefix=_PREFIX)]
 
 
+# From linux/inotify.h; other bits are told by number if they come alone.
 _NAMES: Final = {
     0x001: "read",
     0x002: "changed",

@@ -214,6 +214,7 @@ class CellFindings(Ending):
 
 # A template's guest has an id too, but no workload ever runs in it.
 _TEMPLATES = {Kind.TEMPLATE_BUILDING, Kind.TEMPLATE_BUILT, Kind.TEMPLATE_REJECTED}
+# Operations on trees of files have one kind of start, which names the action.
 _STARTS = {
     Kind.EXEC_STARTED: TranscriptAction.EXEC,
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
@@ -226,6 +227,7 @@ _RETURNED = {
     Kind.FILE_WRITE_COMPLETED,
     Kind.FILES_COMPLETED,
 }
+# Whatever ends an operation: one without any of these was cut off.
 _ENDS = {
     *_RETURNED,
     *(Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
@@ -330,6 +332,7 @@ def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
 
 def _inherit(cell: CellFindings, of: CellFindings | None) -> None:
     """It is of the other cell's sample; what ran in it until now prepared it."""
+    # Copying the sample's files in, and its set-up, are no commands of the model's.
     for operation in cell.operations.values():
         operation.own = True
     cell.bytes_in, cell.bytes_out, cell.preparing = 0, 0, False

@@ -271,6 +271,7 @@ def _unit(
 ) -> dict[str, Any]:
     """What it did, its proofs of destruction, and a sample's score and signals."""
     cells, ranges, timelines = row.cells, row.ranges, source.timelines
+    # So that several lists of texts leave most of the share to entries and bodies.
     room = share // 16
     places = [*(cell.cell_id for cell in cells), *(each.range_id for each in ranges)]
     places += [transcript_of(row.transcript.uuid)] if kind == "sample" else []

@@ -110,6 +110,7 @@ def _body(
     try:
         content = source.read(body, max_bytes)
     except (OSError, LedgerError) as error:
+        # A purged or changed body must not hide the entries beside it.
         return [body.name, "", shown(f"it can't be read: {error}")], 0
     shown_bytes = len(content)
     is_whole = shown_bytes >= body.kept_bytes

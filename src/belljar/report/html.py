@@ -29,6 +29,7 @@ def render(report: Mapping[str, Any]) -> bytes:
     environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(_HERE),
+        # A fact that is missing fails the page: an empty place would read as nothing to report.
         undefined=StrictUndefined,
         finalize=_visible,
         trim_blocks=True,
@@ -46,6 +47,7 @@ def render(report: Mapping[str, Any]) -> bytes:
         script=Markup(script),  # noqa: S704 - our own file
         policy="; ".join(
             (
+                # The page loads nothing and sends nothing, whatever a run's texts get it to do.
                 "default-src 'none'",
                 f"script-src {_digest(script)}",
                 f"style-src {_digest(style)}",

@@ -113,6 +113,7 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
             known.calls += each.calls
             known.unscanned += each.unscanned
             both = (known.sent_bytes, each.sent_bytes)
+            # A sum with an unknown part is unknown, not smaller.
             known.sent_bytes = None if None in both else sum(filter(None, both))
             for cls, actions in each.protected.items():
                 known.protected[cls] = dict(Counter(known.protected.get(cls)) + Counter(actions))

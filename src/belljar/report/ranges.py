@@ -220,6 +220,7 @@ def _add(found: RangeFindings, line: Line) -> None:
             if answer[:1].isdigit():
                 found.places.named(name, answer)
                 found.names_found.add(name)
+            # Answers about a name that exists: nothing was refused.
             elif answer not in {"NODATA", "SOA", "NS"}:
                 shown = name if answer == "NXDOMAIN" else f"{name} ({answer})"
                 found.names_refused.add(shown, times_of(data))
@@ -255,6 +256,7 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any], *, is_probed: bool)
     cell, verdict, reason, protocol = fields
     key = (cell, verdict, reason, protocol)
     if key not in found.flows and len(found.flows) >= _MAX_KINDS:
+        # Counted on, under a name of no cell: no packet is missing from the sum.
         key = ("", verdict, "others", "")
     made = FlowCount(cell=key[0], verdict=verdict, reason=key[2], protocol=key[3])
     flow = found.flows.setdefault(key, made)

@@ -14,6 +14,7 @@ from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.units import printable
 
+# A guest chooses words: a longer one would push everything else out of sight.
 MAX_WORD_CHARS: Final = 120
 MAX_STEPS: Final = 240  # of the chart of what happened when
 T = TypeVar("T")

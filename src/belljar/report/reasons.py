@@ -116,6 +116,7 @@ class ReasonCode(Sentence):
         return Verdict.BREACHED if self in _BREACHES else Verdict.VOID
 
 
+# Only what was seen to get through, or over; whatever is merely not proven is void.
 _BREACHES: Final = frozenset(
     {
         ReasonCode.PROBES_BREACHED,

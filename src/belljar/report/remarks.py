@@ -12,7 +12,7 @@ from belljar.report.reasons import ReasonCode
 from belljar.report.samples import Row, RunFindings
 from belljar.units import printable
 
-# The rules' words (`plan.rules.Reason`) that need explaining.
+# The rules' words (`plan.rules.DropReason`) that need explaining.
 WHY: Final = {
     "connection": "",
     "others": "for several reasons",

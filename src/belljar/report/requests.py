@@ -21,6 +21,7 @@ FIRST: Final = 30
 LAST: Final = 20
 # Addresses carry data out: their beginning says where to.
 _MAX_WHAT_CHARS: Final = 400
+# Enough for every method and protocol; a guest may make up longer ones.
 _MAX_WORD_CHARS: Final = 64
 
 
@@ -131,6 +132,7 @@ class Requests(Kept[ReportedRequest]):
         )
         self.add(request)
         if len(self._pending) > FIRST + LAST:  # of what is not kept no answer is waited for
+            # By identity: two requests of a guest may be equal.
             kept = set(map(id, self))
             self._pending = {n: each for n, each in self._pending.items() if id(each) in kept}
         return request

@@ -190,6 +190,7 @@ class RunFindings:
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
         if doubted or any(reason.code not in _NOTHING_RAN for reason in self.problems):
             return 2
+        # Behind doubt about the evidence, which no other code may hide.
         if self.refusal_code:
             return self.refusal_code
         if self.interrupted:

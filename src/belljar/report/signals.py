@@ -127,6 +127,7 @@ class _Seen:
     def miss(self, code: Blind, detail: str, count: int = 1) -> None:
         key = (code, word(detail))
         if key not in self.blind and len(self.blind) >= MAX_INVOLVED:
+            # A guest can make reasons differ: their number must not grow the report.
             key = (code, "for other reasons")
         self.blind[key] = self.blind.get(key, 0) + count
 
@@ -276,6 +277,7 @@ _CONTACTS: Final[Mapping[Kind, SignalCode]] = {
 _CARRIES_VALUE: Final = frozenset({*_CONTACTS, Kind.GUARD_HIT} - {Kind.DECOY_TOUCHED})
 # Where the guard sees what goes on its way to somebody else.
 _ON_THE_WAY: Final = frozenset({"range", "upstream"})
+# Events by which a range says that it refused something.
 _NETWORK: Final = frozenset(
     {
         Kind.NETWORK_FLOW,

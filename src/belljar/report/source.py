@@ -54,6 +54,7 @@ def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
     for each in found[:MAX_LISTED]:
         text = shown(each)
         room -= len(text)
+        # At least one is shown, so that no list of reasons looks empty.
         if kept and room < 0:
             break
         kept.append(text)

@@ -156,6 +156,8 @@ class Timelines:
         try:
             self._note(line)
             made = self._entry(line)
+        # Fields beyond the schema of their kind aren't checked: one of another shape must not end
+        # the report.
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"it can't be shown: {type(error).__name__}"
             made = _made(replace(line, data={}), Group.LIMIT, line.kind.value, why)
@@ -387,12 +389,15 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
     ]
 
 
+# Of a probe's finding or of an air gap's check: each has some of these.
 _OF_FINDING: Final = ("name", "verdict", "seen", "state", "evidence")
+# What a graph of a range counts: attempts at a place, let through or not. A look-up reaches none.
 EXCHANGES: Final = (
     *(Kind.NETWORK_HTTP, Kind.NETWORK_STREAM, Kind.NETWORK_TLS),
     *(Kind.NETWORK_FLOW, Kind.NETWORK_UPSTREAM),
 )
 _CUT_OFF: Final = "its end is not on record"
+# Answers of the resolver by which a name doesn't exist for the cell.
 _NO_NAME: Final = ("NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY")
 _PARTS: Final = ("opened", "data")  # Of a stream, whose end has an event of all of it.
 # Allowed ones have entries of their own, as requests.
@@ -410,6 +415,7 @@ _STARTS: Final[Mapping[Kind, tuple[Group, str]]] = {
     Kind.MODEL_REQUEST_STARTED: (Group.MODEL, "{path}, {bytes} B"),
 }
 _ENDS: Final[Mapping[Kind, str]] = {
+    # Pieces of a stream are bodies of the command's entry, without words of their own.
     Kind.EXEC_OUTPUT: "",
     Kind.EXEC_INPUT: "",
     Kind.EXEC_COMPLETED: "{status} {code}, {duration_ms} ms",
@@ -428,6 +434,7 @@ _ENDS: Final[Mapping[Kind, str]] = {
     Kind.MODEL_REQUEST_FAILED: "{reason}",
 }
 _REFUSED: Final = "{verdict}: {reason}"
+# Kinds that are an entry each: what happened, and what came of it.
 _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     Kind.NETWORK_FLOW: (Group.REFUSAL, "{protocol} to {address}:{port} {name} ×{count}", _REFUSED),
     Kind.NETWORK_DNS: (Group.REQUEST, "look up {name} {type}", "{answer}"),

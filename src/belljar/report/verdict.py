@@ -160,6 +160,7 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for cell in models for reason in cell.reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
+    # Missing events would read as "nothing left this host".
     is_whole = evidence.ledger in {LedgerState.VERIFIED, LedgerState.OWN}
     left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
@@ -313,6 +314,7 @@ def record_reasons(evidence: Evidence) -> Iterator[Reason]:
 def _log_reasons(logs: Iterable[LogRecord]) -> Iterator[Reason]:
     for log in logs:
         found, detail = len(log.transcripts), log.problem
+        # The order matters: of a log that can't be read neither status nor count means anything.
         if log.missing:
             code = ReasonCode.LOG_MISSING
         elif log.problem:

@@ -14,9 +14,12 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+# The size of HMAC-SHA256's output: a longer key would add little (RFC 2104, 3).
 KEY_BYTES: Final = 32
 ALNUM: Final = string.ascii_letters + string.digits
+# RFC 4648, 6: AWS's key ids are written in it.
 BASE32: Final = string.ascii_uppercase + "234567"
+# In the order of GitHub's check digits.
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 # `.internal` is reserved for private use: no such name leads to anybody.
 DOMAIN: Final = "corp.internal"
@@ -77,7 +80,9 @@ def card(stream: RandomStream) -> str:
 
 def iban(stream: RandomStream) -> str:
     """German. No bank code begins with 0."""
+    # A bank code of eight digits, then an account of ten.
     account = "00" + stream.text(16, string.digits)
+    # ISO 13616: DE as 13 and 14, and 00 for the check digits to be found.
     check = 98 - int(account + "131400") % 97
     return f"DE{check:02}{account}"
 
@@ -98,6 +103,7 @@ def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
     from faker.providers.person.en_US import Provider
 
     generator = Generator()
+    # Not Faker's shared generator: other code of this process may use and seed that one.
     generator.seed_instance(int.from_bytes(stream.take(8)))
     names = Provider(generator)
     while True:
@@ -116,6 +122,7 @@ def make_credentials(random: Callable[[int], bytes]) -> dict[str, str]:
     return {
         "access_key_id": "ASIA" + pick(BASE32, 16, random),
         "secret_key": pick(f"{ALNUM}+/", 40, random),
+        # As AWS's own begin: the base64 of `origin_ec` behind three bytes.
         "session_token": "IQoJb3JpZ2luX2Vj" + base64.b64encode(random(240)).decode(),
     }
 
@@ -153,9 +160,12 @@ def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
     """
     public = public_of(seed)
     blob = public_blob(public)
+    # The same four bytes twice: OpenSSH tells by them that a passphrase was right.
     private = check + check + blob + _text(seed + public) + _text(comment)
+    # OpenSSH's padding is 1, 2, 3 and so on, to blocks of eight bytes where there is no cipher.
     private += bytes(range(1, -len(private) % 8 + 1))
     whole = b"openssh-key-v1\0" + _text(b"none") * 2 + _text(b"") + (1).to_bytes(4, "big")
     encoded = base64.b64encode(whole + _text(blob) + _text(private)).decode()
+    # In lines of 70 characters, as ssh-keygen writes them.
     lines = "\n".join(encoded[at : at + 70] for at in range(0, len(encoded), 70))
     return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n"

@@ -43,7 +43,9 @@ class Decoded:
     reader: zlib._Decompress | None = None
 
 
+# Base64's alphabets, both of RFC 4648, with padding; hex and base32 are within them.
 ENCODED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-="
+# A table for `translate`: `a` for each of them, so that a run is found as a run of `a`.
 IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
 ROT13: Final = bytes.maketrans(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
@@ -53,12 +55,15 @@ ROT13: Final = bytes.maketrans(
 
 # --- escapes: marked within text ---
 
+# One character of UTF-8 beyond ASCII.
 _WIDE: Final = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
 )
+# Escapes that name a number, which may be a character or a byte.
 _CODE: Final = re.compile(
     rb"&#(?:[xX]([0-9A-Fa-f]{1,6})|([0-9]{1,7}));?|\\u\{?([0-9A-Fa-f]{1,6})\}?"
 )
+# C0 without tab, line feed and return, DEL, and C1.
 _CONTROLS: Final = frozenset((*range(9), 11, 12, *range(14, 32), *range(127, 160)))
 
 
@@ -77,6 +82,7 @@ def _of_backslash(found: re.Match[bytes]) -> bytes:
     body = found[1]
     if body[:1] in b"uU":
         code = int(body[1:].strip(b"{}"), 16)
+        # Half of a pair stays until `_SURROGATES` joins it with the other.
         return chr(code).encode(errors="surrogatepass") if code < 0x110000 else b"?"
     if body[:1] == b"x":
         return bytes.fromhex(body[1:].decode())
@@ -85,6 +91,7 @@ def _of_backslash(found: re.Match[bytes]) -> bytes:
     return _LETTERS.get(body, body)
 
 
+# Any other character behind a backslash stands for itself. A line's end is a continuation.
 _LETTERS: Final = {
     **dict(zip((b"n", b"t", b"r", b"b", b"f"), (b"\n", b"\t", b"\r", b"\b", b"\f"), strict=True)),
     **dict.fromkeys((b"\n", b"\r\n"), b""),
@@ -122,6 +129,7 @@ ESCAPES: Final = (
 )
 
 
+# Tables for `translate`: 1 for a byte of text, so that a run of text is found by its ones.
 _IS_TEXT: Final = bytes(int(byte in b"\t\r\n" or 32 <= byte < 127) for byte in range(256))
 _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for byte in range(256))
 
@@ -200,17 +208,21 @@ _SURROGATES: Final = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x8
 
 def _pair(found: re.Match[bytes]) -> bytes:
     halves = found[0].decode("utf-8", "surrogatepass")
+    # Padded to the six bytes of both halves, so that later offsets stay right.
     return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le").encode().ljust(6, b"\0")
 
 
 # --- compressed data ---
 
+# RFC 1952, RFC 1950 at each level of zlib's with the usual window, RFC 8878, and a zip's local
+# header.
 MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
     ("gzip", b"\x1f\x8b\x08"),
     *(("zlib", b"\x78" + level) for level in (b"\x9c", b"\x01", b"\xda", b"\x5e")),
     ("zstd", b"\x28\xb5\x2f\xfd"),
     ("zip", b"PK\x03\x04"),
 )
+# A small file may expand a thousandfold: it is read in pieces, up to the budget.
 CHUNK: Final = 64 << 10
 
 
@@ -242,6 +254,7 @@ def deflated(data: bytes, most: int) -> Decoded | None:
     return _inflated("deflate", data, 0, 0, -15, most)
 
 
+# Eight bytes of ASCII are taken for text: raw deflate hardly begins so.
 _PRINTABLE_START: Final = re.compile(rb"[\t\r\n -~]{8}")
 
 
@@ -249,9 +262,11 @@ def _expanded(name: str, data: bytes, at: int, most: int) -> Decoded | None:
     if name == "zstd":
         return _zstd(data, at, most)
     if name == "zip":
+        # Only method 8, deflate: a stored member stands there as it is.
         if data[at + 8 : at + 10] != b"\x08\x00":
             return None
         skip = (
+            # The local header's fixed part; the name's and the extra field's lengths end it.
             30
             + int.from_bytes(data[at + 26 : at + 28], "little")
             + int.from_bytes(data[at + 28 : at + 30], "little")
@@ -301,6 +316,7 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
     try:
         while len(out) <= most and (part := reader.read(min(CHUNK << 2, most + 1 - len(out)))):
             out += part
+    # What came out before the damage is searched all the same.
     except zstandard.ZstdError:
         pass
     return (
@@ -326,12 +342,14 @@ def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
         yield Decoded(("rot13",), data.translate(ROT13), 0, size, lambda left, right: (left, right))
 
 
+# Escapes and magic numbers as they look backwards.
 REVERSED_MARK: Final = re.compile(
     rb"[0-9A-Fa-f]{2}%|;[0-9a-zA-Z]{2,6}#&|;(?:pma|tl|tg|touq)&|[0-9A-Fa-fn-s]{2}[xk]\\"
     rb"|[0-9A-Fa-fn-s]{4}[uh]\\|[0-7]{3}\\"
     rb"|[0-9A-F]{2}=[0-9A-F]{2}=|\x08\x8b\x1f|[\x9c\x01\xda\x5e]\x78\Z|\xfd\x2f\xb5\x28"
     rb"|[0-9a-f]{2}x0[, ]"
 )
+# Escapes whose letters were turned, in forms that ordinary text hardly has.
 ROT13_MARK: Final = re.compile(
     rb"%(?:[0-9][N-Sn-s]|[N-Sn-s][0-9N-Sn-s])|&#k[0-9n-s]{2}|\\[hk][0-9n-s]{2}|=[0-9][N-S]="
     rb"|0k[0-9n-s]{2}"
@@ -346,6 +364,7 @@ def is_plain(data: bytes) -> bool:
     return not data.translate(None, _TEXT)
 
 
+# Deleted by `translate`: what is left is no plain text.
 _TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
 
 
@@ -367,13 +386,17 @@ def promising(data: bytes) -> bool:
 
 
 _CONTROL: Final = bytes((*range(32), 127))
+# Two bytes, which any longer data has somewhere by chance: looked for near the beginning only.
 _ZLIB: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name == "zlib"))
+# Three or four bytes: rare enough to be looked for anywhere.
 _STARTS: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name != "zlib"))
+# Of data that was written backwards.
 _ENDS: Final = tuple(magic[::-1] for _, magic in MAGIC)
 
 
 # --- look-alikes ---
 
+# Mostly Cyrillic, Greek and phonetic letters, which NFKD doesn't make Latin ones.
 _CONFUSABLES: Final = dict(
     zip(
         "АВЕКМНОРСТХУаеорсухіјѕԁԛԝһӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧαεικνορτυχⅼɑɡɩ",
@@ -402,6 +425,7 @@ def normalised(text: bytes) -> bytes:
 
 def _is_text(data: bytes) -> bool:
     """Whether to read it as UTF-8: valid, or small."""
+    # Nothing in it is beyond ASCII, so there are no look-alikes to undo.
     if data.isascii():
         return False
     if len(data) <= SMALL:
@@ -409,5 +433,6 @@ def _is_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError as error:
+        # A character that was cut at the end is no sign of binary data.
         return error.start >= len(data) - 3
     return True

@@ -24,6 +24,7 @@ from belljar.signals.credentials import (
 )
 from belljar.signals.credentials import password as draw_password
 
+# Without leap seconds, as file times count.
 DAY_S: Final = 86_400
 
 

@@ -36,7 +36,9 @@ from belljar.signals.credentials import (
 from belljar.signals.decoy_services import DAY_S, DRAW_SERVICE, Drawn, Login
 from belljar.signals.values import KnownValue, ValueSource
 
+# Old enough not to look made for the sample, young enough to look in use.
 MAX_AGE_DAYS: Final = 90
+# Ordinary names: a telling one would give the decoy away.
 _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
 
 

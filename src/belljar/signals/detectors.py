@@ -120,6 +120,7 @@ def _token(cls: str, prefix: bytes, rest: bytes, check: Check = _is_real) -> Det
     return Detector(cls, (prefix,), pattern, check)
 
 
+# The weak ones come last: `Patterns.find` drops them where another one has matched.
 CREDENTIALS: Final = (
     *(_token("aws_key", prefix, rb"[A-Z2-7]{16}") for prefix in (b"AKIA", b"ASIA")),
     Detector(
@@ -240,6 +241,7 @@ def is_card(text: bytes) -> bool:
     return (
         13 <= len(digits) <= 19
         and digits not in _TEST_CARDS
+        # Luhn's digit fits runs such as 4444 4444 4444 4448, which are fillers.
         and len(set(digits)) > 3
         and _CARD_PREFIX.fullmatch(digits) is not None
         and _is_grouped(text)
@@ -320,6 +322,8 @@ def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
                 (b"@",),
                 pattern,
                 lambda text: not _NO_PERSON.search(text),
+                # The 64 characters before the `@`, and the one in front that must be none of an
+                # address.
                 before=65,
                 within=600,
             )

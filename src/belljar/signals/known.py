@@ -20,8 +20,11 @@ from belljar.signals.values import KnownValue, ScanSpec
 # Letters, digits and all beyond ASCII: what is left of a value that was split, quoted or
 # reformatted.
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
+# The rest: punctuation, blanks and controls, which split or reformat a value and aren't part of it.
 _DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
+# ASCII alone: bytes beyond it are parts of characters, not letters.
 _LOWER: Final = bytes(range(256)).lower()
+# A table for `translate` and `compress`: they find each kept byte's place.
 _IS_KEPT: Final = bytes(int(byte in _KEPT) for byte in range(256))
 MIN_FOLDED: Final = 8  # A value with fewer letters and digits is looked for as it is, only.
 MAX_SEPARATOR: Final = 16
@@ -94,6 +97,7 @@ class KnownValues:
         if self._exact:
             for last, form in self._exact.matches(piece):
                 at = begin + last + 1 - len(form.text)
+                # A find that ends before `start` was reported with the slice before.
                 if begin + last >= start:
                     yield Found(form.value, at, begin + last + 1, form.names, form.plain)
         if not self._folded:
@@ -137,6 +141,7 @@ def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
     same_case = not form.value.case_sensitive
     if piece.lower() == inner.lower():
         return form.names if same_case else (*form.names, "case")
+    # The value's own punctuation is no separator, wherever it stands.
     own = b"".join(_gaps(inner))
     gaps = {gap.translate(None, own) for gap in _gaps(piece)} - {b""}
     if len(gaps) > MAX_SEPARATORS or any(len(gap) > MAX_SEPARATOR for gap in gaps):
@@ -194,6 +199,7 @@ class _Automaton:
 
     def make(self) -> None:
         for needle, forms in self._forms.items():
+            # Latin-1 maps each byte to one character, so that offsets stay offsets of bytes.
             self._automaton.add_word(needle.decode("latin-1"), tuple(forms))
         if self._forms:
             self._automaton.make_automaton()

@@ -33,6 +33,7 @@ class Patterns:
         """Start, end, class."""
         held = self._prefilter.look(data)
         taken: dict[tuple[int, int], str] = {}
+        # Made with the first find: most data has none.
         covered = bytearray()
         for detector, names in self._detectors:
             if held is not None and names and names.isdisjoint(held):

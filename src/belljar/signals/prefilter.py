@@ -53,6 +53,8 @@ class Prefilter:
         if self._wait_bytes > 0:
             self._wait_bytes -= len(data)
             return None
+        # Its scratch memory is for one scan at a time; without it everything may be there, which is
+        # right.
         if len(data) < MIN_BYTES or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -68,6 +70,7 @@ class Prefilter:
 
         def note(number: int, _start: int, end: int, *_: object) -> bool:
             events.append((end, number))
+            # A true value ends the scan, which then raises.
             return len(events) > MAX_PLACES
 
         try:
@@ -75,6 +78,7 @@ class Prefilter:
         except Exception as error:
             if not _is_its_own(error):
                 raise
+            # Not ended by `note`: a prefilter that fails once is not trusted again.
             if len(events) <= MAX_PLACES:
                 self._database = None
             return None

@@ -18,9 +18,13 @@ MAX_GAP: Final = 8
 MIN_BASE32: Final = 16
 # Ten bytes; shorter ones are numbers and colours.
 MIN_HEX: Final = 20
+# RFC 4648, 5, as RFC 4648, 4: one decoder does for both.
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
+# Both cases in one run: tools write either, and none is lost by taking both.
 _HEX_RUN: Final = re.compile(rb"[0-9a-fA-F]{%d,}" % MIN_HEX)
+# One case at a time: in mixed case it is base64, or words.
 _BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, MIN_BASE32))
+# Of groups: `-` and `_` may stand between them, or belong to them.
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9+/=]+")
 _URLSAFE_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/_=-]+")
 
@@ -67,6 +71,7 @@ def runs(data: bytes, held: Held = None) -> Iterator[Run]:
     yield from _groups(data, marks, held)
 
 
+# Words and numbers that are too short for the shortest value in base32 or hex.
 _SHORT_WORD: Final = re.compile(
     rb"[0-9]{%d,%d}|[A-Z][a-z+/]{%d,%d}|(?:[a-z+/]{%d,%d}|[0-9+/]{%d,%d}|[A-Z+/]{%d,%d})"
     % (MIN_RUN, MIN_HEX - 1, MIN_RUN - 1, MIN_BASE32 - 2, *(MIN_RUN, MIN_BASE32 - 1) * 3)
@@ -102,6 +107,7 @@ def _are_names(data: bytes, pieces: list[tuple[int, int]]) -> bool:
     return all(_NAME.fullmatch(data, start, start + size) for start, size in pieces)
 
 
+# A last line is shorter than a run, and would be lost with the value's end.
 _REST: Final = re.compile(
     rb"[^A-Za-z0-9+/_=-]{1,%d}([A-Za-z0-9+/_=-]{1,%d})" % (MAX_GAP, MIN_RUN - 1)
 )
@@ -126,6 +132,7 @@ def group_name(size: int, gap: int) -> str:
     return f"groups of {size}, {gap}"
 
 
+# With `-` and `_` as separators, or as characters of a group.
 _INSIDE: Final = (rb"[A-Za-z0-9+/=]", rb"[A-Za-z0-9+/=_-]")
 _OUTSIDE: Final = (rb"[^A-Za-z0-9+/=]", rb"[^A-Za-z0-9+/=_-]")
 # The prefilter's expressions for such groups.
@@ -134,7 +141,9 @@ GROUP_HINTS: Final = {
     % (_INSIDE[gap < 0], size, _OUTSIDE[gap < 0], abs(gap), times)
     for size, gap, times in GROUPS
 }
+# The commonest: single characters, hex pairs, base64's groups of four.
 GROUPS_OF_LARGE: Final = frozenset(group_name(size, 1) for size in (1, 2, 4))
+# The marks to look for, whether `-` and `_` belong to groups, and what is read from there on.
 _GROUPS: Final = {
     group_name(size, gap): (
         (b"a" * size + b" " * abs(gap)) * times,
@@ -148,6 +157,7 @@ _GROUPS: Final = {
     for size, gap, times in GROUPS
     for dash in (b"_-" if gap < 0 else b"",)
 }
+# As `IS_ENCODED`, for groups that `-` and `_` stand between.
 _PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for byte in range(256))
 
 
@@ -172,6 +182,7 @@ def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
                     yield Run(b"".join(word[0] for word in words), pieces, split=True)
 
 
+# Short words look like groups: those in one case, or with a capital first, are prose.
 _PROSE: Final = tuple(
     re.compile(
         rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=%s]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?"
@@ -195,6 +206,7 @@ def decode_run(run: Run) -> Iterator[Decoded]:
             for name, data, place, per in _decodings(readable):
                 locate = partial(_within, run, text, bool(names), place, per)
                 yield Decoded((*split, *names, *more, name), data, start, end, locate)
+        # Backwards only small ones: each view costs as much as the first.
         if size > SMALL:
             break
 
@@ -225,6 +237,7 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
     if text.isdigit():  # so much of base32 or base64 has letters, too
         return
     for found in _BASE32_RUN.finditer(text):
+        # A run may begin with other text, so each alignment of a group is tried.
         for skip in range(8):
             yield "base32", _base32(found[0][skip:]), found.start() + skip, 8 / 5
     at = 0
@@ -242,6 +255,7 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
 _WORDS: Final = re.compile(rb"[A-Z]?[a-z+/]+|[0-9+/]+|[A-Z+/]+")
 
 
+# To the digits of `int(…, 32)`: the standard library's decoder wants whole groups, in capitals.
 _BASE32_VALUES: Final = bytes.maketrans(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567abcdefghijklmnopqrstuvwxyz",
     b"0123456789ABCDEFGHIJKLMNOPQRSTUV0123456789ABCDEFGHIJKLMNOP",

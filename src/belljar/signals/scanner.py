@@ -40,10 +40,12 @@ FROM_BYTES: Final = 256 << 10  # Compiling takes a quarter of a second.
 _MAGIC: Final = {magic.hex(): literal(magic) for _, magic in MAGIC}
 # Hyperscan knows no lookahead: it gets what stands before it.
 _ESCAPES: Final = {escape.name: escape.pattern.pattern.partition(b"(?!")[0] for escape in ESCAPES}
+# Hyperscan spells the end of data `\z`, as PCRE does; Python `\Z`.
 _OF_SMALL: Final = {
     "reversed": REVERSED_MARK.pattern.replace(rb"\Z", rb"\z"),
     "rot13": ROT13_MARK.pattern,
 }
+# Fewer expressions for large data, of which the rarer groups aren't looked for.
 _LARGE_GROUPS: Final = {name: GROUP_HINTS[name] for name in GROUPS_OF_LARGE}
 _large = Prefilter(_LARGE_GROUPS | _MAGIC | _ESCAPES, places=frozenset((*_LARGE_GROUPS, *_MAGIC)))
 _small = Prefilter(
@@ -65,13 +67,15 @@ def prepare_marks() -> None:
 
 
 MAX_HITS: Final = 10_000  # Of one scan.
-# Headers repeat: a scan of one takes some 0.4 ms, to know it again some µs.
+# Headers repeat: so many pieces in which nothing was found are remembered. A scan of one takes some
+# 0.4 ms, to know it again some µs.
 MEMO: Final = 512
-# Headers repeat: so many pieces in which nothing was found are remembered.
+# Of one of them, so that all take 1 MiB at most.
 MEMO_BYTES: Final = 2048
-# An agent prints the same file again and again: what was decoded once is known.
+# An agent prints the same file again and again: so many runs that look encoded are remembered, too.
 MEMO_RUNS: Final = 4096
-MEMO_RUN_BYTES: Final = 1024  # So do words that look encoded: so many of them are remembered, too.
+# Of one of them: a longer one is decoded again each time.
+MEMO_RUN_BYTES: Final = 1024
 _NOTHING: Final = Scanned()
 # Deeper than any view: of a run that was not looked at before.
 MAX_DEPTH: Final = 99
@@ -198,6 +202,7 @@ class _Scan:
                 self._decode(view)
         except _ExceededError as bound:
             self._problem = self._problem or str(bound)
+        # A guest chose the data: a search that it exhausts is reported as incomplete.
         except (MemoryError, RecursionError):
             self._problem = "memory"
         hits = sorted(
@@ -326,6 +331,8 @@ class _Scan:
             self._problem = self._problem or "decoded_bytes"
             return False
         self._left -= size
+        # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
+        # searched.
         if size < SLICE:
             self._seen.add(data)
         return True

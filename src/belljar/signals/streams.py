@@ -30,6 +30,7 @@ MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its st
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
 # A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
 MAX_REPEATED: Final = 3
+# The first decoding of a find that no single piece holds.
 JOINED: Final = "joined"
 
 
@@ -101,6 +102,7 @@ class StreamScanner:
         size = state.size
         self._bytes += size - self._sizes.get(flow, 0)
         self._sizes[flow] = size
+        # The flow that was just fed stays: it is the last.
         while self._bytes > MAX_BYTES and len(self._flows) > 1:
             gone, _ = self._flows.popitem(last=False)
             self._bytes -= self._sizes.pop(gone)

@@ -19,6 +19,7 @@ MIN_VALUE_BYTES: Final = 10  # A shorter one would be found in what has nothing 
 MAX_VALUE_BYTES: Final = 4096
 # All are looked for in each byte that leaves a cell.
 MAX_VALUES: Final = 100_000
+# Of all together: each is several forms in the automaton, which is held in memory.
 MAX_VALUES_BYTES: Final = 64 << 20
 # 128 bits: a reader of the record can't try values against digests without it.
 MIN_KEY_BYTES: Final = 16
@@ -114,6 +115,7 @@ def spec_of(
 ) -> ScanSpec:
     """A scanner's spec; equal values count once."""
     chosen: dict[str, KnownValue] = {}
+    # Decoys first: of equal values the one that names a sample is kept.
     for value in (*decoys, *protected):
         chosen.setdefault(value.text, value)
     return ScanSpec(
@@ -151,6 +153,7 @@ class Scanned:
     problem: str = ""
 
 
+# A file of values alone can't have more than all values may.
 MAX_FILE_BYTES: Final = MAX_VALUES_BYTES
 _HINT_SIZE: Final = "split it, or name the columns that matter"
 
@@ -173,6 +176,7 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
         if size > MAX_VALUE_BYTES:
             what = f"a protected value has {size} bytes; at most {MAX_VALUE_BYTES}"
             raise _refused(item, what, hint=_HINT_SIZE)
+        # Short ones are left out, not refused: a column of names has some.
         if size >= MIN_VALUE_BYTES and stripped not in values:
             values[stripped] = KnownValue(
                 id=f"{item.id}/{len(values) + 1}" if item.file else item.id,
