@@ -308,6 +308,7 @@ def _build(
     has_layers = "--mount" not in made.text
     options = [
         *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
+        # No label with buildah's version, and no proxy of this host's in a step's environment.
         *("--rm", "--http-proxy=false", "--identity-label=false"),
         f"--layers={has_layers}".lower(),
         # A step that forks without end stops at its own bound, not at this host's.

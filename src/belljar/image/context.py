@@ -104,6 +104,7 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
         left_bytes -= found.st_size if kind == "file" else 0
         mode = 0 if kind == "link" else stat.S_IMODE(found.st_mode)
         for part in (kind.encode(), os.fsencode(name), b"%o" % mode, content):
+            # With lengths, no two contexts give the same bytes.
             digest.update(b"%d:" % len(part) + part)
     for target, to in links:  # last, so that no file is written through one
         try:
@@ -120,6 +121,7 @@ def _take(
     if stat.S_ISDIR(found.st_mode):
         if target:
             target.mkdir(parents=True, exist_ok=True)
+            # Else what is below could not be copied.
             target.chmod(stat.S_IMODE(found.st_mode) | 0o700)
         return "directory", b""
     if target:

@@ -300,7 +300,7 @@ NIC_MODULES: Final = frozenset({"failover", "net_failover", "dimlib", "virtio_ne
 
 _MODULE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _DIRECTORIES: Final = ("dev", "m", "proc", "r", "sys")
-_S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000
+_S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000  # inode(7); cpio's are the same
 # Their file names have two digits, by which the agent loads them in order.
 _MAX_MODULES: Final = 100
 
@@ -336,6 +336,7 @@ def _archive(
     inode = iter(range(1, 1_000_000))
     for directory in _DIRECTORIES:
         yield _entry(next(inode), directory, _S_IFDIR | 0o755)
+    # The kernel opens it as the standard streams of `/init`.
     yield _entry(next(inode), "dev/console", _S_IFCHR | 0o600, device=(5, 1))
     for name, contents in programs:
         # An unreadable program can't be traced: the container has no uid of the guest's root.
@@ -351,6 +352,7 @@ def _entry(
     name = path.encode("ascii") + b"\0"
     links = 2 if mode & 0o170000 == _S_IFDIR else 1
     fields = (inode, mode, 0, 0, links, 0, len(contents), 0, 0, *device, len(name), 0)
+    # The "new" format of cpio, the only one besides its checksummed form that the kernel reads.
     header = b"070701" + b"".join(b"%08X" % field for field in fields)
     return _padded(header + name) + _padded(contents)
 

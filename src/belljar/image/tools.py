@@ -229,7 +229,7 @@ def give_tree(tree: Path, uid: int) -> None:
             os.chown(Path(folder, name), uid, uid, follow_symlinks=False)
 
 
-IDS: Final = 1 << 16
+IDS: Final = 1 << 16  # Of a namespace; 65534 (`nobody`) is among them
 # Above the ids of cells (`isolation.identity`), below those of unpacked images.
 _ROOTS_FIRST_ID: Final = 0xB000_0000
 _ROOTS_SLOTS: Final = 1 << 12

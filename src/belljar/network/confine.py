@@ -25,11 +25,13 @@ from belljar.network.seccomp import gateway_filter
 
 FILES_ROOT: Final = "/s"
 SCRATCH: Final = "/t"
+# A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
 _SCRATCH_BYTES: Final = 1 << 20
 _SCRATCH_INODES: Final = 64
+# Directories to mount on are all that it holds.
 _ROOT_OPTIONS: Final = "mode=0755,size=64k,nr_inodes=1024"
 NO_CORE: Final = 1  # as in plan.jail
-_INNER_ID: Final = 1000
+_INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ def confine(box: Confinement, *, parent: int) -> None:
     if box.uid is None:
         uid, gid = os.geteuid(), os.getegid()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
+        # Before the map of gids, which the kernel refuses otherwise (user_namespaces(7)).
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {gid} 1")
@@ -60,13 +63,14 @@ def confine(box: Confinement, *, parent: int) -> None:
     syscalls.unshare(private | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
     _make_root(box.directories)
     syscalls.become(box.uid)
+    # Behind the change of ids, which clears the signal.
     syscalls.die_with_parent(parent)
     # A search for survivors by an ordinary user needs to see its namespaces
     syscalls.set_dumpable(box.uid is None)
     limits = {
         resource.RLIMIT_AS: mapped + box.memory_bytes,
         resource.RLIMIT_NOFILE: box.descriptors,
-        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_NPROC: 0,  # No thread either
         resource.RLIMIT_CORE: NO_CORE,
         resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
         resource.RLIMIT_MEMLOCK: 0,
@@ -79,6 +83,7 @@ def confine(box: Confinement, *, parent: int) -> None:
 
 def _make_root(directories: Mapping[str, Path]) -> None:
     """Enter a read-only root of bound directories only."""
+    # What is mounted below would show in the host's namespace as long as they are peers.
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     # Opened first, since one may lie below the place that the new root covers. Named by /proc

@@ -29,6 +29,7 @@ from belljar.network.gateway.config import GatewayConfig
 from belljar.network.gateway.main import run_gateway
 from belljar.network.supervisor.main import SupervisorTask, run_supervisor
 
+# What libraries import only when they need it: codecs, and the parts of TLS and certificates.
 PRELOAD: Final = (
     "asyncio.sslproto",
     "cryptography.hazmat.backends.openssl.backend",
@@ -41,6 +42,7 @@ PRELOAD: Final = (
     "stringprep",
     "unicodedata",
 )
+# Children whose end nobody asked for: beyond, a status is not kept, and reads as unknown.
 _MAX_UNASKED: Final = 10_000
 Child = Callable[[list[int], int], NoReturn]
 
@@ -92,6 +94,8 @@ class _ForkServer:
         self._wake, wake = os.pipe()
         for fd in (self._wake, wake):
             os.set_blocking(fd, False)
+        # A handler has to be there: the wakeup descriptor hears of no signal that is at its
+        # default.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
@@ -99,6 +103,7 @@ class _ForkServer:
         """Until the owner is gone, and every child too."""
         while True:
             ready, _, _ = select.select([self._owner.fileno(), self._wake], [], [])
+            # Before the request, which may ask for the end of a child that was just reported.
             self._reap()
             if self._owner.fileno() in ready:
                 try:
@@ -123,6 +128,7 @@ class _ForkServer:
                 if status is not None:
                     del self._children[pid]
         finally:
+            # The child has copies.
             for fd in fds:
                 os.close(fd)
 
@@ -137,6 +143,7 @@ class _ForkServer:
         if pid == 0:
             _become_child(self._roles[role], fds, parent)
         self._children[pid] = None
+        # Nothing is reaped meanwhile, so the number is still this child's.
         pidfd = os.pidfd_open(pid)
         ipc.send(self._owner, {"number": number, "pid": pid}, [pidfd])
         os.close(pidfd)

@@ -37,9 +37,9 @@ from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_ASKED_BYTES
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
-MAX_DESCRIPTORS: Final = 250
+MAX_DESCRIPTORS: Final = 250  # The kernel takes 253 (unix(7))
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
-_INT: Final = struct.Struct("@i")
+_INT: Final = struct.Struct("@i")  # A descriptor in SCM_RIGHTS
 _T = TypeVar("_T")
 MAX_DATAGRAM_BYTES: Final = 64 << 10
 _PIECE_BYTES: Final = 60 << 10
@@ -56,6 +56,7 @@ ENDED: Final = "ended"
 _NOTICES: Final = frozenset({READY, ALIVE, ENDED})
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _MAX_DEPTH: Final = 16
+# Readers that hold numbers as doubles agree up to here (RFC 8259 section 6).
 _MAX_INT: Final = (1 << 53) - 1
 _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -107,6 +108,8 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
+        # The end of the connection: an empty datagram would look the same, and nothing here sends
+        # one.
         if not text:
             raise ClosedError
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
@@ -154,6 +157,7 @@ def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[in
     fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            # What was cut off may end inside a number.
             fds += [
                 number for (number,) in _INT.iter_unpack(data[: len(data) - len(data) % _INT.size])
             ]
@@ -359,6 +363,7 @@ def _object(datagram: bytes) -> Mapping[str, Any]:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
+    # Which of two values counts differs between readers (RFC 8259 section 4).
     if len(found) != len(pairs):
         raise WireViolationError("a name twice")
     return found
@@ -425,6 +430,7 @@ def _exactly(value: Mapping[str, Any], names: set[str]) -> None:
 
 
 def _count(value: object, maximum: int, name: str) -> int:
+    # `True` is an `int` in Python.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
         raise WireViolationError(f"{name} is no count up to {maximum}")
     return value

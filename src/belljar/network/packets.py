@@ -22,7 +22,7 @@ from belljar.network.syscalls import set_receive_buffer
 
 # Stands for the file's name in a write error: the writer has only descriptors.
 RECORD: Final = "the packet record"
-SNAP_BYTES: Final = 1 << 16
+SNAP_BYTES: Final = 1 << 16  # Segmentation offload hands over frames of up to 64 KiB.
 _LINKTYPE_ETHERNET: Final = 1
 _NANOSECONDS: Final = 9  # if_tsresol: units of 10^-9 s
 HEADER: Final = struct.pack(
@@ -42,15 +42,17 @@ MIN_BYTES: Final = 8 * _MAX_BLOCK_BYTES  # The least that a file may be given.
 _HEADERS_BYTES: Final = 136  # Ethernet, IPv4 and TCP with all their options, and a record's type.
 _IPV4: Final = b"\x08\x00"
 _TCP_OFFSET_AT: Final = 47  # of a frame without IP options
+# Held until a flush, so that a frame costs no system call of its own.
 _PENDING_BYTES: Final = 8 * _MAX_BLOCK_BYTES
-_ALL_PROTOCOLS: Final = 0x0003
+_ALL_PROTOCOLS: Final = 0x0003  # ETH_P_ALL: only this shows what is sent, too
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
-_SO_TIMESTAMPNS: Final = 35
+_SO_TIMESTAMPNS: Final = 35  # asm-generic/socket.h; not in Python's socket
 _TIMESPEC: Final = struct.Struct("@qq")
+# linux/socket.h and linux/if_packet.h; not in Python's socket.
 _SOL_PACKET, _PACKET_STATISTICS, _PACKET_AUXDATA = 263, 6, 8
-_STATISTICS: Final = struct.Struct("=II")
+_STATISTICS: Final = struct.Struct("=II")  # tpacket_stats: packets, drops
 _AUXDATA: Final = struct.Struct("=IIIHHHH")  # the first is the status, the last two are the tag
-_VLAN_VALID, _VLAN_TPID_VALID = 1 << 4, 1 << 6
+_VLAN_VALID, _VLAN_TPID_VALID = 1 << 4, 1 << 6  # TP_STATUS_VLAN_VALID, TP_STATUS_VLAN_TPID_VALID
 _VLAN_AT: Final = 12  # of a frame: behind both addresses
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_TIMESPEC.size) + socket.CMSG_SPACE(_AUXDATA.size)
 # A server's flight has its hello in the first few hundred bytes.
@@ -61,6 +63,7 @@ _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 # Most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max`
 # allows.
 _SOCKET_BUFFER_BYTES: Final = 64 << 20
+# Frames in one go: a cell that floods keeps the supervisor from no other work.
 _MAX_AT_ONCE: Final = 512
 
 
@@ -180,6 +183,8 @@ class Tap:
         taken = 0
         try:
             while taken < _MAX_AT_ONCE:
+                # With MSG_TRUNC the length is the frame's own, also where the room is smaller
+                # (packet(7)).
                 length, ancillary, _, address = self.socket.recvmsg_into(
                     [file.room], _ANCILLARY_BYTES, socket.MSG_TRUNC
                 )
@@ -213,6 +218,7 @@ def put_tag_back(room: memoryview, length: int, auxdata: bytes) -> int:
         return 0
     end = min(length, len(room) - 4)
     room[_VLAN_AT + 4 : end + 4] = bytes(room[_VLAN_AT:end])
+    # Without a valid TPID, the tag is 802.1Q's ordinary one.
     known = protocol if status & _VLAN_TPID_VALID else 0x8100
     room[_VLAN_AT : _VLAN_AT + 4] = struct.pack("!HH", known, tag)
     return 4

@@ -25,14 +25,16 @@ _EQUAL: Final = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _AT_LEAST: Final = 0x35  # BPF_JMP | BPF_JGE | BPF_K
 _ANY_BIT: Final = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _RETURN: Final = 0x06  # BPF_RET | BPF_K
-_ALLOW: Final = 0x7FFF_0000
-_KILL: Final = 0x8000_0000
-_FAIL: Final = 0x0005_0000
-_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
-_X32_BIT: Final = 0x4000_0000
+_ALLOW: Final = 0x7FFF_0000  # SECCOMP_RET_ALLOW
+_KILL: Final = 0x8000_0000  # SECCOMP_RET_KILL_PROCESS: all threads, not only the caller's
+_FAIL: Final = 0x0005_0000  # SECCOMP_RET_ERRNO; its low 16 bits are the error
+_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16  # In seccomp_data (linux/seccomp.h)
+_X32_BIT: Final = 0x4000_0000  # __X32_SYSCALL_BIT (arch/x86/include/uapi/asm/unistd.h)
+# linux/audit.h
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+# Of `CALLS`.
 _COLUMN: Final = {"x86_64": 0, "aarch64": 1}
-MAX_INSTRUCTIONS: Final = 4096
+MAX_INSTRUCTIONS: Final = 4096  # BPF_MAXINSNS: the kernel takes no longer program
 
 _PROT_EXEC: Final = 4
 # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
@@ -123,10 +125,12 @@ KILLING: Final = _names("""
     kexec_load kexec_file_load reboot setuid setgid setresuid setresgid setgroups capset
 """)
 _WRITING: Final = (
+    # O_TMPFILE contains O_DIRECTORY's bit, which a directory's reader sets too.
     os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 )
 # AF_INET for ioctl(2) of a device, and to dial target cells: the rules let nothing else leave.
 _FAMILIES: Final = (socket.AF_NETLINK, socket.AF_INET)
+# Every CLONE_NEW… that clone(2) takes; only clone3 and unshare make a time namespace.
 _NEW_NAMESPACES: Final = 0x7E02_0000
 _CLONE_NEWNET: Final = 0x4000_0000
 # SIOCGIFNAME (by which Python says where a frame came from), SIOCGIFINDEX, SIOCETHTOOL.
@@ -165,6 +169,7 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
     program += _when(_number("kill", column), _argument(1), (_EQUAL, 0, 1, signal.SIGKILL))
     if may_enter:
         program += _when(_number("setns", column), _argument(1), (_EQUAL, 0, 1, _CLONE_NEWNET))
+    # Behind the exception: the first rule that matches decides.
     program += _each(["setns"], column, _KILL)
     return _assembled([*program, *_tail(column, _SUPERVISORS_IOCTLS)])
 
@@ -176,6 +181,7 @@ def _assembled(program: list[_Instruction]) -> bytes:
 
 
 def _head(machine: str) -> Iterator[_Instruction]:
+    # First, as a number is another call on another architecture (seccomp(2)).
     yield (_LOAD, 0, 0, _ARCH_AT)
     yield (_EQUAL, 1, 0, _AUDIT_ARCH[machine])
     yield (_RETURN, 0, 0, _KILL)
@@ -216,6 +222,8 @@ def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
     yield from _when(_number("sched_getaffinity", column), _argument(0), (_EQUAL, 0, 1, 0))
     for request in ioctls:
         yield from _when(_number("ioctl", column), _argument(1), (_EQUAL, 0, 1, request))
+    # Its flags are in memory, where no filter can look: told that there is none, a C library takes
+    # clone.
     yield (_EQUAL, 0, 1, _number("clone3", column))
     yield (_RETURN, 0, 0, _FAIL | errno.ENOSYS)
     yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
@@ -232,6 +240,7 @@ def _set_option(number: int, level: int, name: int) -> Iterator[_Instruction]:
 
 
 def _argument(index: int) -> int:
+    # The low half of the 64 bits: both machines are little-endian.
     return _ARGUMENTS_AT + 8 * index
 
 

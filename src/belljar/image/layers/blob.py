@@ -17,7 +17,8 @@ from belljar.image.tools import started, tool
 from belljar.units import format_size
 
 _CHUNK_BYTES: Final = 1 << 20
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, RFC 8878
+# Named in the refusal; OCI's media types of layers know gzip and zstd alone.
 _OTHERS: Final = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 # A window of 128 MiB (`--memory` below), and room beside it.
 _ZSTD_MEMORY_BYTES: Final = 512 << 20
@@ -119,6 +120,7 @@ def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    # zstd reads the file by itself, so its digest is taken before.
     for _ in _read(source, digest):
         pass
     source.seek(0)

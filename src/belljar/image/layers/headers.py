@@ -25,7 +25,9 @@ from belljar.units import printable
 
 _BLOCK: Final = 512
 _EMPTY: Final = bytes(_BLOCK)
+# GNU tar's two, and POSIX's for one entry and for all that follow.
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"
+# star's word, which GNU tar and Docker use, too.
 _XATTR_PREFIX: Final = "SCHILY.xattr."
 
 EntryPath = tuple[bytes, ...]
@@ -43,7 +45,8 @@ class ImageEntryKind(StrEnum):
 
 _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
     b"0": ImageEntryKind.FILE,
-    b"\0": ImageEntryKind.FILE,
+    b"\0": ImageEntryKind.FILE,  # Before POSIX
+    # A contiguous file, which POSIX lets readers take for an ordinary one
     b"7": ImageEntryKind.FILE,
     b"1": ImageEntryKind.HARD_LINK,
     b"2": ImageEntryKind.SYMLINK,
@@ -53,7 +56,7 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 _REFUSED: Final[Mapping[bytes, str]] = {
     b"3": "a character device",
     b"4": "a block device",
-    b"S": "a sparse file",
+    b"S": "a sparse file",  # This and the next two are GNU tar's.
     b"M": "a part of a multi-volume archive",
     b"D": "a directory dump",
 }
@@ -96,10 +99,12 @@ def read_entries(
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
         header = source.pread(_BLOCK, offset)
+        # POSIX has two such blocks at the end; the first one ends the archive for readers.
         if header == _EMPTY:
             break
         if len(header) != _BLOCK:
             raise LayerError(f"the layer ends inside a header, at byte {offset}")
+        # The field itself counts as eight blanks.
         if _number(header[148:156], "checksum") != sum(header) - sum(header[148:156]) + 8 * 0x20:
             raise LayerError(f"the header at byte {offset} is broken: its checksum is wrong")
         size, kind = _number(header[124:136], "size"), header[156:157]
@@ -207,6 +212,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         name = extra.name
     else:
         name = _text(header[0:100])
+        # GNU's own magic has a blank there, and other fields where the prefix would be.
         if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
             name = prefix + b"/" + name
     if kind not in _KINDS:
@@ -267,6 +273,7 @@ def _pax_records(content: bytes) -> Iterator[tuple[str, bytes]]:
     """The records `length key=value\\n`; each length must be exact."""
     rest = memoryview(content)
     while rest:
+        # A length has 19 digits at most, and a blank.
         head = bytes(rest[:20])
         length = _decimal(head.partition(b" ")[0], "record's length")
         start = head.find(b" ") + 1

@@ -22,6 +22,7 @@ from belljar.image.tools import IDS, drained, failed, plain_env, started, tool
 from belljar.store.home import HINT_SPACE
 from belljar.units import printable
 
+# The OCI image specification's words for what an upper layer removes.
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
 # As in Linux: a path of more links is a circle.
@@ -136,6 +137,7 @@ class MergedTree:
                 self.high_owner = f"{printable(path[:200])} ({node.uid}:{node.gid})"
             if path:
                 yield _header(path, node, first_names), node
+            # Backwards, as `pop` takes the last one.
             inside = sorted(node.children.items(), reverse=True)
             waiting.extend((path + b"/" + name if path else name, child) for name, child in inside)
 
@@ -154,11 +156,13 @@ class MergedTree:
         parent.children[name] = node
 
     def _node(self, entry: LayerEntry) -> TreeNode:
+        # Other names than `user.` mean something to the kernel (xattr(7)).
         mode, xattrs = entry.mode, {k: v for k, v in entry.xattrs.items() if k.startswith("user.")}
         if self._keep_setuid and "security.capability" in entry.xattrs:
             xattrs["security.capability"] = entry.xattrs["security.capability"]
         if entry.kind is not ImageEntryKind.DIRECTORY and mode & (stat.S_ISUID | stat.S_ISGID):
             self.has_setuid = True
+        # On a directory the bit passes the group on, and gives no rights.
         if not self._keep_setuid and entry.kind is not ImageEntryKind.DIRECTORY:
             mode &= ~(stat.S_ISUID | stat.S_ISGID)
         self.newest_s = max(self.newest_s, entry.mtime_s)

@@ -23,6 +23,7 @@ from belljar.network.gateway.stream import RecordedStream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
 from belljar.network.ipc import Item
 
+# For descriptors or memory to become free: accepting at once would fail again.
 _PAUSE_S: Final = 0.05
 CANCEL_BATCH: Final = 64  # Connections between two looks at the time.
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -98,6 +99,7 @@ class Front:
             peer = replace(peer, source_port=source[1], account=account)
             self._connections.add(task)
             sock.setblocking(False)  # noqa: FBT003 - the library's signature
+            # Answers are written whole: to wait for more would only delay their ends.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             dialled, port = sock.getsockname()
             peer = replace(peer, address=dialled, port=port)

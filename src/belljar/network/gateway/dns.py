@@ -26,11 +26,12 @@ MAX_SHOWN_CHARS: Final = 300
 # NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
 # 9462 (no encrypted resolver), WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
+# RFC 1035 sections 4.1.1 and 2.3.4.
 _HEADER_BYTES: Final = 12
 _MAX_NAME_BYTES: Final = 255
 _MAX_LABEL_BYTES: Final = 63
 _AN_OPT: Final = b"\0\0\x29"  # The root's name and the type OPT (RFC 6891).
-_OPT_BYTES: Final = 11
+_OPT_BYTES: Final = 11  # Name, type, class, TTL and the length of options
 _COUNTS: Final = struct.Struct("!HHHH")
 # A label shown byte for byte: no dot, backslash, space or control.
 _SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
@@ -45,7 +46,7 @@ _TYPES: Final[Mapping[int, str]] = {
     249: "TKEY", 250: "TSIG", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 256: "URI", 257: "CAA",
 }  # fmt: skip
 _OPCODES: Final[Mapping[int, str]] = {1: "IQUERY", 2: "STATUS", 4: "NOTIFY", 5: "UPDATE"}
-_QUESTION_S_NAME: Final = b"\xc0\x0c"
+_QUESTION_S_NAME: Final = b"\xc0\x0c"  # A pointer to byte 12 (RFC 1035 section 4.1.4)
 
 
 class Rcode(IntEnum):
@@ -111,6 +112,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     Another class, AXFR, IXFR: REFUSED; another opcode: NOTIMP.
     The name is returned as it was spelt (0x20).
     """
+    # An answer gets none, or two servers could talk without end.
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
         return DnsAnswer(wire=None, answer="NOT A QUERY")
     reported = DnsAnswer(wire=None, answer="", header=query[:4].hex())
@@ -140,6 +142,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
 
 def _bare(query: bytes, rcode: Rcode) -> bytes:
     """The query's id, opcode and RD, and an error."""
+    # 0x79: opcode and RD.
     return query[:2] + bytes((0x80 | (query[2] & 0x79), rcode)) + bytes(8)
 
 
@@ -191,6 +194,7 @@ def _decide(query: _Query, layout: RangeLayout) -> _Reply:
 
 
 def _wire(query: bytes, parsed: _Query, reply: _Reply) -> bytes:
+    # Authoritative for these alone (AA, 0x04).
     is_ours = reply.rcode in (Rcode.NOERROR, Rcode.NXDOMAIN)
     has_opt = parsed.edns is not None
     flags = bytes((0x80 | 0x04 * is_ours | query[2] & 0x01, reply.rcode & 0xF))

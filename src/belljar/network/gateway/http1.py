@@ -35,6 +35,7 @@ _TURN_BYTES: Final = 4 << 10
 
 def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
     """Return why these bytes of a head are refused, or ""; what is before `start` was looked at."""
+    # A line's end or a fold may have begun in what was looked at.
     found = _AMBIGUOUS.search(data, max(0, start - 3), stop)
     if found is not None:
         return _PROBLEMS[str(found.lastgroup)]

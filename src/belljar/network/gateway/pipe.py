@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 PIECE_BYTES: Final = 64 << 10
+# A client that sends on for longer, or more, gets a reset.
 LINGER_S: Final = 1.0
 LINGER_BYTES: Final = 256 << 10
 
@@ -45,6 +46,8 @@ class TcpPipe:
         await asyncio.sleep(0)  # others have a turn, however much waits here
         while True:
             try:
+                # Not the loop's own `sock_recv`: what that has read is lost if its caller is
+                # cancelled.
                 return self.sock.recv(max_bytes)
             except BlockingIOError:
                 await until_ready(self.sock)
@@ -89,6 +92,7 @@ def is_cancelled() -> bool:
 def reset(sock: socket.socket) -> None:
     """Close a connection by RST."""
     with contextlib.suppress(OSError):
+        # On, with no time: the kernel drops what is unsent, and sends a RST (socket(7)).
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
@@ -171,6 +175,7 @@ class TlsPipe:
 
     async def _say_goodbye(self) -> None:
         with contextlib.suppress(ssl.SSLError, OSError, ValueError, TimeoutError):
+            # It asks for the peer's close_notify, which nothing here waits for.
             with contextlib.suppress(ssl.SSLWantReadError):
                 self.engine.unwrap()
             async with asyncio.timeout(LINGER_S):
@@ -178,6 +183,7 @@ class TlsPipe:
 
     async def _flush(self) -> None:
         if self._out.pending:
+            # Two senders at once could change the order of OpenSSL's records.
             async with self._sending:
                 if data := self._out.read():
                     await self._inner.send(data)

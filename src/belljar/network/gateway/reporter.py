@@ -28,6 +28,7 @@ from belljar.network.ipc import (
 )
 from belljar.units import printable
 
+# Together with a URL below `ipc.MAX_DATA_BYTES`, beyond which there is no event.
 MAX_RECORDED_HEADERS: Final = 64
 MAX_RECORDED_HEADER_CHARS: Final = 512
 MAX_RECORDED_HEADERS_BYTES: Final = 16 << 10
@@ -92,6 +93,7 @@ def die() -> NoReturn:
 
 def die_without_memory() -> NoReturn:
     """End the process, and so the range: an event that can't be made would be missing evidence."""
+    # Not `print`, which would need memory.
     os.write(2, b"the gateway has no memory left for an event\n")
     os._exit(1)
 
@@ -176,6 +178,7 @@ class Reporter:
         size = sum(map(len, sent))
         self._waiting[number] = (future, size)
         self._unrecorded += size
+        # `settle` waits until no event comes; its own flushes are none.
         self.posted += item.kind != ALIVE
         self._queue.extend((at == 0, piece) for at, piece in enumerate(sent))
         self._all_sent.clear()
@@ -195,6 +198,8 @@ class Reporter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
+        # The rest of a message that is half sent: without it the owner could read nothing that
+        # follows.
         begun = list(itertools.takewhile(lambda queued: not queued[0], self._queue))
         unreported += sum(begins for begins, _ in self._queue) + sum(
             not future.done() for future in self._room
@@ -262,6 +267,7 @@ class Reporter:
         self._writing = bool(self._queue)
 
     def _readable(self) -> None:
+        # Bounded, so that connections have their turn.
         for _ in range(256):
             try:
                 datagram, fds, _ = ipc.take_datagram(self._sock, MAX_DATAGRAM_BYTES)

@@ -38,8 +38,9 @@ from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 
 LEFT: Final = "the connection ended"
+# h11 adds none of its own.
 PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
-_BODILESS: Final = frozenset({204, 304})
+_BODILESS: Final = frozenset({204, 304})  # RFC 9110 sections 15.3.5 and 15.4.5
 # A larger piece of a body is written by itself: to join it with what frames it would copy it. For a
 # smaller one that costs less than more system calls and packets.
 _JOINED_BYTES: Final = 256 << 10
@@ -50,7 +51,7 @@ _STATUS: Final[Mapping[str, int]] = {
     Refusal.TARGET_IS_NO_PATH: 400,
     Refusal.METHOD_NOT_TAKEN: 405,
 }
-_MISDIRECTED: Final = 421
+_MISDIRECTED: Final = 421  # RFC 9110 section 15.5.20: not for this connection's name or place
 # For the next byte of a body: one that waits longer would keep one of the gateway's few exchanges.
 _BODY_WAIT_S: Final = 20.0
 
@@ -183,6 +184,7 @@ class Exchange:
         fields = b"\n".join(b"%s: %s" % pair for pair in self._request.headers)
         parts = [("url", self._request.target), ("header", fields)]
         method = self._request.method
+        # Any word can be a method, so a word that isn't one can carry data.
         return parts if method.decode() in USUAL_METHODS else [("method", method), *parts]
 
     def _scope(self) -> Scope:
@@ -230,6 +232,7 @@ class Exchange:
         self._sent.feed(data)
         if not has_more:
             await self._record_end(int(self._head["status"]))
+        # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
         pieces = [] if self._has_begun else [self._head_bytes(self._head)]
@@ -245,6 +248,7 @@ class Exchange:
 
     def _head_bytes(self, head: Message) -> bytes:
         fields, status = list(head.get("headers", ())), int(head["status"])
+        # RFC 9110 section 6.6.1: a server that has a clock sends it.
         if not any(name.lower() == b"date" for name, _ in fields):
             fields.append((b"date", formatdate(usegmt=True).encode()))
         if self._connection.is_last:
@@ -256,6 +260,7 @@ class Exchange:
         """Answer a status and close, or break off a begun answer."""
         self._reason = reason
         if self._has_begun:
+            # Too late for a status: the client sees an answer that ends too early.
             await self._record_end(None)
             return
         self._sent = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)

@@ -21,7 +21,7 @@ from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 HIGH_WATER_BYTES: Final = 64 << 10
-READER_BYTES: Final = 32 << 10
+READER_BYTES: Final = 32 << 10  # asyncio pauses its transport at twice as much
 
 
 class StreamRecord:
@@ -93,6 +93,7 @@ class RecordedStream:
             outgoing = group.create_task(self._pump_out(transport))
             await app(reader, writer, self._peer.cell)
             transport.close()
+            # What the stand-in wrote last leaves before the connection's reading ends.
             await outgoing
             incoming.cancel()
 
@@ -144,6 +145,7 @@ async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
             "bytes": received.total_bytes,
             "duration_ms": since_ms(start),
         }
+        # Posted, as a cancelled task can't wait for the record.
         told = site.reporter.post(Item(Kind.NETWORK_STREAM, fields, received.bodies("received")))
     await told
     await pipe.close()

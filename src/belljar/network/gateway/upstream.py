@@ -36,7 +36,7 @@ HOP_BY_HOP: Final = frozenset(
         b"transfer-encoding upgrade"
     ).split()
 )
-_OURS: Final = frozenset({b"host", b"content-length"})
+_OURS: Final = frozenset({b"host", b"content-length"})  # Written anew, by what is sent
 # Left out: they give a request another method than the one that was judged.
 METHOD_OVERRIDES: Final = frozenset(
     (
@@ -52,6 +52,7 @@ REWRITING: Final = frozenset(
 )
 # With `REWRITING`: refused, as front ends take them for another host or address.
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
+# `_method`, which Rails and Laravel read, as `_is_parameter` spells it.
 _PARAMETERS: Final = frozenset({"-method", *(name.decode() for name in METHOD_OVERRIDES)})
 _MIN_PARAMETER_BYTES: Final = min(map(len, _PARAMETERS))
 MAX_FORM_BYTES: Final = 1 << 20

@@ -32,10 +32,12 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.plan.rules import render_rules
 
+# Between two, the kernel's own notices report a change of rules at once.
 CHECK_EVERY_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
 PACKETS: Final = "packets.pcapng"
 _SEED_BYTES: Final = 32
+# For a clear error at the start, which must not wait for a tree without an end.
 _MAX_FILES_LOOKED_AT: Final = 200_000
 
 
@@ -112,6 +114,7 @@ def fork_pair(
         # They read what was written when they may go
         imports = modules_of(_kinds(spec))
         supervisor, gateway = fork_server.fork(given, write_documents, imports)
+        # Copies, as the block closes its own, and all of them if something fails.
         return RangeProcesses(
             supervisor=supervisor,
             gateway=gateway,

@@ -78,6 +78,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._is_ready = False
         self._last_number = 0
+        # A file, not a pipe: its processes go on if nothing reads what they print.
         self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
         own = str(PACKAGE_DIR.parent)
         paths = [path for path in sys.path if path != own and Path(path).is_absolute()]
@@ -90,6 +91,7 @@ class ForkServer:
                     stdin=subprocess.DEVNULL,
                     stdout=self._stderr,
                     stderr=self._stderr,
+                    # No secret of the owner's environment is inherited.
                     env={"LC_ALL": "C.UTF-8"},
                     cwd="/",
                     start_new_session=True,  # Ctrl-C is the owner's to handle

@@ -320,6 +320,7 @@ class NetworkRange:
         try:
             # A port in the host's namespace would be a way out
             number = os.fstat(namespace).st_ino
+            # This process may be in another namespace than the host's first one.
             hosts = {namespaces_of(pid, ("net",)).get("net") for pid in (os.getpid(), 1)}
             if number in hosts:
                 what = f"the cell {cell} is in the host's own network namespace"

@@ -55,7 +55,9 @@ from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 SEND_TIMEOUT_S: Final = 10
+# The longest that a process's silence goes unseen beyond its timeout.
 POLL_INTERVAL_S: Final = 1.0
+# The gateway's own deadline at the end: shorter than the owner's, so that its last message arrives.
 FLUSH_INTERVAL_S: Final = 1.0
 # The owner's wait at a range's end, and the gateway's time to report what is in progress.
 SHUTDOWN_GRACE_S: Final = 2.0
@@ -184,6 +186,7 @@ class RangeWatch:
         with self._dying:
             if self.state.error is not None:
                 return
+            # Nothing else can be the kill order's doing: a breach stays a breach.
             if type(error) is CellError:
                 error = killed_error(self._killed(), where=self._where) or error
             self.state.error = error
@@ -219,6 +222,7 @@ class RangeWatch:
             self._drain_stderr()
             self._end_if_hung()
         self._dialler.close()
+        # Wakes what still waits for an answer or a milestone.
         self.state.replies.put(None)
         self.state.milestones.put(None)
 
@@ -277,6 +281,7 @@ class RangeWatch:
                 raise ValueError("the supervisor's message")
 
     def _receive_from_gateway(self) -> None:
+        # One byte more than allowed, so that a longer datagram is seen as one.
         datagram = ipc.receive_bytes(self._processes.events, MAX_DATAGRAM_BYTES + 1)
         self._heartbeats["gateway"].message_received()
         if self.state.error is not None:

@@ -18,9 +18,11 @@ MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
 # A real server takes more. A longer message is refused as one that a real server finds too long.
 # A longer query is cut off: what came of it is on record, and the connection ends.
 MAX_MESSAGE_BYTES: Final = 64 << 10
-PROTOCOL: Final = 3 << 16
+PROTOCOL: Final = 3 << 16  # 3.0: the upper half is the major version
+# Versions that no protocol has: 1234.5678, and the next two.
 CANCEL_REQUEST: Final = 80_877_102
 ENCRYPTION_REQUESTS: Final = (80_877_103, 80_877_104)  # TLS and GSSAPI.
+# Sent to each client that logs in; drivers decide by them how to quote and decode.
 _PARAMETERS: Final = {
     "application_name": "",
     "client_encoding": "UTF8",
@@ -141,6 +143,7 @@ class PostgresSession:
         self._presented_database = parameters.get(b"database", user).decode("utf-8", "replace")
         # A newer minor version is negotiated down to 3.0; then the password is asked for.
         negotiated = message("v", struct.pack("!ii", 0, 0)) if code != PROTOCOL else b""
+        # 3: the password in clear, so that it is on record whole.
         return ServiceStep("startup", raw, negotiated + message("R", struct.pack("!i", 3)))
 
     def _log_in(self, raw: bytes) -> ServiceStep:
@@ -154,6 +157,7 @@ class PostgresSession:
             what = f'password authentication failed for user "{user}"'
             return self._fatal("password", raw, "28P01", what, presented)
         if self._presented_database != self._database:
+            # After the password, as the real server looks.
             what = f'database "{self._presented_database}" does not exist'
             return self._fatal("password", raw, "3D000", what, presented)
         self._is_inside = True

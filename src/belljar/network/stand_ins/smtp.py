@@ -29,12 +29,15 @@ MAX_MESSAGE_BYTES: Final = 50 << 20
 # As Postfix has it; their addresses must fit into one event.
 MAX_RECIPIENTS: Final = 1000
 MAX_ERRORS: Final = 50  # Of one connection; then it is closed, as mail servers do
+# With or without angle brackets; parameters (RFC 5321 section 4.1.2) are not looked at.
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
+# `Username:` and `Password:` in base64, which clients of LOGIN expect.
 _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6")}
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
 _REPLIES: Final = {
     b"NOOP": _OK,
+    # No user is confirmed (RFC 5321 section 3.5.3).
     b"VRFY": b"252 2.0.0 Cannot VRFY user, but will accept message\r\n",
     b"QUIT": b"221 2.0.0 Bye\r\n",
 }
@@ -164,6 +167,7 @@ class _MailConnection:
                 return b""
             if begins and piece in {b".\r\n", b".\n"}:
                 break
+            # The client doubles a dot that begins a line (RFC 5321 section 4.5.2).
             mail.content.feed(piece[1:] if begins and piece.startswith(b".") else piece)
             begins = piece.endswith(b"\n")
             # A client that goes on and on is cut; one that ends somewhat late gets its 552.
@@ -198,6 +202,7 @@ class _MailConnection:
                 self._is_over = True
                 return b""
             try:
+                # RFC 4954 section 4: `=` is an empty response.
                 answers.append(b"" if text == b"=" else base64.b64decode(text, validate=True))
             except binascii.Error:  # `*` among it, which cancels
                 return b"501 5.7.0 Authentication aborted\r\n"

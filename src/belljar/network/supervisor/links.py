@@ -28,12 +28,13 @@ from belljar.plan.rules import ENTER_MARK, LOCAL_MARK, REFUSE_MARK
 from belljar.units import printable
 
 INNER_DEVICE: Final = "eth0"
+# Before the kernel's own rule for the main table (32766), behind that for the local one (0).
 _LOCAL_TABLE: Final = 100
 _LOCAL_PRIORITY: Final = 100
-_SIOCETHTOOL: Final = 0x8946
+_SIOCETHTOOL: Final = 0x8946  # linux/sockios.h
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
 _ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
-_IFREQ: Final = struct.Struct("16sP16x")
+_IFREQ: Final = struct.Struct("16sP16x")  # ifreq: name, pointer, the rest of its union
 # A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
 # for ten thousand.
 MAX_BYTES_PER_S: Final = 64 << 20

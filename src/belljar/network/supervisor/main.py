@@ -40,15 +40,17 @@ from belljar.plan.nft import KnownRules, changed_rules, known_rules
 from belljar.plan.rules import LOCAL_MARK, LOG_GROUP, LOG_SNAP_BYTES, DropReason, counts, logged
 from belljar.process import PORTS_DOWN
 
-_BACKLOG: Final = 1024
+_BACKLOG: Final = 1024  # The kernel caps it at `net.core.somaxconn`.
+# For rules, devices and routes, and for the packet socket.
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
 # In a user namespace of its own it enters the cells' namespaces itself, which needs this one.
 _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
 _LIMITS: Final = {
-    resource.RLIMIT_NOFILE: 512,
+    resource.RLIMIT_NOFILE: 512,  # `select` takes no descriptor above 1,023
     resource.RLIMIT_CORE: NO_CORE,
     resource.RLIMIT_MEMLOCK: 0,
 }
+# Datagrams in one turn: a cell that floods keeps no request of the owner's waiting.
 _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
@@ -145,6 +147,7 @@ class _Supervisor:
     def __init__(self, task: SupervisorTask, owner: socket.socket, rules: int, file: int) -> None:
         self._task, self._owner, self._rules = task, owner, rules
         self._file = PacketFile(file, task.network.bounds.packet_record_bytes)
+        # Else an owner that reads nothing would hold the thread that watches the rules.
         owner.setsockopt(
             socket.SOL_SOCKET,
             socket.SO_SNDTIMEO,
@@ -163,6 +166,7 @@ class _Supervisor:
         self._kernel_at_end = netlink.open_socket()
         listeners = open_listeners(task.layout, task.network)
         send_listeners(gateway, listeners)
+        # From here on only the gateway holds them.
         for listener in listeners.values():
             listener.close()
         if task.layout.proxy_port is not None:
@@ -268,6 +272,7 @@ class _Supervisor:
             if link.index in stale:
                 with suppress(OSError):  # it has gone meanwhile
                     netlink.exchange(self._kernel, netlink.delete_link(link.index))
+        # A copy, as `_handle` closes what came with the message.
         inner = netlink.open_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
         with inner:
             made = links.make_port(
@@ -289,6 +294,7 @@ class _Supervisor:
     def _check(self) -> None:
         """End, all ports down, when anything has changed."""
         listed = self._look_at_rules(self._unexpected)
+        # Only behind the last log can the rules' own count show that some were lost.
         if self._read_log(_ALL_LOGS):
             self._flows.count_lost(logged(listed))
         self._report(counters=self._counters(listed))
@@ -300,6 +306,7 @@ class _Supervisor:
             unexpected = meanwhile()
             self._known = self._known or known_rules(ipc.from_file(self._rules))
             listed = listing.read()
+        # From the end of the last one: on a slow host there is time for other work.
         self._next_check = time.monotonic() + self._task.check_every_s
         self._end_if_changed(
             (*changed_rules(self._known, listed), *unexpected) or (_CHANGED_BACK,) * (notices > 0)

@@ -24,20 +24,23 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.rules import ANSWERED, LET_THROUGH, DropReason
 from belljar.units import printable
 
-_NETFILTER: Final = 12
-_SUBSYSTEM_LOG: Final = 4
+_NETFILTER: Final = 12  # NETLINK_NETFILTER
+_SUBSYSTEM_LOG: Final = 4  # NFNL_SUBSYS_ULOG
 _PACKET, _CONFIG = _SUBSYSTEM_LOG << 8, _SUBSYSTEM_LOG << 8 | 1
 _NOTIFY_RULES_GROUP: Final = 7  # NFNLGRP_NFTABLES
+# NFULA_CFG_CMD, _MODE, _TIMEOUT, _QTHRESH.
 _CFG_COMMAND, _CFG_MODE, _CFG_TIMEOUT, _CFG_THRESHOLD = 1, 2, 4, 5
-_COMMAND_BIND: Final = 1
-_COPY_PACKET: Final = 2
-_NFGEN: Final = struct.Struct("=BBH")
+_COMMAND_BIND: Final = 1  # NFULNL_CFG_CMD_BIND
+_COPY_PACKET: Final = 2  # NFULNL_COPY_PACKET: the packet's beginning, too
+_NFGEN: Final = struct.Struct("=BBH")  # nfgenmsg: family, version, group
+# NFULA_PACKET_HDR, _IFINDEX_INDEV, _PAYLOAD, _PREFIX.
 _AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
 # Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
 # allows.
 _BUFFER_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 1 << 16
 _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
+# Both ports are the first four bytes of their headers.
 _WITH_PORTS: Final = frozenset({6, 17, 132})
 _MAX_PREFIX_CHARS: Final = 32
 _Packet: TypeAlias = bytes
@@ -62,6 +65,7 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
     kernel = _open()
     _configure(kernel, group, _CFG_COMMAND, struct.pack("=B", _COMMAND_BIND))
     _configure(kernel, group, _CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET))
+    # Each packet at once, none held back for a batch; the timeout is in hundredths of a second.
     _configure(kernel, group, _CFG_THRESHOLD, struct.pack(">I", 1))
     _configure(kernel, group, _CFG_TIMEOUT, struct.pack(">I", 1))
     kernel.settimeout(0.0)
@@ -118,6 +122,7 @@ def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
         header, number = 4 * (packet[0] & 0xF), packet[9]
         length, _, fragment = struct.unpack_from(">HHH", packet, 2)
         source, destination = IPv4Address(packet[12:16]), IPv4Address(packet[16:20])
+        # Only the first fragment has the ports.
         has_ports = header >= 20 and fragment & 0x1FFF == 0
     elif version == 6 and len(packet) >= 40:
         header, number, has_ports = 40, packet[6], True

@@ -14,21 +14,25 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from typing import Final
 
-_HEADER: Final = struct.Struct("=IHHII")
-_ATTRIBUTE: Final = struct.Struct("=HH")
-_LINK: Final = struct.Struct("=BxHiII")
+_HEADER: Final = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
+_ATTRIBUTE: Final = struct.Struct("=HH")  # rtattr: length with this head, type
+_LINK: Final = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, mask of changes
 LINK_BYTES: Final = _LINK.size
-_ADDRESS: Final = struct.Struct("=BBBBI")
+_ADDRESS: Final = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, index
+# rtmsg: family, both prefixes, TOS, table, protocol, scope, type, flags. A rule's header
+# (linux/fib_rules.h) has the same form, with the action where the type is.
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
-_NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")
-_QUEUE: Final = struct.Struct("=BxxxiIII")
+_NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
+_QUEUE: Final = struct.Struct("=BxxxiIII")  # tcmsg: family, index, handle, parent, info
+# tc_ratespec: table's unit, link layer, overhead, alignment, least, rate
 _RATE: Final = struct.Struct("=BBHhHI")
-_LIMITS: Final = struct.Struct("=III")
+_LIMITS: Final = struct.Struct("=III")  # The end of tc_tbf_qopt: limit, bucket, MTU
 _NEW_LINK, _DELETE_LINK, _GET_LINK = 16, 17, 18
 _NEW_ADDRESS, _NEW_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 24, 28, 32
 _GET_ROUTE, _GET_RULE, _NEW_QUEUE = 26, 34, 36
 _REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 _NEW: Final = 0x200 | 0x400  # what is there already is not touched (NLM_F_EXCL, NLM_F_CREATE)
+# An acknowledgement is an NLMSG_ERROR too, with the code 0.
 _ERROR, _DONE = 2, 3
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK = 1, 3, 5
 _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 18, 28, 37
@@ -38,19 +42,25 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_CACHEINFO, _RTA_TABLE, _RTA_VIA = 1, 4, 5, 12, 15, 18
 _NDA_DST, _NDA_LLADDR = 1, 2
 _TCA_KIND, _TCA_OPTIONS, _TBF_PARMS, _TBF_BURST = 1, 2, 1, 6
-_ROOT: Final = 0xFFFF_FFFF
+_ROOT: Final = 0xFFFF_FFFF  # TC_H_ROOT: in place of the device's own queue
 _ETHERNET: Final = 1  # so that the kernel asks for no table of times
 _FRA_IIFNAME, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE = 3, 6, 10, 15
 _NUD_PERMANENT: Final = 0x80
 _IFF_UP: Final = 1
 _IFF_LOOPBACK, _IFF_LOWER_UP = 0x8, 0x1_0000
+# The kernel looks into the local table before any other (ip-rule(8)).
 _TABLE_MAIN, _TABLE_LOCAL = 254, 255
 _PROTO_STATIC: Final = 4
 _SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_HOST = 0, 253, 254
 _TYPE_UNICAST, _TYPE_LOCAL = 1, 2
+# NLA_F_NESTED: newer parts of the kernel take no nested attributes without it.
 _NESTED: Final = 0x8000
+# The kernel's pieces of a listing are smaller; the end of a larger datagram would be lost.
 _MAX_REPLY_BYTES: Final = 1 << 16
+# The host's own tables are read too, before an upstream is dialled, and may be long. A list that
+# was cut would hide a network, so a longer one is an error.
 _MAX_DUMP_BYTES: Final = 4 << 20
+# The kernel carries a request out before `send` returns: nothing waits so long in practice.
 _TIMEOUT_S: Final = 5.0
 
 
@@ -216,6 +226,7 @@ def parse_link(payload: bytes) -> Link:
     found = dict(attributes(payload[_LINK.size :]))
     about = dict(attributes(found.get(_IFLA_LINKINFO, b"")))
     peer, namespace = (
+        # -1: a namespace that has no id here
         int.from_bytes(found[kind], sys.byteorder, signed=True) if kind in found else None
         for kind in (_IFLA_LINK, _IFLA_LINK_NETNSID)
     )
@@ -250,8 +261,10 @@ def parse_route(payload: bytes) -> Route:
     device, listed = found.pop(_RTA_OIF, None), found.pop(_RTA_TABLE, None)
     is_v4 = family == socket.AF_INET
     return Route(
+        # A default route is listed without a destination.
         to=IPv4Network((to or bytes(4), bits)) if is_v4 else IPv6Network((to or bytes(16), bits)),
         device=None if device is None else int.from_bytes(device, sys.byteorder),
+        # The header's field is one byte; the attribute has the whole number.
         table=table if listed is None else int.from_bytes(listed, sys.byteorder),
         kind=kind,
         rest=frozenset({(0, bytes((*rest, protocol, scope))), *found.items()}),
@@ -298,6 +311,7 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
         length, kind = _ATTRIBUTE.unpack_from(payload, at)
         if length < _ATTRIBUTE.size or at + length > len(payload):
             return
+        # Without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER.
         yield kind & 0x3FFF, payload[at + _ATTRIBUTE.size : at + length]
         at += (length + 3) & ~3
 
@@ -305,7 +319,7 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
 def raise_error(payload: bytes) -> None:
     """Raises an error message's `OSError`, if any."""
     (code,) = struct.unpack_from("=i", payload)
-    if code:
+    if code:  # 0 acknowledges
         raise OSError(-code, os.strerror(-code), "netlink")
 
 
