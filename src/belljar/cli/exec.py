@@ -44,6 +44,7 @@ class CommandAfterDashes(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split at the first `--`. Raises `MisuseError` without it."""
         if "--" in args:
+            # A later `--` is the command's own.
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
             return super().parse_args(ctx, args)
@@ -208,6 +209,7 @@ def _as_object(
 ) -> dict[str, object]:
     found: dict[str, object] = {"returncode": output.returncode}
     for name, content in (("stdout", output.stdout), ("stderr", output.stderr)):
+        # JSON holds text: what isn't UTF-8 comes in base64 as well.
         found[name] = content.decode("utf-8", "replace")
         if found[name] != content.decode("utf-8", "ignore"):
             found[f"{name}_base64"] = base64.b64encode(content).decode()
@@ -233,6 +235,7 @@ def passing_on() -> Callable[[Stream, bytes], None]:
     from belljar.channel import Stream
 
     targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
+    # A chunk may end within a character.
     decoders = {
         stream: codecs.getincrementaldecoder("utf-8")("backslashreplace") for stream in targets
     }
@@ -241,6 +244,7 @@ def passing_on() -> Callable[[Stream, bytes], None]:
         target = targets[stream]
         if target.isatty():
             text = decoders[stream].decode(chunk)
+            # `printable` would escape line ends and tabs, too.
             target.write(
                 re.sub(r"[^\n\t]+", lambda part: printable(part[0], max_chars=len(text)), text)
             )

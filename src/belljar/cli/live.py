@@ -75,6 +75,7 @@ def serve(
             port = bound.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
             name = f"http://{shown}:{port}"
+            # A browser's Origin is the name that was typed: both mean this host.
             origins = frozenset((name, f"http://localhost:{port}"))
         if public_url is not None:
             name = public_url.rstrip("/")
@@ -105,10 +106,14 @@ def _bound(host: str, port: int, unix_path: Path | None) -> Iterator[socket.sock
     with bound:
         try:
             if unix_path is None:
+                # Else a restarted server would wait for old connections (socket(7),
+                # SO_REUSEADDR).
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind((host, port))
             else:
                 _remove_dead(unix_path)
+                # By `bind` the socket's file is there: a later chmod would let others connect
+                # before it.
                 before = os.umask(0o177)
                 try:
                     bound.bind(str(unix_path))
@@ -136,6 +141,7 @@ def _remove_dead(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
         except OSError:
+            # It is in use, or no socket: `bind` then fails and says so.
             return
 
 
@@ -159,10 +165,12 @@ def watch(interval_s: float, *, once: bool) -> None:
 
     with Feed(belljar_home()) as feed:
         if once or not sys.stdout.isatty():
+            # A share of processor time takes two looks: this is the first.
             feed.look()
             feed.state()
             time.sleep(_FIRST_LOOK_S)
             feed.look()
+            # Without a terminal no column is cut.
             Console(width=None if sys.stdout.isatty() else 500).print(_table(feed))
             return
         notice("Ctrl-C ends the watch; runs go on")

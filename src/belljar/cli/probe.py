@@ -108,6 +108,7 @@ async def _probe(
         loaded = typed_policy(policy, tier)
         cell, report = await _tried(loaded, run, wanted, user)
         reports = [report]
+        # A workload that is root has tried as root already.
         if user is None and wanted == ALL and cell.plan.user not in {"", "0", "root"}:
             reports.append((await _tried(loaded, run, wanted, "root"))[1])
         verdict = worst(report.verdict for report in reports).value

@@ -48,6 +48,7 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
     """
     path, chosen, key = _chosen(run, classes)
     with reading(path, "RUN"):
+        # Inside of the run it would become part of what is copied.
         if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
             raise MisuseError(
                 f"{printable(str(out))} can't be made",

@@ -80,6 +80,7 @@ def _find(run: Path, texts: tuple[str, ...]) -> Iterator[dict[str, str]]:
     from belljar.ledger.listing import read_events
     from belljar.signals.decoys import digest, origins
 
+    # No key: nothing was minted there, or the key was left out or deleted since.
     if not (run / KEY_FILE).exists():
         return
     key = read_key(run)

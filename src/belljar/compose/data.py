@@ -80,6 +80,7 @@ def _make(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
     if mount.type != "tmpfs":
         cell.directories.append(mount.target)
         return
+    # `tmpfs_of` would read what follows the colon as options.
     if ":" in mount.target:
         raise ValueError("a tmpfs at a place with a colon")
     mode = mount.tmpfs.get("mode", 0o1777)  # a number, or octal digits as text
@@ -95,6 +96,7 @@ def _copy(cell: Converted, mount: Mount) -> None:
     try:
         tree = cell.home.tree(path)
     except FileNotFoundError:
+        # Compose makes a missing source, unless `create_host_path` is false.
         if mount.read_only or not values.switch(mount.bind.get("create_host_path", True)):
             raise
         cell.directories.append(target)
@@ -138,6 +140,7 @@ def add_env_files(cell: Converted) -> None:
     if len(found) > MAX_VARIABLES:
         raise refusal(cell.where, "env_file", f"more than {MAX_VARIABLES:,} variables")
     if cell.model.env_file:
+        # As in Compose, `environment` wins over `env_file`.
         cell.words["env"] = {**found, **cell.words.get("env", {})}
 
 
@@ -182,6 +185,7 @@ def read_build(
     try:
         build = read_part(Build, {"context": written} if isinstance(written, str) else written)
         context = build.context or "."
+        # Compose also takes a repository's address, which would need a network.
         if "://" in context or context.startswith(("git@", "github.com/")):
             raise ValueError("a build's context is a directory of the task")
         return ServiceBuild(
@@ -216,6 +220,7 @@ def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -
     keys = ("image", "build", HOME_KEY)
     only = {key: service[key] for key in keys if service.get(key) is not None}
     try:
+        # Only what decides the image: other keys may need metadata that only a sample has.
         made = interpolate({"services": {name: only}}, {}, blanks=True).document
         settled = made["services"][name]
         written = text(settled.get("image") or "")

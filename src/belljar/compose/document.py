@@ -81,10 +81,12 @@ class TaskFiles:
 
     def read_text(self, path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
         """A text of at most `max_bytes`. Raises `OSError`, `ValueError`."""
+        # One byte more than is accepted shows that the file is longer.
         content = read_regular(self.root, path, max_bytes + 1)
         if len(content) > max_bytes:
             raise ValueError(f"it is larger than {format_size(max_bytes)}")
         try:
+            # Editors on Windows write a byte order mark, which is no part of the text.
             return content.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError("it is not UTF-8") from None
@@ -97,6 +99,7 @@ class TaskFiles:
 def files_of(directory: Path) -> TaskFiles:
     """The files of the task whose compose file is here."""
     own = directory.resolve()
+    # As a root, either would open all of it to a compose file.
     barred = {Path("/"), Path.home().resolve()}  # never a root
     for candidate in [own, *own.parents][: _MAX_ABOVE + 1]:
         if candidate in barred:
@@ -141,12 +144,14 @@ def is_dockerfile_name(config: str) -> bool:
 
 def beside(directory: Path) -> Path | None:
     """The compose file of a directory, if any."""
+    # A broken link counts: it is reported, and the next name is not read in its place.
     return next(filter(os.path.lexists, map(directory.joinpath, COMPOSE_NAMES)), None)
 
 
 def as_document(config: BaseModel) -> dict[str, Any]:
     """Inspect's `ComposeConfig` as a file, which has no directory."""
     document = config.model_dump(by_alias=True, exclude_none=True)
+    # A task's own words must not name a directory to read files from.
     document.pop(DIRECTORY_KEY, None)
     return document
 
@@ -217,6 +222,7 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
     """
     services = document.get("services")
     name = document.get("name") or directory
+    # A name with a reference isn't known before a sample is.
     if not isinstance(services, dict) or not isinstance(name, str) or "$" in name:
         return document
     project = "".join(_PROJECT.findall(name.lower())).lstrip("_-")

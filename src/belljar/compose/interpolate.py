@@ -159,7 +159,9 @@ def read_dotenv(text: str) -> dict[str, str | None]:
         line, value = f"line {item.original.line}", item.value or ""
         if item.error or (item.key is not None and not _VARIABLE.fullmatch(item.key)):
             raise ValueError(f"{line} is no `NAME=VALUE`, or has an open quote")
+        # python-dotenv has removed the quotes, so the source is looked at.
         quote = item.original.string.partition("=")[2].strip()[:1]
+        # Compose would fill it from this host's environment.
         if "$" in value and quote != "'":
             raise ValueError(f"{line} has a `$` outside of single quotes: write its value out")
         if item.key is not None:

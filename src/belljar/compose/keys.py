@@ -140,6 +140,7 @@ def _means_nothing(key: str, value: object) -> bool:
     if value is None or key.startswith("x-") or (key in _MAY_BE_BLANK and value == ""):
         return True
     is_refused = key in KEYS and KEYS[key].outcome is KeyOutcome.REFUSED
+    # Docker's `ipc` and `cgroup` are private by default, which shares nothing.
     return is_refused and value in ([], {}, "", False, "private")
 
 
@@ -191,6 +192,7 @@ def _resource(name: str, key: str) -> Convert:
         if value is None:
             converted.changed(key, "a cell always has a limit: the policy's")
             return
+        # Rounded up: half a processor becomes one, not none.
         whole = -int(-value // 1) if name == "cpus" else value
         if whole != value:
             converted.changed(key, f"a cell has whole processors: {value:g} becomes {whole}")
@@ -244,6 +246,7 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
 
 def _security_opt(options: list[str], converted: Converted) -> None:
     for option in options:
+        # Docker accepts `:` and `=` between an option's name and its value.
         name, _, rest = option.replace("=", ":", 1).partition(":")
         if (name, rest) == ("no-new-privileges", "false"):
             continue  # Docker's default
@@ -261,6 +264,7 @@ def _security_opt(options: list[str], converted: Converted) -> None:
 
 
 def _cap_add(listed: list[str], converted: Converted) -> None:
+    # Docker accepts a capability with and without the prefix, in either case.
     names = {name.upper().removeprefix("CAP_") for name in listed}
     if "ALL" in names:
         _privileged(True, converted, key="cap_add")  # noqa: FBT003 - as the key's own value

@@ -56,6 +56,7 @@ def _short_mount(value: object) -> object:
     if len(parts) == 1:
         return {"type": "volume", "target": parts[0]}
     options = set(parts[2].split(",")) if len(parts) == 3 else set()
+    # A drive of Windows has a colon of its own.
     if len(parts) > 3 or parts[1].startswith("\\"):
         raise OutsideTaskError
     if unread := options - _MOUNT_OPTIONS:
@@ -131,6 +132,7 @@ class DeployResources(Part):
     """`deploy.resources`."""
 
     limits: Limits = Limits()
+    # A reserved device is a GPU: a task that needs one must not run without it unnoticed.
     reservations: Annotated[Any, BeforeValidator(_without_devices)] = None
 
 
@@ -331,6 +333,7 @@ def parse(
 ) -> _P:
     """The model of a mapping; keys that it can't keep go to `refused`, with the field's reason."""
     kept, reasons = dict(written), reasons_of(model)
+    # Again without the bad keys, so that the rest is still converted and its faults are found.
     while True:
         try:
             return model.model_validate(kept)
@@ -341,6 +344,7 @@ def parse(
                 detail = reasons.get(key) or _detail(kept.get(key), place[1:], why)
                 refused.add(where, key, detail)
                 bad.add(place[0] if place else "")
+            # A fault of no written key would be found again and again.
             if not bad & kept.keys():
                 return model.model_construct()
             kept = {key: value for key, value in kept.items() if key not in bad}
@@ -359,6 +363,7 @@ def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str
     """Each fault's place and reason."""
     for fault in error.errors(include_url=False, include_input=False):
         cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
+        # pydantic's place of a bad key, rather than a bad value, ends so.
         place = fault["loc"][:-1] if fault["loc"][-1:] == ("[key]",) else fault["loc"]
         if fault["type"] == "extra_forbidden" or place != fault["loc"]:
             why = "it is not read here"

@@ -57,7 +57,11 @@ def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]
             with open_beneath(root, name) as file:
                 info = tarfile.TarInfo(name)
                 left = info.size = os.fstat(file.fileno()).st_size
+                # The sender's modes and owners mean nothing here: `unpack` gives each file this
+                # mode.
                 info.mode = 0o600
+                # File names are bytes: one that isn't UTF-8 is sent as it is, and `unpack`
+                # refuses it.
                 gathered += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
                 padding = -left % tarfile.BLOCKSIZE
                 while left:
@@ -70,6 +74,7 @@ def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]
                         yield bytes(gathered)
                         gathered.clear()
                 gathered += bytes(padding)
+    # Two blocks of zeros end a tar archive; by them `is_whole` knows that nothing was cut off.
     yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)
 
 
@@ -78,13 +83,17 @@ def pack_task(directory: Path) -> bytes:
     names: list[str] = []
     size = 0
     for folder, inner, files in os.walk(directory):
+        # In place, so that `os.walk` skips the others; sorted, as the digest is compared on
+        # `--resume`.
         inner[:] = sorted(name for name in inner if name not in NOT_SENT)
         for name in sorted(files):
             path = Path(folder, name)
+            # A link may lead out of the task's directory.
             if name in NOT_SENT or not stat.S_ISREG((status := path.lstat()).st_mode):
                 continue
             names.append(str(path.relative_to(directory)))
             size += status.st_size
+        # Within the walk: a home directory that was given by mistake isn't read to its end.
         if len(names) > MAX_TASK_FILES or size > MAX_TASK_BYTES:
             raise PolicyError(
                 f"the task's directory has more than {MAX_TASK_FILES:,} files or "
@@ -109,10 +118,12 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
     Raises `LayerError` for anything but regular files within the bounds, `OSError`.
     """
     into.mkdir(mode=0o700)
+    # With O_EXCL an archive that names one file twice is refused: the second replaces nothing.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     source = _Archive(file.fileno())
     for entry in read_entries(source, os.fstat(source.fd).st_size, MAX_ENTRIES):
         name = b"/".join(entry.path).decode("utf-8", "strict")
+        # Names are shown in terminals: control characters are refused with everything but files.
         if entry.kind is not ImageEntryKind.FILE or not name.isprintable():
             raise LayerError("it holds something else than plain files with plain names")
         if not name.startswith(only):
@@ -158,8 +169,10 @@ def _check_members(file: IO[bytes]) -> None:
         method, packed, plain, place = fields[3], fields[7], fields[8], fields[15]
         if magic != b"PK\x01\x02" or 0xFFFFFFFF in (packed, plain, place):
             raise ValueError("its index is not that of a plain zip file")
+        # The member's name, its extra fields and its comment follow its entry.
         at += _ENTRY.size + sum(fields[9:12])
         file.seek(place)
+        # Its own header has lengths of its own, which may differ from those in the index.
         file.seek(sum(_OWN.unpack(file.read(_OWN.size))), os.SEEK_CUR)
         seen = 0
         for piece in _expanded(_Member(file, packed), method):
@@ -184,18 +197,23 @@ class _Member:
 
 def _expanded(member: _Member, method: int) -> Iterator[bytes]:
     """Yield a member's contents by pieces, however much they expand. Raises `ValueError`."""
+    # The methods' numbers are those of PKWARE's APPNOTE, 4.4.5.
     if method == 93:
         from zstandard import ZstdDecompressor, ZstdError
 
         source = cast("IO[bytes]", member)
         try:
+            # A member may be several frames: stopping after the first would leave the rest
+            # uncounted.
             reader = ZstdDecompressor().stream_reader(source, read_across_frames=True)
             while piece := reader.read(PIECE_BYTES):
                 yield piece
         except ZstdError as error:
             raise ValueError(str(error)) from error
     elif method == 8:
+        # Negative: in a zip file a deflate stream has no zlib header.
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        # What the bound on its output left unread comes before new bytes.
         while not inflater.eof and (piece := inflater.unconsumed_tail or member.read()):
             yield inflater.decompress(piece, PIECE_BYTES)
     elif method == 0:

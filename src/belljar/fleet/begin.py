@@ -69,6 +69,7 @@ def run_fleet(
     ):
         loaded = load_only(request.inspect_args, request.operator_options)
         task, home = select_task(request, loaded), request.home or belljar_home()
+        # An empty tar archive is two blocks of zeros.
         archive = pack_task(task.root) if task.root is not None else bytes(1024)
         argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
         sha256 = hashlib.sha256(archive).hexdigest()
@@ -103,6 +104,7 @@ def run_fleet(
             }
             if resumed is not None:
                 check_same(resumed[1], plan)
+            # Only after both checks: a refused evaluation pins no key.
             pin_keys(home, nodes)
             with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host, silence_s=patience_s)
@@ -112,6 +114,8 @@ def run_fleet(
                     head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
                 if resumed is not None:
                     head.take_over(resumed[0], resumed[2])
+                # From here on units may use the files: after an error a later run on the node
+                # removes them.
                 unless_begun.pop_all()
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
                 engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)

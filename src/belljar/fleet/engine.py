@@ -100,7 +100,9 @@ def joined(fleet: str, *, memory_mib: int = 0) -> AbstractContextManager[Engine]
 def check_private(host: str, *, where: str) -> None:
     """Raise `PolicyError` for an address that is neither loopback nor private."""
     try:
+        # An IPv6 address is in brackets before its port.
         found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
+        # All of them: a client may connect to any address of a name.
         is_near = all(map(_is_near, found))
     except (OSError, ValueError) as error:
         raise PolicyError(
@@ -121,5 +123,6 @@ def _is_near(host: str) -> bool:
     """Return whether an address is loopback's or private. Raises `ValueError`."""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv6Address):
+        # A mapped address such as ::ffff:192.0.2.1 reaches the IPv4 host, and is judged as that.
         address = address.ipv4_mapped or address
     return any(address in network for network in _NEAR)

@@ -24,9 +24,11 @@ POLL_S: Final = 0.5
 START_S: Final = 180.0
 # An interrupted run destroys its cells with proof, and seals its record.
 END_S: Final = 90.0
+# The word in the lease, beside a number that changes with each heartbeat.
 STOP: Final = "stop"
 # How a command ends when interrupted while it loads: once it can make a cell, it handles that.
 NEVER_BEGAN: Final = 128 + signal.SIGTERM
+# As in linux/prctl.h.
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -46,12 +48,15 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # it ends when the command has
     heard, seen, ending_since = time.monotonic(), "", 0.0
     while child.poll() is None:
+        # The worker never writes: a pipe that is ready and empty has ended.
         is_alone = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 1)
         if is_alone:
             time.sleep(POLL_S)  # at its end the pipe is always ready
         now, content = time.monotonic(), ""
+        # The lease is not there before the first heartbeat.
         with suppress(OSError):
             content = lease.read_text()
+        # By its content: the file's time follows the wall clock, which may be set.
         if content and content != seen:
             heard, seen = now, content
         limit_s = timeout_s if seen else max(START_S, timeout_s)
@@ -61,6 +66,7 @@ def main(arguments: list[str]) -> int:
         if ending_since and now - ending_since > END_S:
             child.kill()
             child.wait()
+            # The cells outlive the process that was killed.
             reap = [sys.executable, "-m", "belljar", "reap"]
             subprocess.run(reap, stdin=subprocess.DEVNULL, check=False, timeout=END_S)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -51,6 +51,7 @@ from belljar.waiting import print_status
 
 # Heartbeats are a second apart: looking more often would find nothing new.
 POLL_S: Final = 0.5
+# A node's word of how its unit ended, which may be anything until its shape is checked.
 _END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number start_s:number")
 # An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.
 STOP_S: Final = 120.0
@@ -84,6 +85,7 @@ def _interrupts() -> Iterator[list[int]]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
+        # Under `nohup` SIGHUP stays ignored.
         if handler is not signal.SIG_IGN:
             signal.signal(number, lambda caught, _: received.append(caught))
     try:
@@ -128,6 +130,7 @@ class Head:
     def take_over(self, old: Path, tries: Sequence[Try]) -> None:
         """Take over the attempts of an earlier run, as they were verified now."""
         for each in tries:
+            # Numbers name archives: new units go on after those that are taken over.
             self._count = max(self._count, each.unit.number)
             self._of_unit(Kind.FLEET_UNIT_PLACED, each.unit, each.node, from_run=old.name)
             if each.findings is not None:
@@ -159,6 +162,7 @@ class Head:
                 if received and not self._interrupted:
                     self._interrupted = True
                     self._stop("interrupted: the units are ending")
+                # A second signal waits for no unit's record.
                 if len(received) > 1:
                     self._give_up("interrupted twice")
         return self._finish(require_contained=require_contained)
@@ -169,6 +173,7 @@ class Head:
             handles = [each.handle for each in self._running]
             for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
                 self._take(by_handle[id(handle)], item)
+        # A copy, as `_lose` removes entries.
         for node_id, heard_s in list(self._engine.last_heard_s.items()):
             if now - heard_s > self._silence_s:
                 self._lose(node_id)
@@ -193,6 +198,7 @@ class Head:
             if self._again:
                 unit = self._again.pop(0)
             else:
+                # Without any node the rest is one unit, which ends below.
                 size = left = len(self._waiting)
                 if room:
                     size = next_size(
@@ -215,6 +221,7 @@ class Head:
                 memory_mib=self._cells * self._task.memory_mib,
                 nodes=allowed,
             )
+            # "x": no archive is ever written over.
             part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
 
@@ -222,6 +229,7 @@ class Head:
         """Take one item of a unit: its node, a piece of its archive, its end, or an exception."""
         unit = running.unit
         if isinstance(item, Exception):
+            # The last line: a node's traceback stands before it.
             why = printable(str(item).strip().rpartition("\n")[2], max_chars=300)
             self._break_off(running, why)
         elif item is None:
@@ -238,6 +246,7 @@ class Head:
                 self._fail_here(running, error)
         elif isinstance(item, dict) and "node" in item:
             running.node = node = self.usable.get(str(item["node"]))
+            # Until now it waited in the engine's queue.
             running.began_s = time.monotonic()
             if node is None:
                 self._fail(running, "it came from a node that is not of this fleet")
@@ -259,6 +268,7 @@ class Head:
             running.part.close()
             check_shape(sent, _END)
             run_id, why, code, lasted_s, start_s = (sent[name] for name in _END)
+            # NaN and infinity fail this, too.
             if not 0 <= start_s <= lasted_s < _LONGEST_S:
                 raise LedgerError("its node's word of its end can't be understood")
             if not run_id:
@@ -340,6 +350,7 @@ class Head:
         """End the run: this machine can't keep or read what came, and nothing is tried again."""
         why = f"the head can't keep its record: {printable(str(error))}"
         self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
+        # First: once the run stops, `_fail` tries nothing again.
         self._stop(why)
         self._fail(running, why)
 
@@ -377,6 +388,7 @@ class Head:
                 self._fail(running, f"it was not heard of when {node.name} was lost")
 
     def _stop(self, why: str) -> None:
+        # The first reason is shown; later ones follow from it.
         if self._stopping_s is None:
             print_status(f"belljar: {why}")
             self._stopping_s = time.monotonic()
@@ -399,6 +411,7 @@ class Head:
         asked = Asked(run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs)
         interrupted = self._interrupted
         stopped = self._stopping_s is not None and not interrupted
+        # Judged twice: verdicts go into the log before it is known whether that works.
         judged = partial(judge_fleet, asked, self.tries, interrupted=interrupted, stopped=stopped)
         dropped = self._merge(judged(), require_contained=require_contained)
         self.record(

@@ -51,6 +51,7 @@ def _send(
         nonlocal to
         said = engine.on_each(to, function, fleet, image.digest, *arguments)
         refused.update({each: last_words(why) for each, why in said.items() if why != ""})
+        # A node that refused one piece gets no further ones.
         to = [each for each in to if each not in refused]
 
     size, offset = image.size_bytes, 0
@@ -61,6 +62,7 @@ def _send(
             shown = f"{format_size(offset)} of {format_size(size)}"
             print_status(f"belljar: image {printable(name)}: {shown} sent to {len(to)} node(s)")
     document = image.rootfs.with_name("image.json").read_bytes()
+    # An image that was asked for by its digest has no name to give it there.
     names = [] if is_like_digest(name) else [name]
     call(take_image, document, names, [*image.origins])
     if refused:  # their disks may be full

@@ -142,6 +142,8 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
                 continue
             if key in found:
                 before, known = found[key]
+                # A breach counts whichever attempt it is of; anything else only in place of lost
+                # evidence.
                 is_worse = row.verdict is Verdict.BREACHED
                 is_lost = before.findings is not None and may_replace(known, before.findings)
                 if not (is_worse or is_lost):
@@ -159,6 +161,7 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
             if key not in due or row.transcript.task not in {asked.task, ""}:
                 detail = printable(f"{row.transcript.task} {key[0]} #{key[1]}", max_chars=200)
                 yield Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)
+            # A second row of the same sample is then one too many.
             due.discard(key)
     # Verdicts are written into the log by it.
     uuids = Counter(row.transcript.uuid for row in rows if row.is_logged)

@@ -30,6 +30,7 @@ from belljar.store.home import belljar_home, need_space
 from belljar.units import printable
 
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
+# With Ray one actor renews this one for all units of a node; with Slurm each unit has its own.
 LEASE: Final = "lease"
 # A check loads Inspect and the task's whole data set, on a node that may be busy.
 CHECK_S: Final = 600.0
@@ -118,6 +119,7 @@ def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict
         check=False,
     )
     why, names, missing = _tail(done.stderr), set[str](), list[str]()
+    # A check that failed early printed no JSON: then standard error says why.
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(done.stdout)
         names = {each["image"] for group in found["groups"] for each in group["images"]}
@@ -137,6 +139,7 @@ def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: byt
     file = _folder(fleet) / digest / "rootfs.sqfs"
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
+        # Before the first piece, for the whole file.
         if not offset:
             need_space(belljar_home(), size_bytes, "it")
         with file.open("r+b" if offset else "wb") as out:
@@ -188,10 +191,13 @@ def run_unit(
         subprocess.Popen(
             [*guard, *command],
             cwd=folder / "task",
+            # The node's operator may set another number of starts, but not where the run is
+            # noted.
             env={STARTS: str(os.cpu_count() or 1), **_environment(settings), NOTED_IN: str(noted)},
             stdin=subprocess.PIPE,  # its end tells the guard that this worker is gone
             stdout=subprocess.DEVNULL,
             stderr=err,
+            # Signals to the worker's process group don't reach it: its guard ends it.
             start_new_session=True,
         ) as process,
     ):
@@ -201,6 +207,8 @@ def run_unit(
     if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
         directory = Path(noted.read_text())
         run_id, waited_s = directory.name, 0.0
+        # File times follow the wall clock, which may have been set: kept within what was
+        # measured.
         start_s = min(max(0.0, noted.stat().st_mtime - began_s), lasted_s)
         # When the guard was killed, the kernel interrupted the run, which still ends.
         while is_being_written(directory) and waited_s < END_S:
@@ -208,6 +216,7 @@ def run_unit(
             waited_s += POLL_S
         yield from pack(directory)
     with (folder / f"{unit}.err").open("rb") as said:
+        # A character is at most four bytes of UTF-8.
         said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
         why = _tail(said.read())
     times = {"lasted_s": lasted_s, "start_s": start_s}
@@ -246,6 +255,7 @@ class HeadWatch:
 
     def beat(self, number: int, *, stop: bool) -> None:
         """Renew the lease, or have the units end."""
+        # Renamed into place: a guard never reads half a lease.
         fresh = self._lease.with_name(f"{self._lease.name}.new")
         with suppress(FileNotFoundError):  # the workspace was cleared meanwhile
             fresh.write_text(f"{number} {STOP if stop else 'go on'}")
@@ -258,6 +268,7 @@ def _name() -> str:
 
 
 def _folder(fleet: str) -> Path:
+    # It becomes a path, and must not lead out of the store.
     if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.-]{0,63}", fleet):
         raise ValueError("not a run's id")
     return belljar_home() / "fleet" / fleet

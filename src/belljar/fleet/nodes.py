@@ -24,6 +24,7 @@ from belljar.ledger.kinds import check_shape, shape_of
 from belljar.package import __version__
 from belljar.units import printable
 
+# As SSH's known_hosts: a known name with another key is refused.
 NODES: Final = "fleet/nodes.json"
 _CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
 
@@ -179,6 +180,7 @@ def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
     """Remember the keys of nodes that take part."""
     known = pinned_keys(home) | {node.name: node.key for node in nodes if not node.refusal}
     (home / NODES).parent.mkdir(mode=0o700, exist_ok=True)
+    # Renamed into place: half a list would forget keys.
     fresh = home / f"{NODES}.new"
     fresh.write_text(json.dumps(known, indent=1))
     fresh.rename(home / NODES)
@@ -190,15 +192,18 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
     Return the engine's id of each node (`node`), its `name` ("": it did not answer), `ok` and what
     it `said`. Raises `HostError`.
     """
+    # Without an address the engine would start a cluster of this machine alone, and halt nothing.
     if fleet == "ray" and not os.environ.get("RAY_ADDRESS"):
         raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
     found = list[dict[str, Any]]()
     with joined(fleet) as engine:
         asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []
+        # `kill_all` gives up after END_S; the rest is for a busy node to start a worker.
         answers = engine.on_each(asked, kill_all, reason, more, within_s=END_S + 30.0)
         for node in asked:
             said = answers.get(node)
             name, code, words = "", None, said
+            # A tuple comes back as a list through Slurm's JSON, and a node may send anything.
             if isinstance(said, tuple | list) and len(said) == 3:
                 name, code, words = said
             text = printable(str(words), max_chars=400)

@@ -44,10 +44,13 @@ class RayEngine:
         if not address or address.startswith(("127.", "localhost:")):
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
+        # No usage report leaves the host unless its operator asks for it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         alone: dict[str, Any] = {}
         if not address:
+            # Other users of this machine reach loopback, too: they lack this token.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            # Each tier is offered: `belljar check` refuses what this host lacks.
             markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
             room_mib = max(memory_mib, free_bytes() >> 20)
             offer = {CELLS: os.cpu_count() or 1, MEMORY: room_mib, **markers}
@@ -97,6 +100,7 @@ class RayEngine:
         remote = self._ray.remote(function)
         # Bytes are put once, and each node fetches them once.
         sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in arguments]
+        # `max_retries`: the head alone decides what is tried again.
         references = {
             each: remote.options(num_cpus=0, max_retries=0, label_selector=_on(each)).remote(*sent)
             for each in nodes
@@ -104,6 +108,7 @@ class RayEngine:
         ends_s, found = time.monotonic() + within_s, {}
         for each, reference in references.items():
             try:
+                # Not 0: a node that answered while others were waited for is still heard.
                 left_s = max(0.1, ends_s - time.monotonic())
                 found[each] = self._ray.get(reference, timeout=left_s)
             except Exception as error:  # noqa: BLE001 - whatever a node raises is its own
@@ -135,6 +140,7 @@ class RayEngine:
             time.sleep(timeout_s)
             return
         self._ray.wait([*units], timeout=timeout_s, fetch_local=False)  # until one has an item
+        # Then each that has an item, so that a busy unit doesn't keep the others waiting.
         done, _ = self._ray.wait([*units], num_returns=len(units), timeout=0, fetch_local=False)
         for unit in done:
             item: Any
@@ -148,6 +154,7 @@ class RayEngine:
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
         """Cancel the task; its guard ends the unit."""
+        # It may have ended already.
         with suppress(Exception):
             self._ray.cancel(unit, force=True)
 
@@ -155,8 +162,10 @@ class RayEngine:
         """Start an actor on each node, which is called every second."""
         actor = self._ray.remote(HeadWatch)
         for each in nodes:
+            # It restarts without limit: units must not end because this small process did.
             options = actor.options(num_cpus=0, max_restarts=-1, label_selector=_on(each))
             self._watches[each] = options.remote(fleet)
+            # In the future: nothing is expected while the actor's process starts.
             self.last_heard_s[each] = time.monotonic() + START_S
         threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
@@ -172,6 +181,7 @@ class RayEngine:
                 if node_id in self.last_heard_s:
                     self.last_heard_s[node_id] = now
             except self._ray.exceptions.GetTimeoutError:
+                # The last call is still unanswered: no second one is queued behind it.
                 continue
             except Exception:  # noqa: BLE001, S110 - its process may start again: call once more
                 pass
@@ -190,6 +200,7 @@ def offers_of(
     Raises `PolicyError` when any live node, with cells or without, has a public address.
     """
     alive = [each for each in nodes if each["Alive"]]
+    # Halting cells must not fail because of an address.
     for each in () if may_be_public else alive:
         name, address = each["NodeManagerHostname"], each["NodeManagerAddress"]
         check_private(address, where=f"node {name}, {address}")

@@ -38,6 +38,7 @@ from belljar.report.verdict import (
 from belljar.units import printable
 
 UNITS: Final = "units"
+# Of each placed unit, until a later event says how it ended.
 UNFINISHED: Final = "it was running when the head ended"
 _OF_UNIT: Final = frozenset(
     {Kind.FLEET_UNIT_PLACED, Kind.FLEET_UNIT_FINISHED, Kind.FLEET_UNIT_FAILED}
@@ -70,6 +71,7 @@ def unpacked(run: Path, tried: Try, *, only: str = "") -> Iterator[Path]:
         open_directory(run) as root,
         open_beneath(root, str(path.relative_to(run))) as file,
     ):
+        # Before it is unpacked: the file may have been exchanged since it came.
         if digest_file(file)[0] != tried.archive:
             raise LedgerError("its digest is another than the one named", where=path.name)
         directory = Path(made, "run")
@@ -106,6 +108,7 @@ def examine(run: Path, tried: Try, shown: Shown | None = None) -> Try:
         evidence = stored_evidence(
             directory, expected_key=key, expected_run=run_id, timelines=timelines, result=result
         )
+        # A node could send another kind of record, which verifies as well.
         if evidence.run.kind != EVALUATION:
             raise LedgerError("it is no record of an evaluation", where=tried.where)
         if shown is not None:
@@ -135,6 +138,7 @@ def record_of(run: Path, shown: Shown | None = None) -> tuple[dict[str, Any], li
         try:
             tries[name] = examine(run, tries[name], shown)
             found = tries[name].findings
+            # Judging again, perhaps by a later version's rules, must not clear a breach.
             if verdict == Verdict.BREACHED and found and found.verdict is not Verdict.BREACHED:
                 raise LedgerError("it was breached when it came, and is not now")
         except (LedgerError, OSError) as error:
@@ -155,6 +159,7 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
             str(data[name]) for name in ("run_id", "key", "root", "archive")
         )
         return replace(tried, run_id=run_id, key=key, root=root, archive=archive)
+    # After a finish, this failure is of some samples only: the archive stays.
     known = tries.get(unit.name, tried)
     return replace(
         known,

@@ -37,7 +37,9 @@ JOB: Final = "belljar"
 CALL_MIB: Final = 1024
 # As `sinfo` calls nodes that take jobs; one that is drained or down would keep a unit waiting.
 _USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
+# The kind (`b`: bytes, `j`: JSON) and length of what follows.
 _HEAD: Final = struct.Struct(">cI")
+# One byte a heartbeat. At the stream's end the node reads none, which means stop as well.
 _GO_ON, _STOP = b"g", b"s"
 
 
@@ -80,6 +82,7 @@ class SlurmEngine:
     def __init__(self, partition: str) -> None:
         self._where = [f"--partition={partition}"] if partition else []
         self._units: list[_Unit] = []
+        # Pieces of archives are megabytes: a slow head holds the nodes back, not its memory.
         self._items: queue.Queue[tuple[_Unit, Any]] = queue.Queue(maxsize=16)
         self.is_stopping, self.is_alone = False, False
         self.closed = threading.Event()
@@ -93,6 +96,7 @@ class SlurmEngine:
         for line in _output(words):
             node, state, processors, memory_mib = line.split("|")
             if state in _USABLE or (to_kill and state == "draining"):
+                # Two cells share a processor, as in `_size`.
                 offer = {CELLS: 2.0 * int(processors), MEMORY: float(memory_mib)}
                 found[node] = {**offer, **markers}
         return found
@@ -123,6 +127,7 @@ class SlurmEngine:
                     _srun("belljar-call", words),
                     input=content,
                     capture_output=True,
+                    # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.
                     start_new_session=True,
                     timeout=within_s,
                     check=False,
@@ -145,6 +150,7 @@ class SlurmEngine:
         nodes: Sequence[str],
     ) -> object:
         """Queue a job."""
+        # `--nodelist` would ask for all of these nodes at once, so the others are excluded.
         others = ",".join(sorted(set(self.offers()) - {*nodes}))
         words = [
             *self._where,
@@ -182,8 +188,10 @@ class SlurmEngine:
                 item = error
             if isinstance(item, dict) and "node" in item:
                 unit.node = str(item["node"])
+            # A node that was given up has no entry, and stays lost.
             if unit.node in self.last_heard_s:
                 self.last_heard_s[unit.node] = time.monotonic()
+            # An empty one only answers a heartbeat.
             if item != {}:
                 self._items.put((unit, item))
         self._units.remove(unit)
@@ -192,6 +200,7 @@ class SlurmEngine:
         """Take one item from the queue."""
         with suppress(queue.Empty):
             unit, item = self._items.get(timeout=timeout_s)
+            # What a unit sends after the head gave it up is dropped.
             if any(unit is each for each in units):
                 yield unit, item
 
@@ -209,11 +218,14 @@ class SlurmEngine:
         """Give signs of life to units. A node without one isn't asked: it has nothing to lose."""
         while not self.closed.wait(BEAT_S):
             for unit in list(self._units):
+                # ValueError: `cancel` closed the pipe meanwhile.
                 with suppress(OSError, ValueError):
                     unit.to.write(_STOP if self.is_stopping else _GO_ON)
                     unit.to.flush()
             now, busy = time.monotonic(), {unit.node for unit in list(self._units)}
             for node, heard_s in list(self.last_heard_s.items()):
+                # Unless a unit's thread noted an answer meanwhile; at first the time lies START_S
+                # ahead.
                 if node not in busy and self.last_heard_s.get(node) == heard_s:
                     self.last_heard_s[node] = max(now, heard_s)
 
@@ -230,6 +242,7 @@ def _size(cells: int, memory_mib: int) -> list[str]:
 
 
 def _srun(name: str, words: Sequence[str]) -> list[str]:
+    # The head's directory may not exist on a node, and frames must not wait in a buffer.
     one = ["--quiet", "--unbuffered", "--nodes=1", "--ntasks=1", "--chdir=/", f"--job-name={name}"]
     return ["srun", *one, *words, sys.executable, "-m", "belljar.fleet.slurm_engine"]
 
@@ -251,6 +264,7 @@ def main() -> None:
     source = sys.stdin.buffer
     name = receive(source)
     arguments = [receive(source) for _ in range(receive(source))]
+    # Only these functions can be called, whatever name was sent.
     if name != on_node.run_unit.__name__:
         send(out, {each.__name__: each for each in on_node.CALLED}[name](*arguments))
         return
@@ -268,6 +282,7 @@ def main() -> None:
         send(out, {"node": os.environ["SLURMD_NODENAME"]})
     threading.Thread(target=listen, daemon=True).start()
     for item in on_node.run_unit(*arguments, lease=unit):
+        # `listen` writes into the same stream: frames must not mix.
         with lock:
             send(out, item)
     os._exit(0)  # the thread that reads would hold the interpreter up

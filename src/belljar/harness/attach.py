@@ -80,6 +80,7 @@ def read_opening(payload: bytes) -> Opening:
         return Opening(
             argv=tuple(str(arg) for arg in opening["argv"]),
             user=None if opening["user"] is None else str(opening["user"]),
+            # `struct winsize` has 16 bits for each.
             rows=int(opening["rows"]) & 0xFFFF,
             cols=int(opening["cols"]) & 0xFFFF,
             term=str(opening["term"])[:64],
@@ -94,6 +95,7 @@ def read_target(payload: bytes) -> int | str:
         text = payload.decode()
     except UnicodeDecodeError as error:
         raise AttachError("not a target") from error
+    # A port has at most five digits; anything else is a path.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else text
 
 
@@ -135,6 +137,7 @@ class FrameReader:
         self._buffer += chunk
         while len(self._buffer) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._buffer)
+            # Checked before the payload is there: it would be held in memory.
             if length > MAX_PAYLOAD_BYTES:
                 raise AttachError(f"a frame of {length} bytes")
             if len(self._buffer) < _HEAD.size + length:
@@ -170,6 +173,7 @@ def attach_directory(home: Path | None) -> Path:
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
     """A socket's name within the kernel's 107 bytes."""
+    # Only to name it: nothing is read from the directory.
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -200,6 +204,7 @@ class AttachSocket:
         )
         with short_path(path) as name:
             listening.bind(name)
+            # Nobody can connect before `listen`, whatever the umask was.
             Path(name).chmod(0o600)
         listening.listen(MAX_CLIENTS)
         return cls(path, listening)
@@ -221,6 +226,7 @@ class AttachSocket:
 
         try:
             background(self.serve, cell)
+        # There is no sample yet: the next operation tries again.
         except RuntimeError:
             return
         self._served = True
@@ -254,6 +260,7 @@ class AttachSocket:
             return
         async with contextlib.aclosing(_incoming(stream)) as incoming:
             with anyio.fail_after(_OPENING_S):
+                # A client that left at once sent no opening, and no branch below takes it.
                 kind, payload = await anext(incoming, (FrameKind.INPUT_END, b""))
             if kind is FrameKind.RELEASE:
                 self.released = True
@@ -375,6 +382,7 @@ async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, byt
 
 def may_connect(peer: socket.socket) -> bool:
     """Whether the peer is the cell's owner or root."""
+    # Linux's `struct ucred` (unix(7)): process, user and group, as they were when it connected.
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     return uid in {0, os.geteuid()}
@@ -409,6 +417,7 @@ def remove_dead_sockets(home: Path | None = None) -> list[str]:
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         try:
             connect_to(path, timeout_s=1).close()
+        # By connect(2) nobody listens on it: its owner is dead.
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             removed.append(path.name)
@@ -421,6 +430,7 @@ def _release(path: Path) -> bool:
     try:
         with connect_to(path) as stream:
             stream.sendall(frame(FrameKind.RELEASE))
+            # Any byte confirms; none means that it was closed without an answer.
             return bool(stream.recv(1))
     except ConnectionRefusedError:
         path.unlink(missing_ok=True)
@@ -430,6 +440,7 @@ def _release(path: Path) -> bool:
 
 
 def login_command(cell_id: str, user: str | None) -> str:
+    # The script beside this Python: PATH may name another installation.
     """The command line for a terminal in a cell."""
     script = Path(sys.executable).with_name("belljar")
     launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
 # Of all requests of a sample: each is in the host's memory and log, also when the model refuses.
 MAX_REQUEST_BYTES: Final = 256 << 20
+# OpenAI's names, of which the first two are the older and the newer of one limit.
 _NUMBERS: Final = {
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -45,11 +46,13 @@ _NUMBERS: Final = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
+# OpenAI's `required` is Inspect's `any`.
 _TOOL_CHOICES: Final[Mapping[str, Literal["auto", "any", "none"]]] = {
     "auto": "auto",
     "required": "any",
     "none": "none",
 }
+# Inspect's reasons in OpenAI's words; a client knows no others.
 _REASONS: Final[Mapping[str, str]] = {
     "stop": "stop",
     "max_tokens": "length",
@@ -83,6 +86,7 @@ class ModelBridge:
             )
         request = read_request(body)
         try:
+            # A context can't be entered by two threads at once, so each request has a copy.
             answer = self._context.copy().run(
                 partial(anyio.from_thread.run, self._generate, request, token=self._token)
             )
@@ -102,6 +106,7 @@ class ModelBridge:
                 scope.cancel()
             self._open.add(scope)
             try:
+                # A request that came after `close` ends here.
                 await anyio.lowlevel.checkpoint()
                 return await _answer(request)
             except Exception as error:
@@ -163,6 +168,7 @@ def _message(message: Any) -> ChatMessage:  # noqa: ANN401 - a guest's JSON
                 function = call.get("function") if isinstance(call, Mapping) else None
                 if not isinstance(function, Mapping):
                     raise ValueError("a tool call names a function")
+                # In OpenAI's API arguments are text that holds JSON.
                 arguments = _json(str(function.get("arguments") or "{}"))
                 if not isinstance(arguments, dict):
                     raise ValueError("a tool call's arguments are an object")
@@ -205,6 +211,7 @@ def _config(request: Mapping[str, Any]) -> GenerateConfig:
     given: dict[str, Any] = {
         ours: request[name]
         for name, ours in _NUMBERS.items()
+        # In Python `true` of JSON is an int, too.
         if isinstance(request.get(name), (int, float)) and not isinstance(request.get(name), bool)
     }
     stop = request.get("stop")

@@ -111,6 +111,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         from belljar.harness.host_tools import check_known_tools, tool_checks
 
         for check in (sole_provider, tool_checks):
+            # Before tasks are loaded: a module of theirs may register another provider when
+            # imported.
             stack.enter_context(check(session))
         operator = read_operator(**session.operator_options)
         tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
@@ -401,8 +403,11 @@ def invoke(
     context.params |= {
         "tasks": tuple(tasks),
         "log_dir": str(run.inspect_log_dir),
+        # The tasks are loaded: nothing is left by which Inspect would load them again.
         "t": (),
         "task_config": None,
+        # The cells and the record are this process's, so it can't leave the evaluation to
+        # another.
         "detach": False,
         "json_output": False,
     }

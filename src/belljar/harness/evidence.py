@@ -267,6 +267,7 @@ def check_ledger(run: RunDirectory) -> tuple[LedgerState, str]:
         result = verify(run.path, expected_key=key, expected_run=run.run_id)
     except (OSError, LedgerError) as error:
         return LedgerState.BAD, str(error)
+    # This process's own record is unfinished until it is sealed, which is no fault.
     if result.problem is None and result.status is Status.UNFINISHED and not run.is_sealed:
         return LedgerState.OWN, ""
     return _state(result)

@@ -88,6 +88,7 @@ def _install() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    # Read once: another thread may leave the block meanwhile.
     watching = _watching
     if watching is None or not (event in _EVENTS or event in _PLACES or event == "import"):
         return
@@ -104,6 +105,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             if place and not _is_ours(frame):
                 _count(watching.connections, place)
             return
+        # `subprocess` raises an event of its own before that of the call by which it starts the
+        # program.
         is_within = event != "subprocess.Popen" and frame.f_globals.get("__name__") == "subprocess"
         if not is_within and _is_the_tasks(frame):
             _count(watching.programs, _program(event, arguments))
@@ -127,6 +130,7 @@ def _place(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 def is_here(name: str) -> bool:
+    # Linux takes the unspecified address for this host.
     """Return whether an address or name is this host's."""
     with suppress(ValueError):  # a name
         return (address := ip_address(name)).is_loopback or address.is_unspecified
@@ -151,6 +155,7 @@ def _is_belljars(file: str) -> bool:
     return file.startswith(_places()[0]) or bool(_beside and file.startswith(_beside))
 
 
+# Without a virtual environment site-packages lies below the standard library's directory.
 def _is_stdlib(file: str) -> bool:
     return file.startswith(_STDLIB) and "-packages" not in file
 

@@ -25,9 +25,11 @@ _CHECK_INTERVAL_S: Final = 2.0
 
 def enter(session: Session) -> None:
     """Count a user in; the first opens a run."""
+    # Each cell holds several descriptors of this process.
     raise_soft_limit()
     opened_before = session.run is not None
     if not opened_before:
+        # Inspect's command has read a `.env` file by now.
         restore_start()
     run = session.ensure_run()
     if not session.users:
@@ -57,6 +59,7 @@ class CloseModels(Hooks):
 
 async def leave(session: Session) -> None:
     """Count a user out; the last closes the run."""
+    # `CloseModels` leaves without having entered.
     session.users = max(0, session.users - 1)
     if not session.users:
         session.breaches += await session.models.close()
@@ -88,6 +91,7 @@ def as_prerequisite_error(error: BelljarError) -> Exception:
     from inspect_ai._util.error import PrerequisiteError
     from rich.markup import escape
 
+    # Inspect prints the text as rich's markup, where brackets are styles.
     return PrerequisiteError(escape("\n".join(printable(line) for line in str(error).splitlines())))
 
 
@@ -105,6 +109,7 @@ async def keep_cells(session: Session) -> None:
         sample = printable(each.identity.sample)
         print_status(f"  {each.cell.id}  sample {sample}  {login_command(each.cell.id, None)}")
     async with anyio.create_task_group() as tasks:
+        # A copy: a cell that is closed leaves the list.
         for each in tuple(session.live):
             tasks.start_soon(each.attach_socket.serve, each.cell)
         tasks.start_soon(_until_signal, tasks.cancel_scope)
@@ -113,6 +118,7 @@ async def keep_cells(session: Session) -> None:
                 try:
                     await each.cell.ping()
                     is_over = each.attach_socket.released
+                # It died, or reached the end of its lifetime.
                 except CellError:
                     is_over = True
                 if is_over:
@@ -124,6 +130,7 @@ async def keep_cells(session: Session) -> None:
 async def close_all(session: Session, *, outcome: str) -> None:
     """Close every running cell, then raise the first error."""
     errors: list[BelljarError] = []
+    # Each of them: an error of one must not keep the others running.
     for each in tuple(session.live):
         try:
             await each.close(outcome=outcome)
@@ -134,6 +141,7 @@ async def close_all(session: Session, *, outcome: str) -> None:
 
 
 async def _until_signal(scope: anyio.CancelScope) -> None:
+    # Python handles signals in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         return
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

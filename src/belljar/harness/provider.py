@@ -403,10 +403,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             try:
                 await cell.machines.revert(verify=verify, to=to, on_ready=on_ready, on_end=on_end)
             except ContainmentBreach as breach:
-                if breach not in self._session.breaches:
+                if breach not in self._session.breaches:  # a probe may have reported it
                     self._session.breached(breach)
                 raise
-        if self._closed:
+        if self._closed:  # the sample ended meanwhile
             return
         self._past_health.append(self.health)
         self.health, self._running = HealthWatch(cell, self._session.record), False

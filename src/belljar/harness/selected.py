@@ -169,6 +169,7 @@ def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> 
     """Refuse what would differ between units."""
     given = options.context.params.get("fail_on_error")
     bound = task.fail_on_error if given is None else given
+    # True means the first error, and is a number in Python, too.
     if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
         raise PolicyError(
             "errors can't be counted over all units",
@@ -227,7 +228,9 @@ def _check_files(words: Iterable[str], root: Path | None) -> None:
     for word in words:
         named = word.rpartition("=")[2]
         if not named or (word.startswith("-") and "=" not in word) or not Path(named).exists():
+            # An option's value, if it has one without `=`, is the next word.
             continue
+        # A relative path is right on a node only if it starts at the task's directory.
         if Path(named).is_absolute() or here != root:
             raise PolicyError(
                 f"`{printable(named)}` is a file of this machine, which no node has",

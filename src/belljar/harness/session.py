@@ -121,6 +121,7 @@ class Session:
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
         if self.run is None:
+            # A second evaluation in this process must not inherit the first one's breaches.
             self.own, self.breaches, self.refusal = ExitStack(), [], None
             self.failure, self.failure_code = "", 0
             self.run = self.own.enter_context(
@@ -175,6 +176,7 @@ class Session:
         """Close the run directory if `ensure_run` opened it."""
         if self.own is None:
             return
+        # Cleared before it closes: an error there must not leave a closed run behind.
         own, self.own, self.run = self.own, None, None
         self.directories.clear()
         own.close()
@@ -231,6 +233,7 @@ class Session:
         run = self.ensure_run().run_id
         killed = killed_error(read_order(self.home or belljar_home(), run), where=f"run {run}")
         if killed is not None:
+            # Another sample may have seen the same order before.
             if self.stopped is None:
                 self.breached(killed)
             await self.await_end()
@@ -239,6 +242,7 @@ class Session:
         """Wait to be cancelled after a breach, up to a timeout."""
         # Inspect's control server takes the signal, closes, and only then passes it on; its log
         # stays unfinished when a sample fails in between.
+        # Without `stop`, as under `inspect eval`, nothing would cancel this wait.
         if self.stop is not None:
             await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_TIMEOUT_S - time.monotonic()))
 
@@ -371,7 +375,10 @@ class SampleCell:
             with suppress(OSError):
                 spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
                 size = len(content)
+                # An unbuffered write may take less, as on a full disk: then memory keeps the
+                # content.
                 if await anyio.to_thread.run_sync(spool.write, content) == size:
+                    # `pread` leaves no position behind: each revert reads from the start.
                     return lambda: os.pread(spool.fileno(), size, 0)
         return lambda: content
 
@@ -427,6 +434,7 @@ class SampleCell:
             try:
                 yield cell
             finally:
+                # Also for a cancelled scorer: a cell without a last probe proves nothing.
                 with anyio.CancelScope(shield=True):
                     last = await self._probe(opened, cell, "end")
             await self._stop_if_breached(last, cell)
@@ -439,6 +447,7 @@ class SampleCell:
         """
         if self._closed:
             return
+        # Before the first await: a second call meanwhile returns at once.
         self._closed = True
         with anyio.CancelScope(shield=True):
             try:
@@ -458,6 +467,7 @@ class SampleCell:
             self.containment.clean = False
             self._session.breaches.append(error)
             raise
+        # The end is on record however the cell ended: without it the sample is void.
         finally:
             self.containment.run_id = self._session.ensure_run().run_id
             data = self.identity.data()

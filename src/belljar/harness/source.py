@@ -54,10 +54,13 @@ def standard_output_to_error() -> Iterator[None]:
     sys.stdout.flush()
     kept = os.dup(1)
     try:
+        # The descriptor as well: programs that are started write to it directly.
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        # A library may have kept the old `sys.stdout`: what it buffered goes to standard error,
+        # too.
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
@@ -104,6 +107,7 @@ class RealCells:
         from belljar.cell.parts import prepare
 
         await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
+        # Before the template is made: it would be of another image than earlier samples have.
         self.check_unchanged(policy, home=home)
         with reported_if_slow(FIRST_CELL):
             parts = await prepare(policy, recorder=run.recorder, home=home)
@@ -146,6 +150,7 @@ class RealCells:
             self._check(home, name, image.digest)
 
     def _check(self, home: Path | None, name: str, digest: str) -> None:
+        # The first digest that was seen is the run's, whatever the name means later.
         if self._digests.setdefault((home, name), digest) != digest:
             what = f"the image {printable(name)} was replaced in the store while this run uses it"
             raise HostError(
@@ -264,6 +269,7 @@ def command_of(build: ServiceBuild, *, network: bool = False) -> str:
     root = Path(build.root)
     command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
     command += ["-t", build.image, "-f"]
+    # The text is in the compose file: the user has to write it into a file first.
     command += ["FILE" if build.inline else str(root / build.dockerfile)]
     for name, value in build.args.items():
         command += ["--build-arg", f"{name}={value}"]
@@ -298,6 +304,7 @@ def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference,
 
     store, found = Store(home), list[Difference]()
     for name in policy.policy.images:
+        # A missing image has no configuration; `check_images` refuses it.
         with contextlib.suppress(HostError):
             image = store.find(name)
             facts = (*image_differences(image.config), *_setuid(image, policy.policy))

@@ -112,7 +112,9 @@ class Loop:
             job.done.result()
 
         job = self._job(hold)
+        # Who waits for `value` must also hear of a manager that failed before it was entered.
         job.done.add_done_callback(partial(_fail_with, value))
+        # Started within `_settled`, so that an interrupt just after the start still cancels it.
         interrupt = _settled(value, job.cancel, act=job.start)
         if interrupt is not None:
             _settled(job.done, job.cancel)
