@@ -16,12 +16,15 @@ from belljar.errors import HostError
 from belljar.image.tools import run_tool, tool
 
 DEBIAN_KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+# The older form of sources.list(5).
 _ONE_LINE: Final = re.compile(
     r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)"
 )
+# Other distributions have a `main`, too, which is no Debian.
 _CODENAMES: Final = frozenset(
     {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
 )
+# A line of `--print-uris`: address, file, size, digest.
 _URI: Final = re.compile(r"^'[^']+' (\S+\.deb) (\d+) (\S*)", re.MULTILINE)
 _HOST_OPTIONS: Final = re.compile(
     r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
@@ -151,11 +154,14 @@ class PrivateApt:
             "Dir::Etc::sourcelist": "/dev/null",
             "Dir::Etc::sourceparts": str(parts),
             "Dir::State": str(directory / "state"),
+            # Nothing is installed: all that a package needs is named.
             "Dir::State::status": "/dev/null",
             "Dir::State::lists": str(self._lists),
             "Dir::Cache": str(directory / "cache"),
             "Acquire::Languages": "none",
+            # For root, apt would fetch as `_apt`, to which this directory is closed.
             "APT::Sandbox::User": "root",
+            # A list that can't be fetched is an error, not a warning.
             "APT::Update::Error-Mode": "any",
         }
         self._options = [

@@ -63,6 +63,8 @@ _EMPTIED: Final = (
     *("var/tmp/", "var/log/", "var/cache/", "var/lib/apt/lists/"),
     *(f"usr/share/{name}/" for name in ("man", "info", "locale", "lintian", "bug")),
 )
+# What mmdebstrap and its tools leave behind, what each machine has for itself (keys, ids), and
+# documentation but licences.
 _LEFT_OUT: Final = re.compile(
     r"etc/apt/sources\.list|etc/apt/apt\.conf\.d/99mmdebstrap|etc/dpkg/dpkg\.cfg\.d/99mmdebstrap"
     r"|etc/(?:passwd|group|shadow|gshadow|subuid|subgid)-|etc/\.pwd\.lock"

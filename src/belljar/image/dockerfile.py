@@ -34,9 +34,11 @@ __all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", 
 # An empty directory in the context of here-documents.
 EMPTY: Final = "empty"
 _SHELL: Final = ("/bin/sh", "-c")
+# A descriptor, `<<`, a dash that strips tabs, and a name, which quotes make literal.
 _OPENER: Final = re.compile(r"\d*<<(-?)([^<]+)")
 _LONE: Final = re.compile(r"\d*<<(-?)(?:[^\s<'\"]+|'[^'<]+'|\"[^\"<]+\")")
 _FILE_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+# What needs no quotes.
 _PLAIN: Final = re.compile(r"[\w./:@%+=,~*?-]+", re.ASCII)
 _OPTION: Final = re.compile(r"[^\s,\"'\\$`]*")
 # An escaped `[` is no such thing in buildah; `**` is `*` in Docker, any depth in buildah.
@@ -45,7 +47,7 @@ _REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
 _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 # Of a step: its network is the build's own.
 _HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
-_PROGRAMS: Final = "/dev/pipes"
+_PROGRAMS: Final = "/dev/pipes"  # Where BuildKit has them, too
 _ROOT: Final = re.compile("(root|0)(:(root|0))?")
 # Of each kind of mount, beside `type` and `target`.
 _MOUNTS: Final = {

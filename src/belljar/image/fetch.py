@@ -35,6 +35,7 @@ from belljar.image.tools import ToolError, plain_env, run_tool, tool
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
+# skopeo's words (containers-transports(5)).
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 # Times `stall_s` without a byte: a daemon packs a large image before it sends the first.

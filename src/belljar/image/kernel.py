@@ -34,6 +34,7 @@ _NEEDED_CONFIG: Final = (
     "SQUASHFS SQUASHFS_LZ4 OVERLAY_FS TMPFS USER_NS VIRTIO_BLK VIRTIO_CONSOLE VIRTIO_MMIO"
 )
 _MIN_VERSION: Final = (6, 3)
+# `.modinfo` holds zero-ended text, which is found without reading the ELF file.
 _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
 
 

@@ -41,13 +41,16 @@ INDEX_TYPES: Final = frozenset(
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 # More names than a person gives an image would fill the store's index.
 _MAX_NAMES: Final = 32
+# containerd's is a whole name; OCI's is often a tag alone.
 _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 # Podman's and buildah's registry for what was built without one.
 _BUILT_HERE: Final = "localhost/"
+# Without encrypted layers, and those whose bytes are not in the image (`foreign`).
 _LAYER_TYPES: Final = re.compile(
     r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?"
     r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
+# No other name is opened: none of these leads out of the directory.
 _BLOB: Final = re.compile(r"(?:blobs/sha256/)?[0-9a-f]{64}|index\.json|manifest\.json")
 # Gives a file of an image by its name, until the next is asked for. Raises `LayerError`.
 Files: TypeAlias = Callable[[str], Path]

@@ -26,6 +26,7 @@ _FLAGS: Final = {
     "ADD": {"chown", "chmod", "link"},
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
 }
+# Docker's other words for an option of a mount.
 _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly"}
 
 

@@ -116,6 +116,7 @@ class Tools:
             self.driver = "overlay"
             self.run(*self.buildah("images", "--quiet"))
         except HostError:
+            # No overlay for this user here: vfs copies whole layers, and works everywhere.
             self.driver = "vfs"
             remove_tree(work / "storage")
             (work / "storage").mkdir(mode=0o700)

@@ -232,7 +232,7 @@ def give_tree(tree: Path, uid: int) -> None:
 IDS: Final = 1 << 16  # Of a namespace; 65534 (`nobody`) is among them
 # Above the ids of cells (`isolation.identity`), below those of unpacked images.
 _ROOTS_FIRST_ID: Final = 0xB000_0000
-_ROOTS_SLOTS: Final = 1 << 12
+_ROOTS_SLOTS: Final = 1 << 12  # Up to 0xC000_0000
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
 # For the kernel to end all processes of a namespace whose first one is gone.

@@ -22,7 +22,7 @@ CATCH_ALL: Final = "catch-all"
 UPSTREAM: Final = "upstream"  # The kind of what is real. No policy's stand-in has it.
 # RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte.
 MAX_NAME_BYTES: Final = 253
-HTTP: Final = frozenset({"http", "tls"})
+HTTP: Final = frozenset({"http", "tls"})  # Of a port: `tls` is HTTP in TLS
 ENCRYPTED: Final = frozenset({"tls", "smtps"})
 
 # RFC 1123 section 2.1, and the underscore that service names have (RFC 8552).

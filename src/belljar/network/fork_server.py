@@ -103,7 +103,7 @@ class _ForkServer:
         """Until the owner is gone, and every child too."""
         while True:
             ready, _, _ = select.select([self._owner.fileno(), self._wake], [], [])
-            # Before the request, which may ask for the end of a child that was just reported.
+            # Before the request, which may ask how a child ended that has just done so.
             self._reap()
             if self._owner.fileno() in ready:
                 try:

@@ -53,7 +53,7 @@ DIAL: Final = "dial"  # Requests the end of a relay to a real upstream.
 READY: Final = "ready"
 ALIVE: Final = "alive"
 ENDED: Final = "ended"
-_NOTICES: Final = frozenset({READY, ALIVE, ENDED})
+_NOTICES: Final = frozenset({READY, ALIVE, ENDED})  # Received, and never on record
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _MAX_DEPTH: Final = 16
 # Readers that hold numbers as doubles agree up to here (RFC 8259 section 6).

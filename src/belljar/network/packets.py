@@ -32,7 +32,9 @@ HEADER: Final = struct.pack(
 )
 # An enhanced packet block: head, the frame padded to a multiple of four, then option and length.
 _PACKET_BLOCK: Final = 6
+# Type, length, interface, the time's halves, kept and original length of the frame.
 _HEAD: Final = struct.Struct("<IIIIIII")
+# Padding, the option `epb_flags`, the end of the options, the length once more.
 _TAILS: Final = tuple(struct.Struct(f"<{padding}xHHIHHI") for padding in range(4))
 _FLAGS_OPTION: Final = 2
 _INBOUND, _OUTBOUND = 1, 2

@@ -36,7 +36,7 @@ _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _COLUMN: Final = {"x86_64": 0, "aarch64": 1}
 MAX_INSTRUCTIONS: Final = 4096  # BPF_MAXINSNS: the kernel takes no longer program
 
-_PROT_EXEC: Final = 4
+_PROT_EXEC: Final = 4  # asm-generic/mman-common.h
 # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 _IOCTLS: Final = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
 

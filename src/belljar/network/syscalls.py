@@ -32,7 +32,7 @@ MS_NOEXEC: Final = 8
 MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
-MNT_DETACH: Final = 2
+MNT_DETACH: Final = 2  # A busy mount goes too, as its last user ends.
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
@@ -43,7 +43,7 @@ _PR_CAPBSET_DROP: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_RAISE: Final = 2
-_SECCOMP_MODE_FILTER: Final = 2
+_SECCOMP_MODE_FILTER: Final = 2  # linux/seccomp.h
 _CAPABILITY_VERSION_3: Final = 0x2008_0522  # Two words for each set (capget(2))
 # Numbers of calls that a C library may have no function for.
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}

@@ -13,8 +13,8 @@ MAX_PATH_BYTES: Final = 4096
 MAX_NAME_BYTES: Final = 255
 # Far beyond any image, and within what Python's recursion takes.
 MAX_DEPTH: Final = 200
-MAX_METADATA_BYTES: Final = 1 << 20
-MAX_XATTR_BYTES: Final = 64 << 10
+MAX_METADATA_BYTES: Final = 1 << 20  # Of one extended header, held in memory
+MAX_XATTR_BYTES: Final = 64 << 10  # Linux's bound of one value (xattr(7)), here of all
 # The kernel's -1 is no id; squashfs keeps ids and times in 32 bits.
 MAX_ID: Final = 0xFFFF_FFFE
 MAX_TIME_S: Final = 0xFFFF_FFFF

@@ -23,7 +23,7 @@ from belljar.image.layers import (
 )
 from belljar.units import printable
 
-_BLOCK: Final = 512
+_BLOCK: Final = 512  # Of every tar format
 _EMPTY: Final = bytes(_BLOCK)
 # GNU tar's two, and POSIX's for one entry and for all that follow.
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"

@@ -27,6 +27,7 @@ from belljar.network.ipc import Item
 _PAUSE_S: Final = 0.05
 CANCEL_BATCH: Final = 64  # Connections between two looks at the time.
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# No later accept can succeed.
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 
 Handler = Callable[[socket.socket, Peer], Awaitable[None]]

@@ -18,11 +18,11 @@ from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
-DATAGRAMS_A_TURN: Final = 64
-MAX_DATAGRAM_BYTES: Final = 1 << 16
+DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
+MAX_DATAGRAM_BYTES: Final = 1 << 16  # No UDP datagram is longer
 # linux/in.h; not in Python's socket.
 _IP_PKTINFO: Final = 8
-_PKTINFO: Final = struct.Struct("=I4s4s")
+_PKTINFO: Final = struct.Struct("=I4s4s")  # in_pktinfo: device, local address, the header's
 
 
 def dns_item(cell: str, reply: DnsAnswer, bodies: tuple[Body, ...]) -> Item:
@@ -95,6 +95,7 @@ class DnsServer:
                 source = (
                     socket.IPPROTO_IP,
                     _IP_PKTINFO,
+                    # The local one is the answer's source (ip(7)).
                     _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4)),
                 )
                 sock.sendmsg([reply.wire], [source], 0, peer)

@@ -25,6 +25,7 @@ _PROBLEMS: Final = {
     "control": "a control character in the head",
 }
 _HEAD_END: Final = b"\r\n\r\n"
+# From the head itself, as h11 shows one field where equal ones came.
 _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
 # h11's expressions for a chunk's line and for trailers take the square of a run of blanks (h11
 # 0.16: 0.7 s for 8 KB), so that it gets a body in pieces and waits for no longer line.

@@ -44,6 +44,7 @@ _BODILESS: Final = frozenset({204, 304})  # RFC 9110 sections 15.3.5 and 15.4.5
 # A larger piece of a body is written by itself: to join it with what frames it would copy it. For a
 # smaller one that costs less than more system calls and packets.
 _JOINED_BYTES: Final = 256 << 10
+# Any other refusal is `_MISDIRECTED`.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
     Refusal.NO_HOST: 400,

@@ -20,7 +20,7 @@ from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, p
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
-HIGH_WATER_BYTES: Final = 64 << 10
+HIGH_WATER_BYTES: Final = 64 << 10  # asyncio's own default
 READER_BYTES: Final = 32 << 10  # asyncio pauses its transport at twice as much
 
 

@@ -40,6 +40,7 @@ LEAF_AGE: Final = dt.timedelta(days=30)
 LEAF_LIFE: Final = dt.timedelta(days=390)
 # HTTP/2 is not offered, and real clients fall back to this.
 ALPN: Final = "http/1.1"
+# Forward secrecy, no padding; the level refuses keys below 112 bits.
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
@@ -169,7 +170,7 @@ def server_context(*, http: bool) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_TLS_1_2_SUITES)
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
-    context.num_tickets = 0
+    context.num_tickets = 0  # TLS 1.3's; the option ends 1.2's
     if http:
         context.set_alpn_protocols([ALPN])
     return context

@@ -55,8 +55,10 @@ _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b
 # `_method`, which Rails and Laravel read, as `_is_parameter` spells it.
 _PARAMETERS: Final = frozenset({"-method", *(name.decode() for name in METHOD_OVERRIDES)})
 _MIN_PARAMETER_BYTES: Final = min(map(len, _PARAMETERS))
+# Each of its pairs is looked at while the gateway does nothing else.
 MAX_FORM_BYTES: Final = 1 << 20
 _FORM: Final = b"application/x-www-form-urlencoded"
+# Anywhere in a body: what looks like a part's name counts as one.
 _PART_NAME: Final = re.compile(rb"(?i)\bname\s*=\s*\"?([^\";\r\n]{1,64})")
 Fields = Iterable[tuple[bytes, bytes]]
 

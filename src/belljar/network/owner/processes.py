@@ -28,7 +28,7 @@ from belljar.units import printable
 SERVE: Final = "belljar.network.gateway.serve:serve"
 _NAME: Final = "the ranges' fork server"
 _START_TIMEOUT_S: Final = 30.0
-_END_TIMEOUT_S: Final = 3.0
+_END_TIMEOUT_S: Final = 3.0  # Then it is killed.
 _ANSWER_TIMEOUT_S: Final = 20.0
 _FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_HINT: Final = (

@@ -45,6 +45,7 @@ from belljar.units import printable
 
 _START_DEADLINE_S: Final = 20.0
 _LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
+# What the kernel holds longer after a SIGKILL is found by the search for survivors.
 _END_DEADLINE_S: Final = 5.0
 
 

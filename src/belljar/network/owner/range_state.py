@@ -61,6 +61,7 @@ class HeartbeatTimeout:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        # Nothing expires before the first message: the start has a deadline of its own.
         self._silent_s: float | None = None
 
     def message_received(self) -> None:

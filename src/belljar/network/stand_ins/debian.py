@@ -43,6 +43,7 @@ from belljar.network.stand_ins.web import (
 )
 
 MAX_CONTROL_BYTES: Final = 8 << 20  # Of a packed control archive.
+# ar(5): name, times and owners, size, end
 _HEADER: Final = re.compile(rb"(.{16}).{32}([0-9 ]{10})`\n", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f]|^\s*$", re.MULTILINE)
 _IDENTITY: Final = {
@@ -67,6 +68,7 @@ def read_control(path: Path) -> Message:
     with os.fdopen(open_file(path), "rb") as source:
         if source.read(8) != b"!<arch>\n":
             raise PackageError("not a Debian package (.deb), which is an ar archive")
+        # A package has three members (deb(5)); a later version's may stand among them.
         for _ in range(16):
             match = _HEADER.fullmatch(source.read(60))
             if match is None or not match[2].strip():
@@ -79,7 +81,7 @@ def read_control(path: Path) -> Message:
                     raise PackageError("it is packed by zstd; repack it by dpkg-deb -Zxz")
                 packed = io.BytesIO(source.read(length))
                 return parse_control(tar_member(packed, r"(?:\./)?control"))
-            source.seek(length + length % 2, os.SEEK_CUR)
+            source.seek(length + length % 2, os.SEEK_CUR)  # Members begin at even offsets
     raise PackageError("it has no control archive")
 
 

@@ -86,6 +86,7 @@ def stored_file(path: Path, name: str) -> StoredFile:
 
 def open_file(path: Path) -> int:
     """Return a regular file's descriptor, never a link's target. Raises `OSError`."""
+    # O_NONBLOCK: to open a pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -66,10 +66,12 @@ _CAPABILITIES: Final = {
     b" allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1",
     "git-receive-pack": b"report-status delete-refs ofs-delta object-format=sha1",
 }
+# As `git http-backend` sends them.
 _NO_CACHE: Final = (
     ("cache-control", "no-cache, max-age=0, must-revalidate"),
     ("pragma", "no-cache"),
 )
+# Old id, new id, reference (gitprotocol-pack(5)).
 _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 
 
@@ -338,6 +340,7 @@ class _Fetch:
                 async for piece in self._pack(common, [*self._wants, *deeper], border):
                     yield piece
         except MissingObjectError as error:
+            # Band 3: an error that ends the fetch.
             yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
 
     def _acknowledged(self, common: list[bytes]) -> bytes:
@@ -369,7 +372,7 @@ class _Fetch:
             piece = b"".join(chunks)
             hasher.update(piece)
             for start in range(0, len(piece), _BAND_BYTES):
-                yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])
+                yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])  # Band 1: the pack
         yield pkt_seq(b"\x01" + hasher.digest())
 
 

@@ -32,8 +32,8 @@ MAX_REFS: Final = 10_000
 MAX_DEPTH: Final = 4
 # A guest may push a tag of a tag of a tag without end.
 _MAX_NESTED_TAGS: Final = 10
-_TRAILER_BYTES: Final = 20
-ZERO: Final = b"0" * 40
+_TRAILER_BYTES: Final = 20  # The SHA-1 of all before it
+ZERO: Final = b"0" * 40  # No object: its reference is made or removed
 ID: Final = re.compile(rb"[0-9a-f]{40}")
 # Longer numbers have no meaning, and dulwich reads them without an end.
 _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")

@@ -39,7 +39,7 @@ _REGION: Final = "eu-west-1"
 _ROLES: Final = ("app-server", "web-backend", "batch-worker", "ci-runner")
 _TOKEN: Final = "x-aws-ec2-metadata-token"  # noqa: S105 - a field's name
 _VERSIONS: Final = ("1.0", "2020-10-27", "latest")
-_SERVER: Final = (("server", "EC2ws"),)
+_SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
 def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
@@ -63,6 +63,7 @@ class _Metadata:
         self._needs_token = settings.get("tokens") == "required"
         self._tokens: OrderedDict[str, float] = OrderedDict()
         octets, started_s = random(3), int(context.clock()) - 3600 - int.from_bytes(random(2))
+        # Twelve digits, the first of them not 0.
         self._account = "".join(str(byte % 10) for byte in b"\1" + random(11))
         self._instance, self._mac = f"i-0{random(8).hex()}", "02:" + random(5).hex(":")
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"

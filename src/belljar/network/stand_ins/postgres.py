@@ -64,7 +64,7 @@ def error(code: str, what: str, severity: str = "ERROR") -> bytes:
     return message("E", b"".join(name.encode() + text(value) for name, value in fields) + b"\0")
 
 
-_READY: Final = message("Z", b"I")
+_READY: Final = message("Z", b"I")  # I: idle, in no transaction
 # A role that has lost its grants gets this: the login is right, and nothing may be read.
 _REFUSED: Final = error("42501", "permission denied for schema public")
 

@@ -51,7 +51,7 @@ from belljar.network.stand_ins.web import (
     writes,
 )
 
-MAX_FILE_NAME_CHARS: Final = 255
+MAX_FILE_NAME_CHARS: Final = 255  # Linux's bound of a name
 _HTML: Final = "text/html; charset=utf-8"
 _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
 
@@ -89,6 +89,7 @@ _BOUNDARY: Final = re.compile(
     r'multipart/form-data\s*;(?:.*;)?\s*boundary=(?:"([^"]{1,70})"|([^";\s]{1,70})(?=[;\s]|\Z))',
     re.IGNORECASE | re.DOTALL,
 )
+# A quoted value ends at a quote without a backslash before it.
 _PARAMETER: Final = re.compile(
     rb';\s*(name|filename)="((?:[^"\\\r\n]|\\.)*)"', re.IGNORECASE | re.DOTALL
 )

@@ -16,7 +16,7 @@ from belljar.network.stand_ins.conversation import Presented, ServiceStep, strea
 # A real server takes more. A longer command is refused as one that a real server finds too long.
 MAX_COMMAND_BYTES: Final = 64 << 10
 MAX_ARGUMENTS: Final = 1024
-_NUMBER: Final = re.compile(rb"-?[0-9]{1,9}")
+_NUMBER: Final = re.compile(rb"-?[0-9]{1,9}")  # A longer one is beyond any bound
 _WRONG_PASSWORD: Final = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
 # To these a client that has logged in gets its reply; clients send them by themselves.
 _REPLIES: Final = {
@@ -127,6 +127,7 @@ class RedisSession:
         return ServiceStep(shown, raw, _REPLIES.get(name, refused))
 
     def _log_in(self, shown: str, raw: bytes, credential: list[bytes], reply: bytes) -> ServiceStep:
+        # The user that a server has before others are made.
         user, password = credential if len(credential) == 2 else (b"default", credential[0])
         ok = hmac.compare_digest(password, self._password) and user == b"default"
         self._is_inside = self._is_inside or ok

@@ -33,6 +33,7 @@ MAX_ERRORS: Final = 50  # Of one connection; then it is closed, as mail servers 
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
 # `Username:` and `Password:` in base64, which clients of LOGIN expect.
 _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6")}
+# With enhanced codes (RFC 3463), as EHLO offers them.
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
 _REPLIES: Final = {

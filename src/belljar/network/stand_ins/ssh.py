@@ -30,7 +30,7 @@ INPUT_WAIT_S: Final = 1.0
 _WINDOW_BYTES: Final = 64 << 10  # Of input that a session takes at once.
 _SETTLE_TURNS: Final = 16  # Of the loop, from a message to its record; asyncssh takes four.
 _PROHIBITED: Final = "administratively prohibited"
-_REFUSAL: Final = b"This account is currently not available.\n"
+_REFUSAL: Final = b"This account is currently not available.\n"  # What nologin(8) prints
 # Of what OpenSSH offers, without the groups that take a core's time and what asyncssh lacks.
 _ALGORITHMS: Final = {
     "kex_algs": ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256"),

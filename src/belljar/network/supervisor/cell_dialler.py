@@ -22,11 +22,12 @@ from belljar.plan.rules import DIAL_MARK, ENTER_MARK, REFUSE_MARK
 
 # Targets that don't answer: a further client tries again, as when the target's queue is full.
 MAX_WAITING: Final = 256
-MAX_WAITING_OF_CLIENT: Final = 64
+MAX_WAITING_OF_CLIENT: Final = 64  # One cell can't take all.
 # First segments that may come again, as their client has seen no answer.
 MAX_REMEMBERED: Final = 4096
 # Of the kernel's attempts: some 15 s. A client that waits longer asks for another.
 _ATTEMPTS: Final = 3
+# linux/in.h. With the second, one local port may serve connections to several targets (ip(7)).
 IP_TRANSPARENT: Final = 19
 _IP_BIND_ADDRESS_NO_PORT: Final = 24
 _TCP: Final = 6
@@ -58,6 +59,7 @@ def parse_first(packet: bytes) -> First | None:
     segment[16:18] = bytes(2)
     pseudo = packet[12:20] + struct.pack("!HH", _TCP, len(segment))
     segment[16:18] = struct.pack("!H", checksum(pseudo + segment))
+    # The kernel fills in this header's own checksum (raw(7)).
     head = packet[:2] + struct.pack("!H", end) + packet[4:at]
     return First(
         client=(socket.inet_ntoa(packet[12:16]), source_port),
@@ -69,6 +71,7 @@ def parse_first(packet: bytes) -> First | None:
 
 def checksum(data: bytes | bytearray) -> int:
     """Return the Internet checksum (RFC 1071)."""
+    # A sum in ones' complement is the remainder by 2^16 - 1.
     total = int.from_bytes(bytes(data) + bytes(len(data) % 2), "big") % 0xFFFF
     return ~total & 0xFFFF
 
@@ -150,6 +153,7 @@ class CellDialler:
 
 
 def _raw(mark: int) -> socket.socket:
+    # IPPROTO_RAW: packets come with their IP header (raw(7)).
     made = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
     made.setblocking(False)  # noqa: FBT003 - the library's signature
     made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)

@@ -28,8 +28,8 @@ from belljar.plan.rules import ENTER_MARK, LOCAL_MARK, REFUSE_MARK
 from belljar.units import printable
 
 INNER_DEVICE: Final = "eth0"
-# Before the kernel's own rule for the main table (32766), behind that for the local one (0).
 _LOCAL_TABLE: Final = 100
+# Before the kernel's own rule for the main table (32766), behind that for the local one (0).
 _LOCAL_PRIORITY: Final = 100
 _SIOCETHTOOL: Final = 0x8946  # linux/sockios.h
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
@@ -43,7 +43,7 @@ FRAME_BYTES: Final = 2048
 _BURST_BYTES: Final = 256 << 10
 # More than a microVM's wire may have waiting, so that it waits and nothing is lost
 _QUEUE_BYTES: Final = 3 << 19
-_TCP_BUFFER: Final = "4096 32768 65536"
+_TCP_BUFFER: Final = "4096 32768 65536"  # Least, first and most (tcp(7))
 # Forwarding first: to set it sets others anew (ip-sysctl.rst).
 _IPV4: Final = (
     ("ip_unprivileged_port_start", "0"),
@@ -61,7 +61,7 @@ _IPV4: Final = (
             ("secure_redirects", "0"),
             ("send_redirects", "0"),
             ("accept_source_route", "0"),
-            ("rp_filter", "1"),
+            ("rp_filter", "1"),  # Strict (RFC 3704)
             ("proxy_arp", "0"),
         )
     ),
@@ -72,7 +72,7 @@ _IPV6: Final = tuple(
     (f"conf/{name}/{setting}", value)
     for name in ("all", "default")
     for setting, value in (
-        ("addr_gen_mode", "1"),
+        ("addr_gen_mode", "1"),  # IN6_ADDR_GEN_MODE_NONE
         ("accept_ra", "0"),
         ("accept_redirects", "0"),
         ("forwarding", "0"),
@@ -299,7 +299,7 @@ _OF_DEVICE: Final = (
     "ipv6/conf/%s/proxy_ndp",
 )
 _ALWAYS: Final = ("all", "default", "lo")
-_MULTICAST6: Final = ip_network("ff00::/8")
+_MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each device
 _MAX_REPORTED: Final = 8
 _MAX_BYTES: Final = 4096
 

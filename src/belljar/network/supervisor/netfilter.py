@@ -38,7 +38,8 @@ _AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
 # Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
 # allows.
 _BUFFER_BYTES: Final = 4 << 20
-_READ_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 16  # The end of a longer datagram is lost.
+# IANA's numbers; any other protocol is shown by its number.
 _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 # Both ports are the first four bytes of their headers.
 _WITH_PORTS: Final = frozenset({6, 17, 132})

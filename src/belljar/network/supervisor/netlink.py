@@ -45,7 +45,7 @@ _TCA_KIND, _TCA_OPTIONS, _TBF_PARMS, _TBF_BURST = 1, 2, 1, 6
 _ROOT: Final = 0xFFFF_FFFF  # TC_H_ROOT: in place of the device's own queue
 _ETHERNET: Final = 1  # so that the kernel asks for no table of times
 _FRA_IIFNAME, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE = 3, 6, 10, 15
-_NUD_PERMANENT: Final = 0x80
+_NUD_PERMANENT: Final = 0x80  # linux/neighbour.h
 _IFF_UP: Final = 1
 _IFF_LOOPBACK, _IFF_LOWER_UP = 0x8, 0x1_0000
 # The kernel looks into the local table before any other (ip-rule(8)).
