@@ -171,8 +171,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         The files of the policy are in place, with decoys of its own; nothing else of the old
         machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the
         new machine's. Operations that run end with `CellError`. The old machine is destroyed, with
-        proof, before this returns; the end of the cell's block raises what that found, and a breach
-        is raised here, too. A revert that fails leaves the old machine as it was; a breach ends it.
+        proof, while the caller goes on; the end of the cell's block waits for that and raises what
+        it found. A revert that fails leaves the old machine as it was; a breach ends it, too.
 
         Args:
             to: go on from there, instead of the clean state: one of this run's, of any cell of the

@@ -167,6 +167,9 @@ class Pool:
         asked_s = time.monotonic()
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
+            if idle.is_stale():  # beside the taker, who waits for none of them
+                spawn_task(partial(self._discard, idle, Discard.STALE))
+                continue
             idle.watching.cancel()
             reason: Discard | None = Discard.UNUSED  # if the taker is cancelled
             try:
@@ -189,8 +192,6 @@ class Pool:
 
     async def _why_not(self, idle: _Idle) -> Discard | None:
         """Why an idle cell is given to nobody; None: it may be given out."""
-        if idle.is_stale():
-            return Discard.STALE
         is_alive = await _answers(idle.opened.cell)
         if idle.opened.killed() is not None:
             return Discard.KILLED

@@ -125,15 +125,29 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
+@click.option("--force", is_flag=True, help="Move the name `default` from another image.")
 @json_option("Print the image as one JSON object.")
-def tag(*, ref: str, name: str, as_json: bool) -> None:
+def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
     """Give the image REF an additional NAME.
 
     If another image has that name, it loses it. Policies and tasks that name no image use the name
-    `default`.
+    `default`, so it is moved only with --force.
     """
+    from belljar.image.store import check_name
+    from belljar.policy.model import Policy
+
     store = _store()
-    print_image(store.name(store.find(ref), name), as_json=as_json)
+    image = store.find(ref)
+    default = Policy.model_fields["image"].default
+    if check_name(name) == check_name(default) and not force and store.missing(default) is None:
+        had = store.find(default)
+        if had.digest != image.digest:
+            raise PolicyError(
+                f"another image is named `{default}`, which policies without an image use",
+                where=printable(name),
+                hint="choose another name, or move this one with --force",
+            )
+    print_image(store.name(image, name), as_json=as_json)
 
 
 @image.command()

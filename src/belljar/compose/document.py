@@ -322,8 +322,10 @@ def _included(item: object, files: TaskFiles) -> dict[str, Any]:
     try:
         found = files.path(text(listed[0]))
         parsed = read_yaml(files.read_text(found))
-        if not isinstance(parsed, dict) or parsed.get("include"):
-            raise ValueError("it is not a compose file that includes no others")
+        if not isinstance(parsed, dict):
+            raise ValueError("it is not a compose file")
+        if parsed.get("include"):
+            raise ValueError("it includes others: name them in the task's own file")
         return _at_home(parsed, {HOME_KEY: posixpath.dirname(found) or "."})
     except (OSError, ValueError) as error:
         shown = printable(str(listed[0]), max_chars=100)

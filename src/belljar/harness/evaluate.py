@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -270,11 +270,10 @@ def load_tasks(
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for an invalid task, `HostError` when `runs` and the model can't be used.
-    A refused sandbox is an error of its samples.
+    Raises `PolicyError` for an invalid task when `runs` or alone, `HostError` when `runs` and the
+    model can't be used. A refused sandbox is an error of its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
-    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
 
     from belljar.harness.adapt import adapt_task
@@ -291,11 +290,9 @@ def load_tasks(
         )
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
-    with _explained(", ".join(specs)):
-        for file in (Path(spec.partition("@")[0]) for spec in specs):
-            if file.suffix == ".py" and file.is_file():  # Inspect just finds no task in such a one
-                ast.parse(file.read_bytes(), filename=str(file))
-        tasks = inspect_load_tasks(specs, given)
+    tasks, broken = _load_each(specs, given)
+    if broken and (runs or not tasks):
+        raise next(iter(broken.values()))
     if not tasks:
         raise PolicyError(
             "no task was found there",
@@ -304,7 +301,7 @@ def load_tasks(
         )
     run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
     names_image = run_policy is not None and "image" in run_policy.model_fields_set
-    previews: list[Preview] = []
+    previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
     names = [task.name for task in tasks]
     for task in tasks:
         selection.order(task)
@@ -313,6 +310,48 @@ def load_tasks(
         if options.model:
             task.model = None
     return tasks, previews
+
+
+def _load_each(
+    specs: Sequence[str], arguments: dict[str, Any]
+) -> tuple[list[Task], dict[str, PolicyError]]:
+    """Load the tasks, and by name what can't be loaded: it hides none of the others."""
+    from inspect_ai import list_tasks
+    from inspect_ai._eval.list import tasks_in_dir
+    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
+
+    tasks: list[Task] = []
+    broken: dict[str, PolicyError] = {}
+    pending = [*specs]
+    while pending:
+        spec = pending.pop(0)
+        try:
+            with _explained(spec):
+                _check_file(spec)
+                if Path(spec).is_dir():
+                    files = sorted(tasks_in_dir(Path(spec)))
+                    pending[:0] = [str(file) for file in files if b"@task" in file.read_bytes()]
+                else:
+                    tasks += inspect_load_tasks([spec], arguments)
+        except PolicyError as error:
+            is_file, here = Path(spec).is_file(), Path.cwd()
+            found = list_tasks(spec, absolute=True, root_dir=here) if is_file else []
+            pending[:0] = [f"{spec}@{each.name}" for each in found]  # which of them is it?
+            if not found:
+                broken[spec] = error
+    return tasks, broken
+
+
+def _check_file(spec: str) -> None:
+    """Refuse a task's file that is missing or no Python: Inspect just finds no task in it."""
+    file = Path(spec.partition("@")[0])
+    if file.suffix not in (".py", ".ipynb") or any(sign in str(file) for sign in "*?["):
+        return
+    if not file.exists():
+        hint = "name a file, file@task or package/task"
+        raise PolicyError("no such file", where=printable(str(file)), hint=hint)
+    if file.suffix == ".py":
+        ast.parse(file.read_bytes(), filename=str(file))
 
 
 def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:

@@ -294,12 +294,18 @@ def _fetched(
         missing = error
     if wanted.image in MADE_HERE:
         raise missing
+    if IMAGE_ID.fullmatch(wanted.image):
+        raise HostError(
+            missing.what,
+            where=missing.where,
+            hint="a daemon and a registry give an image by its name: name it by `docker tag`, or "
+            "`docker save` it and import `docker-archive:FILE`",
+        )
     failed = list[BelljarError]()
     sources = ["docker-daemon:"] if has_daemon else []
     if not wanted.build:
         sources.append("docker://")
-    # Neither gives an image by its id: it is imported from a file.
-    for source in sources if not IMAGE_ID.fullmatch(wanted.image) else []:
+    for source in sources:
         try:
             ref = f"{source}{wanted.image}"
             image = import_image(home, ref, limits=limits, keep_setuid=True, report=report)

@@ -56,9 +56,17 @@ class _Facade(Generic[_Inner_co]):
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the class annotates it
         # Facts of the inner object, not its methods: those would need the loop.
-        if name not in type(self).__annotations__:
+        if not self._is_fact(name):
             raise AttributeError(name)
         return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self._is_fact(name):
+            raise AttributeError(f"{name!r} can't be set")
+        super().__setattr__(name, value)
+
+    def _is_fact(self, name: str) -> bool:
+        return any(name in vars(each).get("__annotations__", {}) for each in type(self).__mro__)
 
     def __repr__(self) -> str:
         return repr(self._inner)

@@ -37,3 +37,18 @@ def test_ls_in_a_pipe_is_one_whole_line_for_each_image(
     head, line = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "DIGEST", "SIZE", "CREATED", "SOURCE"]
     assert line.startswith(", ".join(sorted([*names, "small"])) + "  ")
+
+
+def test_the_default_image_is_only_replaced_by_force(store: Store) -> None:
+    """A name is given as before; `default` is taken from another image by --force alone."""
+    assert run(["image", "tag", "small", "default"]) == 0
+    (store.home / "new").write_bytes(b"hsqs" + bytes(8188))
+    store.add(store.home / "new", ImageConfig(), name="big", source="", created="")
+    assert run(["image", "tag", "big", "other"]) == 0
+    assert run(["image", "tag", "small", "other"]) == 0
+    assert run(["image", "tag", "small", "default"]) == 0
+    for name in ("default", "default:latest", "docker.io/library/default"):
+        assert run(["image", "tag", "big", name]) == 4
+    assert store.find("default").digest == store.find("small").digest
+    assert run(["image", "tag", "big", "default", "--force"]) == 0
+    assert store.find("default").digest == store.find("big").digest
