@@ -48,6 +48,7 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
 
     With `require_contained` metrics count contained samples only; returns the others, `id #epoch`.
     """
+    # By uuid: ids and epochs repeat in the logs of several tasks.
     rows = {row.transcript.uuid: row for row in findings.rows}
     dropped: list[str] = []
     for info in list_eval_logs(str(log_dir), descending=False):
@@ -124,6 +125,7 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
         for sample in samples:
             if _contained(sample, rows):
                 scores = dict(sample.scores or {})
+                # Belljar's own score says nothing of samples that are all contained.
                 scores.pop(f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE, None)
                 counted.append(sample.model_copy(update={"scores": scores}))
         kept = log.model_copy(update={"samples": counted})
