@@ -215,7 +215,9 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
         raise ValueError("no unit has a log")
     samples.sort(key=lambda sample: (sample.epoch, order[str(sample.id)]))
     config = merged.eval.config
+    # These chose one unit's samples, and say nothing of the whole.
     config.limit, config.sample_id, config.max_samples, config.max_sandboxes = (None,) * 4
+    # Inspect's ids keep their type: some are numbers.
     ids = {str(sample.id): sample.id for sample in samples}
     merged.eval.dataset.sample_ids = [ids.get(each, each) for each in names]
     merged.eval.task_file = None
@@ -225,6 +227,7 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
         merged.status, merged.error = "success", None  # what failed was tried again
     elif not is_whole and merged.status == "success":
         merged.status = "cancelled"
+    # So far they are one unit's.
     merged.results, merged.reductions = None, None
     if merged.status == "success":
         recompute_metrics(merged)
