@@ -102,6 +102,7 @@ def bench(
     if quick:
         rounds, samples = min(rounds, 5), 0
     counts = in_flight or ((1, 10) if quick else (1, 10, 50, 100))
+    # Random, so that nothing on the way compresses it.
     blob, figures, peer = os.urandom((10 if quick else 50) << 20), Figures(), ""
     with tempfile.TemporaryDirectory(prefix="belljar-bench-") as scratch:
         try:
@@ -120,6 +121,7 @@ def bench(
                     figures.absent[tier] = str(error)
                 except CellError as error:
                     figures.fail(BenchRow(tier, Measure.LIFE), str(error))
+        # What was measured is printed, after Ctrl-C as well.
         finally:
             _print(figures, peer, as_json=as_json)
     if any(tier in figures.absent for tier in tiers or TIERS):
@@ -140,6 +142,7 @@ def _time_peers(
         for peer, count in ((peer, count) for peer in found for count in counts):
             notice(f"{peer.name}: {count} at once")
             with ThreadPoolExecutor(count) as threads:
+                # Many at once give as many times in one round.
                 for _ in range(rounds if count == 1 else 1):
                     list(threads.map(peer.run, [figures] * count, [count] * count))
         if any(peer.name == DOCKER for peer in found):
@@ -169,6 +172,7 @@ def _time_evaluation(tier: str, figures: Figures, samples: int, scratch: Path) -
         figures.fail(row, f"`belljar run` took longer than {_EVALUATION_TIMEOUT_S} s")
         return
     if done.returncode:
+        # The time of a failed evaluation measures nothing.
         del figures.samples_ms[row]
         figures.fail(row, f"`belljar run` ended with {done.returncode}")
     if done.returncode == ContainmentBreach.exit_code and b'"verdict": "breached"' in done.stdout:

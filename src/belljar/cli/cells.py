@@ -175,6 +175,7 @@ def kill(
             state = "killed" if each["ok"] else "NOT PROVEN" if each["name"] else "NO ANSWER"
             named = " ".join(dict.fromkeys((each["node"][:12], each["name"]))).strip()
             click.echo(f"{printable(named, max_chars=80)}: {state}: {each['said']}")
+        # No node at all is no proof.
         return 0 if nodes and all(each["ok"] for each in nodes) else 2
     try:
         report = kill_now(

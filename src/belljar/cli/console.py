@@ -148,6 +148,7 @@ def terminal_width(stream: TextIO) -> int | None:
 
 def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[str]:
     """Rows of escaped cells, which may be coloured; longer than `max_chars` moves the rest."""
+    # Colours take no room on a terminal.
     lengths = [[len(click.unstyle(cell)) for cell in row] for row in rows]
     widths = [min(max_chars, max(column)) for column in zip(*lengths, strict=True)]
     lines = list[str]()
@@ -226,6 +227,7 @@ def writing(target: Path) -> Iterator[None]:
 
 def wants_json(argv: Sequence[str]) -> bool:
     """Whether `--json` was typed before any `--`."""
+    # What follows `--` is the guest's command, which may have such an option itself.
     return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
 
 
@@ -246,6 +248,7 @@ def of_usage(error: click.ClickException) -> Failure:
     if not isinstance(error, click.UsageError):
         return Failure(USAGE_CODE, _sentence(error.format_message()))
     path = error.ctx.command_path if error.ctx is not None else "belljar"
+    # Inspect's own parser names another command: it is `belljar run` that calls it.
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
     message, param, hint = error.message, "", ""
     if isinstance(error, MisuseError):
@@ -267,6 +270,7 @@ def of_usage(error: click.ClickException) -> Failure:
 def _sentence(text: str) -> str:
     """Lower case, no full stop: Belljar's own style."""
     text = text.strip().removesuffix(".")
+    # An acronym keeps its capitals.
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 

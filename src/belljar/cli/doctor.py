@@ -219,6 +219,7 @@ def store_checks(home: Path) -> list[Check]:
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
 
+    # The store need not exist yet: then its nearest directory decides.
     place = next(path for path in (home, *home.parents) if path.exists())
     writable = Check("store", "ok", str(home))
     if not os.access(place, os.W_OK | os.X_OK):
@@ -244,9 +245,11 @@ def store_checks(home: Path) -> list[Check]:
 
 def _usable(found: list[Check]) -> set[str]:
     """The rows of tiers whose cells can run: all that they need is `ok`."""
+    # No cell has a place without a store.
     failed = {each.what for each in found if each.state == "no"}
     if "store" in failed:
         return set()
+    # Only a microVM boots the guest kernel.
     without = {"tier microvm"} if "guest kernel" in failed else set()
     bad = {each.what for each in found if each.state != "ok"}
     return {each.what for each in found} - bad - without

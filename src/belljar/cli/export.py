@@ -163,6 +163,7 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
         try:
             return read_body(path, body, max_bytes=_MAX_BODY_BYTES)
         except (OSError, LedgerError) as error:
+            # In place of the body: the others are still played.
             return f"[{body.name}: {error}]".encode()
 
     commands = (line.cell for line in read_events(path) if line.kind == "exec.started")
@@ -218,6 +219,7 @@ def _otlp_json(found: list[Any]) -> dict[str, Any]:
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     request: dict[str, Any] = MessageToDict(encode_spans(found), use_integers_for_enums=True)
+    # protobuf's JSON has bytes in base64; OTLP's has these ids in hex.
     for resource in request.get("resourceSpans", ()):
         for span in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
             for name in ("traceId", "spanId", "parentSpanId"):

@@ -48,6 +48,7 @@ def show_findings(
     """
     try:
         _show(findings, path, more, verbose=verbose, every=every)
+    # A closed pipe or a full disk is standard output's fault, not the report's.
     except OSError:
         raise
     except Exception:  # noqa: BLE001 - whatever is wrong with the report
@@ -114,6 +115,7 @@ def table(facts: Facts, *, every: bool = False) -> list[str]:
     for row in facts["samples"]:
         is_plain = row["verdict"] == "contained" and not row["error"]
         of_row = dict(zip(_SAMPLE_COLUMNS, _cells(row), strict=True))
+        # Others are never put together: each has reasons of its own.
         key: object = (of_row["score"], of_row["destroyed"], of_row["note"])
         fits = is_plain and not every and len(facts["samples"]) > MAX_ROWS
         alike.setdefault(key if fits else id(row), []).append(row)

@@ -233,6 +233,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
         name, equals, text = word.partition("=")
         if not name or not (equals or name in os.environ):
             raise click.BadParameter(f"{printable(word)!r} is not NAME=VALUE", ctx=ctx, param=param)
+        # As Docker's `--build-arg NAME` does.
         pairs[name] = text if equals else os.environ[name]
     return pairs
 
@@ -395,6 +396,7 @@ def _bases(build: ServiceBuild) -> tuple[str, ...]:
         ).decode("utf-8")
         found = base_images(content, build.args, target=build.target)
         return tuple(parse_reference(image).familiar for image in found.images)
+    # A Dockerfile that can't be read is reported when it is built.
     except (OSError, ValueError):
         return ()
 

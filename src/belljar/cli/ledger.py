@@ -133,6 +133,7 @@ def show(
         bodies = [(body.name, *_content(body, path)) for body in event.bodies if with_output]
         if as_json:
             value = dump(event)
+            # Without `--output` there are no bodies, so the lengths may differ.
             for shown, (_, content, problem) in zip(value["bodies"], bodies, strict=with_output):
                 shown["content_base64"] = base64.b64encode(content).decode()
                 if problem:
@@ -216,6 +217,7 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
         except ValueError as error:
             click.echo(f"line {number}: left out: {printable(str(error))}", err=True)
             continue
+        # A terminal gets escapes for characters beyond ASCII, a file the bytes that were chained.
         target.write((json.dumps(json.loads(raw)).encode() if escape else raw) + b"\n")
     target.flush()
 

@@ -98,6 +98,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        # As `git help COMMAND` does.
         """Adds `help`."""
         if args[:1] == ["help"]:
             if len(args) == 1:
@@ -226,6 +227,7 @@ def _is_unread(error: BaseException) -> bool:
 
 def _without_a_reader() -> list[int]:
     outputs = select.poll()
+    # No event is asked for: an error or a lost reader is reported anyway (poll(2)).
     for number in (1, 2):
         outputs.register(number, 0)
     gone = select.POLLERR | select.POLLHUP
@@ -234,8 +236,10 @@ def _without_a_reader() -> list[int]:
 
 def _reader_gone() -> int:
     """As SIGPIPE, without an error message (head, less)."""
+    # Standard output always: what is still buffered for it would fail at the interpreter's end.
     for number in {1, *_without_a_reader()}:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    # 128 + SIGPIPE, as a shell reports it.
     return 141
 
 
@@ -251,12 +255,15 @@ def _host_error(error: OSError) -> HostError | None:
     """When standard output or the store can't be used."""
     from belljar.store.home import belljar_home
 
+    # EFBIG is a limit on a file's size, EIO a device that fails.
     no_room = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+    # A write to an open descriptor names no file, unlike an error of the store.
     if error.filename is None and error.errno in no_room:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more is written there
         what = f"standard output can't be written: {error.strerror}"
         return HostError(what, hint="send it where there is room")
     where = str(error.filename) if isinstance(error.filename, (str, os.PathLike)) else ""
+    # Another file's error is a defect, whose traceback is needed.
     if not where or not Path(where).is_relative_to(belljar_home()):
         return None
     return HostError(

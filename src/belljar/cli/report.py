@@ -103,6 +103,7 @@ class _Bodies:
         from belljar.report.entries import MAX_BODY_BYTES, MAX_TERMINAL_BYTES
 
         for body, is_terminal in bodies:
+            # Bodies are named by their digests: units may have the same one.
             if not body.stored or body.stored in self._of_units:
                 continue
             if self._room_bytes <= 0:
@@ -145,6 +146,8 @@ def make_page(
 
     timelines, bodies = Timelines(), _Bodies(path)
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
+        # Asked before the record is read: a run that ends meanwhile may have lines that were not
+        # read.
         is_running = is_being_written(path)
         evidence = stored_evidence(
             path, logs=logs, expected_key=key, expected_run=run, timelines=timelines
@@ -250,6 +253,7 @@ def _read_facts(path: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, A
         def parsed(name: str) -> dict[str, Any]:
             try:
                 value = json.loads(read(name))
+            # Deeply nested JSON raises RecursionError, and a run directory may be anybody's.
             except (ValueError, RecursionError):
                 return {}
             return value if isinstance(value, dict) else {}

@@ -105,6 +105,7 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
 
 def _write_all(content: bytes) -> None:
     while content:
+        # `os.write` may take less than all.
         content = content[os.write(1, content) :]
 
 
@@ -112,6 +113,7 @@ def _terminal_size() -> tuple[int, int]:
     """Rows and columns; 24 × 80 if unknown."""
     with suppress(OSError):
         size = os.get_terminal_size(0)
+        # A serial console may report 0 × 0.
         return size.lines or 24, size.columns or 80
     return 24, 80
 
@@ -207,6 +209,7 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
     reader, sending = FrameReader(), anyio.Lock()
 
     async def tell(content: bytes) -> None:
+        # Keys and sizes are sent by two tasks: their frames must not mix.
         async with sending:
             with suppress(*gone):  # what it said before it closed is still to be read
                 await owner.send(content)
@@ -218,6 +221,7 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
         await tell(frame(FrameKind.INPUT_END))
 
     async def follow_size() -> None:
+        # Opened before the first look, so that no change in between is missed.
         with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
             if sys.stdin.isatty():  # its size may have changed since the opening
                 await tell(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
@@ -289,6 +293,7 @@ async def _forward(
     import anyio
     from anyio.abc import SocketAttribute
 
+    # A cell that isn't there is refused at once, not at the first client.
     await (await _connected(cell_id, "forward")).aclose()
     try:
         listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
@@ -324,6 +329,8 @@ async def _forward(
             )
         try:
             await listener.serve(serve)
+        # A client's task raises in a group: the one error that says what to do is taken out of
+        # it.
         except BaseExceptionGroup as group:
             ended, others = group.split(HostError)
             if ended is None or others is not None:

@@ -95,6 +95,7 @@ def setup(*, yes: bool, mirror: str) -> int:
         make_store_dir(home)
         for number, step in enumerate(steps, 1):
             step.act(progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True))
+        # Planned again, to see what is still missing.
         steps, problem = plan_setup(home, mirror=mirror)
     if problem is not None:
         click.echo(as_text(of_error(problem)), err=True)
@@ -133,6 +134,7 @@ def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError |
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
         kernel = partial(_fetch_kernel, home, codename or "bookworm", mirror)
         making.append(Step(title, "belljar setup", kernel))
+    # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "sqfstar"} & {n.command for n in missing}
     if can_build and "default" not in _image_names(home):
         build = partial(_build_image, home, mirror)

@@ -204,6 +204,7 @@ def _health(check: Healthcheck) -> dict[str, Any]:
     retries, start_s = check.retries or _USUAL_RETRIES, check.start_period
     wait_s = min(retries * interval_s + start_s, _MAX_WAIT_S)
     asked_s = min(interval_s, check.start_interval or _USUAL_S, _MAX_INTERVAL_S)
+    # Seldom enough that as many tries as a policy takes last for the whole wait.
     every_s = max(asked_s, _MIN_S, wait_s / _MAX_TRIES)
     within_s = start_s + (timeout_s if start_s else 0.0) + retries * (interval_s + timeout_s)
     return {
@@ -243,6 +244,7 @@ def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, defa
     idles = is_idle(program.get("arguments") or program.get("command") or ())
     for wait in waits:
         shown = f"its compose service {printable(wait.service)} waits for {printable(wait.needed)}"
+        # Only an idle one can be taken as started before it is.
         if wait.needed == default and not (idles and wait.condition is Condition.STARTED):
             raise CannotKeepError(
                 f"{shown}, the service that the sample works in, which starts last"
@@ -257,6 +259,7 @@ def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: s
     """Services after those they wait for, `default` last. Raises `CannotKeepError`."""
     needs: dict[str, dict[str, None]] = {name: {} for name in services if name != default}
     for wait in waits:
+        # The default service is last whatever it waits for.
         if default not in (wait.service, wait.needed):
             needs[wait.service][wait.needed] = None
     try:
@@ -298,6 +301,7 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
         else:
             joined[name] = list(service.networks) or [_DEFAULT]
     is_shared = joined and set.intersection(*map(set, joined.values()))
+    # With a network for all there is nothing to keep apart.
     return alone if is_shared else {**joined, **alone}
 
 
@@ -315,6 +319,7 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
             )
         aliases = [alias for place in service.networks.values() for alias in place.aliases]
         given = [name, service.hostname, service.container_name, *aliases]
+        # DNS compares names without regard to case (RFC 4343).
         names[name] = list(dict.fromkeys(item.lower() for item in given if item))
         for item in names[name]:
             try:

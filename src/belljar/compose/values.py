@@ -149,6 +149,7 @@ def number(written: str) -> int | float | None:
     plain = written.replace("_", "")
     digits = plain[1:] if plain[:1] in ("+", "-") else plain
     if not written.startswith("_") and _BASED.fullmatch(digits):
+        # Python reads `0o17` by its prefix, and refuses `017` without a base.
         is_octal = digits[0] == "0" and digits[1:].isdecimal()
         found = int(digits, 8 if is_octal else 0) * (-1 if plain[0] == "-" else 1)
         if found in _INTEGERS:

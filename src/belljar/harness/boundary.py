@@ -59,6 +59,7 @@ class SoleProvider:
                 self.refuse("a sample has no sandbox, and the policy's risk is high", where=where)
             print_status(f"belljar: {printable(where)}: it has no sandbox")
         for name, environment in (environments or {}).items():
+            # Inspect wraps a sandbox in a proxy that records calls: the one inside counts.
             provider = type(getattr(environment, "_sandbox", environment))
             if not issubclass(provider, BelljarSandboxEnvironment):
                 self.refuse(f"sandbox {name!r} is a {provider.__name__}", where=where)
@@ -71,6 +72,7 @@ class _Closed(type):
     sole: SoleProvider
 
     def __getattr__(cls, name: str) -> Any:  # noqa: ANN401 - never returns
+        # Looks of Python itself are no use of the provider.
         if name.startswith("__"):
             raise AttributeError(name)
         cls.sole.refuse(
@@ -107,6 +109,7 @@ class LookAtSandboxes(Hooks):
         """Stop the run when a sandbox is not a cell."""
         from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
+        # Read once: the end of the run may take it away meanwhile.
         sole = _active
         if sole is None:
             return
@@ -144,6 +147,7 @@ def sole_provider(session: Session) -> Iterator[SoleProvider]:
                 raise unknown_inspect(f"{name} looks sandbox providers up in another way")
         if registry.registry_find_sandboxenv(PROVIDER) is not BelljarSandboxEnvironment:
             raise unknown_inspect("the sandbox provider `belljar` is not found")
+        # Asked once, to see that the replacement has taken effect.
         if not isinstance(registry.registry_find_sandboxenv("local"), _Closed):
             raise unknown_inspect("its registry of sandbox providers can't be controlled")
         if not any(isinstance(hook, LookAtSandboxes) for hook in get_all_hooks()):

@@ -87,6 +87,7 @@ def judge_compose(compose: Mapping[str, Any], *, where: str = "") -> Honoured:
     try:
         services_of(compose)
         if references(compose):
+            # Inspect logs the configuration: only values that JSON has.
             return Honoured(changes={"compose": json.loads(json.dumps(compose, default=str))})
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(error, where=where) from error
@@ -136,6 +137,7 @@ def _changes(found: Composed) -> dict[str, Any]:
         name: value for name, value in found.changes.items() if name not in ("resources", "rights")
     }
     if "env" in changes:
+        # A `$` that is left is the file's own text, and no reference for a policy's `env`.
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
     if resources := found.changes.get("resources"):
         changes["resources"] = tuple(sorted(resources.items()))

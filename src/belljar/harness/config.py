@@ -116,6 +116,7 @@ class BelljarConfig(BaseModel):
     """Differences from the task."""
 
     def __hash__(self) -> int:
+        # Fields that hold dicts leave a frozen model without a hash.
         return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
 
     def asked(self) -> dict[str, Any]:

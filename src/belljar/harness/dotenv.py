@@ -65,11 +65,13 @@ def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
         if len(data) > MAX_BYTES:
             raise ValueError("it has more than 1 MiB")
         stream = TextIOWrapper(BytesIO(data), encoding="utf-8")  # as Inspect opens it
+        # Only names are judged, so values are not expanded.
         values = dotenv_values(stream=stream, interpolate=False)
     except (OSError, ValueError) as error:
         why = "it is not UTF-8" if isinstance(error, UnicodeError) else str(error)
         hint = "repair it, or remove it from there"
         raise PolicyError(f"it can't be read: {printable(why)}", where=where, hint=hint) from error
+    # A name without a value sets nothing.
     names = sorted(name for name, value in values.items() if value is not None)
     refused = [
         name

@@ -359,6 +359,7 @@ def _begun_elsewhere(
         if run.name not in named or not run.is_dir():
             continue
         with suppress(OSError, LedgerError):
+            # A neighbour's word counts only if the same key signed it.
             if verify(run, expected_key=key, expected_run=run.name).problem is None:
                 cells = gather_cells(_readable(run)).values()
                 begun[run.name] = frozenset(cell.uuid for cell in cells if cell.uuid)
@@ -390,6 +391,7 @@ def _logs(
         return [
             replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records
         ]
+    # An address in the record is not fetched offline: whoever wrote the record chose it.
     return [
         read_log(location, record.run_id, timelines)
         if remote or given or "://" not in location or location.startswith("file://")

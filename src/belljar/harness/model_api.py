@@ -44,6 +44,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
             raise as_prerequisite_error(error) from error
         super().__init__(
             model_name=model_name,
+            # No such host is looked up: the transport takes only the path of it.
             base_url="http://model/v1",
             api_key="none",
             config=config,
@@ -56,6 +57,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
     def _create_http_client(self) -> DefaultAsyncHttpxClient:
         # Our own deadline holds: `model.request_timeout`
         transport = CellTransport(self.policy)
+        # `trust_env`: no proxy of the environment comes between.
         return DefaultAsyncHttpxClient(transport=transport, timeout=None, trust_env=False)
 
     @override
@@ -105,6 +107,7 @@ class CellTransport(httpx2.AsyncBaseTransport):
                 while (part := await answer.next_part()) is not None:
                     yield part
 
+        # The answer's head comes first, then the parts of its body.
         parts = answered()
         answer = cast("ServerAnswer", await anext(parts))
         headers = {b"content-type": answer.content_type}

@@ -77,6 +77,7 @@ async def _look_at(
         model = printable(model, max_chars=200)
         cell = None if environment is None else environment.cell
         guard = None if cell is None else cell.guard
+        # `_scanned_text` puts it on record, far below here.
         _called.set(model)
         if cell is not None and guard is not None:
             for index, message in enumerate(messages):
@@ -85,6 +86,7 @@ async def _look_at(
             for index, tool in enumerate(tools):
                 sent = await _scanned(tool, guard, cell.id, "model.tools")
                 tools[index] = cast("ToolInfo", sent)
+            # Settings can't be replaced on the way, so what is found there ends the sample.
             if await _scanned(rest, guard, cell.id, "model.config") != rest:
                 raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
         lists = (each.content for each in messages if not isinstance(each.content, str))
@@ -95,6 +97,7 @@ async def _look_at(
         about: dict[str, JsonValue] = {
             "model": model,
             "address": _address_of(model),
+            # A text may hold lone surrogates, which strict UTF-8 refuses.
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "guarded": guard is not None and is_text,
         }
@@ -118,6 +121,7 @@ async def _compact_looked_at(
     tools: list[ToolInfo],
     instructions: str | None = None,
 ) -> Any:  # noqa: ANN401 - as Inspect's
+    # Copies: what may not leave is replaced in the lists.
     messages, tools = list(input), list(tools)
     await _look_at(str(self), messages, tools, {"instructions": instructions})
     return await _compact(self, messages, tools, instructions)
@@ -129,6 +133,7 @@ async def _count_looked_at(
     config: GenerateConfig | None = None,
 ) -> int:
     counting = type(self.api)
+    # Inspect's own ways to count are local: no message leaves.
     if all(getattr(counting, name) is getattr(ModelAPI, name) for name in _LOCAL_COUNTS):
         return await _count_tokens(self, input, config)
     is_text = isinstance(input, str)
@@ -196,8 +201,10 @@ async def _scanned(
 async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operation: str) -> str:
     part = model_part(text.encode("utf-8", "surrogatepass"), operation)
     part = replace(part, to=_called.get())
+    # Each call sends the whole conversation anew: what has passed is not scanned again.
     key = hashlib.sha256(f"{part.to}\0".encode() + part.data).digest()
     if key not in guard.passed:
+        # In a thread: a long text would hold up the other samples.
         let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
         if let_out.stopped:
             raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)

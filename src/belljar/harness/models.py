@@ -46,10 +46,12 @@ class ModelCells:
 
         One that could not be opened is not tried again.
         """
+        # Samples that begin together must share one cell.
         async with self._opening:
             if (found := self.opened.get(policy.source)) is None:
                 print_status(f"belljar: starting the model cell of {printable(policy.source)}")
                 own = demanded_tier(policy.policy.risk, policy.policy.tier)
+                # At least the tier of the samples so far: `need` refuses a lower one.
                 raised = with_tier(policy, max(own, self.tier or own))
                 owner = AsyncExitStack()
                 opening = open_model(raised, run=run, home=home, on_end=_report_end)

@@ -101,6 +101,7 @@ def _once(known: dict[Any, _T | BelljarError], key: object, make: Callable[[], _
         try:
             known[key] = make()
         except BelljarError as error:
+            # A refusal is kept, too: thousands of samples may share it.
             known[key] = error
     found = known[key]
     if isinstance(found, BelljarError):
@@ -277,6 +278,7 @@ def _outlook(group: SampleGroup, host: Host) -> Outlook:
     missing = tuple(
         replace(each, command=command_of(builds[each.image])) if each.image in builds else each
         for each in missing_images([loaded], host.home)
+        # Its name is known only with a sample's metadata.
         if PLACEHOLDER not in each.image
     )
     try:

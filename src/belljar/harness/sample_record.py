@@ -105,6 +105,7 @@ class Containment:
     def cell_verdict(self) -> Verdict:
         """The worst of probes and destruction; missing is void."""
         ends = (self._worst(reports).verdict for reports in (self.starts, self.ends))
+        # A destruction that was not checked proves nothing.
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
 
     def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport:

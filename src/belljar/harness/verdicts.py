@@ -48,6 +48,7 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
 
     With `require_contained` metrics count contained samples only; returns the others, `id #epoch`.
     """
+    # By uuid: ids and epochs repeat in the logs of several tasks.
     rows = {row.transcript.uuid: row for row in findings.rows}
     dropped: list[str] = []
     for info in list_eval_logs(str(log_dir), descending=False):
@@ -124,6 +125,7 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
         for sample in samples:
             if _contained(sample, rows):
                 scores = dict(sample.scores or {})
+                # Belljar's own score says nothing of samples that are all contained.
                 scores.pop(f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE, None)
                 counted.append(sample.model_copy(update={"scores": scores}))
         kept = log.model_copy(update={"samples": counted})
@@ -213,7 +215,9 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
         raise ValueError("no unit has a log")
     samples.sort(key=lambda sample: (sample.epoch, order[str(sample.id)]))
     config = merged.eval.config
+    # These chose one unit's samples, and say nothing of the whole.
     config.limit, config.sample_id, config.max_samples, config.max_sandboxes = (None,) * 4
+    # Inspect's ids keep their type: some are numbers.
     ids = {str(sample.id): sample.id for sample in samples}
     merged.eval.dataset.sample_ids = [ids.get(each, each) for each in names]
     merged.eval.task_file = None
@@ -223,6 +227,7 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
         merged.status, merged.error = "success", None  # what failed was tried again
     elif not is_whole and merged.status == "success":
         merged.status = "cancelled"
+    # So far they are one unit's.
     merged.results, merged.reductions = None, None
     if merged.status == "success":
         recompute_metrics(merged)
