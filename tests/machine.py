@@ -131,7 +131,7 @@ class Templates:
             self._give(home, owner)
         for home, owner in self.stores.items():
             self.take(home, owner)
-        self._changed_ns = self._times()
+        self._changed_ns = changed_ns  # from before: what another gives meanwhile is seen next time
 
     def _times(self) -> list[int]:
         """When each folder last got or lost a template; 0 where there is none."""

@@ -221,8 +221,8 @@ async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
 
 @pytest.mark.promise("5.6")
 async def test_a_flood_hurts_neither_side(cell: Cell) -> None:
-    """100,000 opens (fewer where each is slow) end in time and in a few reports, the cell works on,
-    and each process that opens the decoy afterwards is counted.
+    """100,000 opens (fewer where each is slow) end in time and in a few reports, each process of it
+    is counted, and the cell works on.
 
     The kernel merges equal events that wait to be read, so how many of one process's opens are
     counted depends on the machine's speed. It never merges those of two processes (fanotify), nor
@@ -231,10 +231,10 @@ async def test_a_flood_hurts_neither_side(cell: Cell) -> None:
     opens, processes = (100_000 if cell.tier == "container" else 5_000), 200
     script = f"""
 import os
-for _ in range({opens}):
-    os.close(os.open({DECOY!r}, 0))
 for _ in range({processes}):
     if (child := os.fork()) == 0:
+        for _ in range({opens // processes}):
+            os.close(os.open({DECOY!r}, 0))
         os.read(os.open({DECOY!r}, 0), 1)
         os._exit(0)
     os.waitpid(child, 0)
@@ -245,9 +245,9 @@ for _ in range({processes}):
         await cell.ping()
     assert touches.operations == {"open", "read"}
     assert len(touches) < 500
-    for operation, least in (("open", processes + 1), ("read", processes)):
+    for operation in ("open", "read"):
         counts = [touch.count for touch in touches if touch.operation == operation]
-        assert sum(counts) >= least, (operation, counts)
+        assert sum(counts) >= processes, (operation, counts)
 
 
 @pytest.mark.promise("5.6")

@@ -226,6 +226,9 @@ def test_a_node_that_is_killed_loses_no_sample_and_a_kill_reaches_the_others(nod
     assert {name for name, verdict in rows.items() if verdict == "contained"} >= rest
     assert rows.get("s11") != "contained"
     assert failures(run, node)
+    attempts = placed(run, "s1")
+    assert [each[1] for each in attempts] == [*range(1, len(attempts) + 1)]
+    assert (attempts[-2][2], attempts[-1][2] != node) == (node, True)
     assert node not in finished(run, "s1")
     assert nothing_runs(nodes)
     nodes.tell(f"start {number}")

@@ -126,6 +126,7 @@ def said(report: ProbeReport) -> dict[str, tuple[AttemptOutcome | None, Verdict]
 
 
 @pytest.mark.promise("7.3")
+@pytest.mark.thorough_in("microvm")  # root, the harder of both, is below
 async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell) -> None:
     """The probes at the end say what they say in a cell in which nothing else runs, though a daemon
     waits to rewrite it; that daemon never sees them. One that is not run alone it does see."""
@@ -133,7 +134,6 @@ async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell) -> None:
 
 
 @pytest.mark.promise("7.3")
-@pytest.mark.thorough_in("microvm")  # the agent ends it by the same code as in a container
 async def test_nor_has_root(cell: Cell) -> None:
     """The same of a daemon that is root in its cell."""
     await check_has_no_say(cell, "root")

@@ -276,8 +276,8 @@ def _host_error(error: OSError) -> HostError | None:
 def _leaf(error: BaseException) -> BaseException:
     """Task groups wrap what they raise."""
     kinds: tuple[type[BaseException], ...] = (
+        ContainmentBreach,  # an interrupt beside it hides none
         KeyboardInterrupt,
-        ContainmentBreach,
         BelljarError,
         click.ClickException,
         OSError,

@@ -115,9 +115,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             # imported.
             stack.enter_context(check(session))
         operator = read_operator(**session.operator_options)
-        tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
-        if session.stopped is not None:
-            raise session.stopped
+        with _stops(session):
+            tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
         if not previews:
             where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
             raise PolicyError("no sample is selected", where=printable(where), hint=hint)
@@ -158,10 +157,21 @@ def load_only(
             selection = read_selection(options)
             if not selection.is_foreseen:
                 selection = Selection(ids=selection.ids)
-            loaded = load_tasks(options, read_operator(**session.operator_options), selection)
+            with _stops(session):
+                loaded = load_tasks(options, read_operator(**session.operator_options), selection)
+    return (options, *loaded)
+
+
+@contextlib.contextmanager
+def _stops(session: Session) -> Iterator[None]:
+    """Raise what stopped the session, whatever a task's module made of it while it was loaded."""
+    try:
+        yield
+    except BelljarError:
+        if session.stopped is None:
+            raise
     if session.stopped is not None:
         raise session.stopped
-    return (options, *loaded)
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedPolicy]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature, unwrap
@@ -126,7 +126,10 @@ def _referents(item: object) -> Iterable[object]:
     if isinstance(item, (str, bytes, int, float, type)):
         return ()
     cells = getattr(item, "__closure__", None) or ()
-    found = [getattr(cell, "cell_contents", None) for cell in cells]
+    found = list[object]()
+    for cell in cells:
+        with suppress(ValueError):  # it is empty yet
+            found.append(cell.cell_contents)
     found += [getattr(item, "__self__", None), getattr(item, "__wrapped__", None)]
     if type(item).__module__.startswith("inspect_ai"):
         found += list(getattr(item, "__dict__", {}).values())

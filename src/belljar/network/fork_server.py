@@ -42,8 +42,8 @@ PRELOAD: Final = (
     "stringprep",
     "unicodedata",
 )
-# Children whose end nobody asked for: beyond, a status is not kept, and reads as unknown.
-_MAX_UNASKED: Final = 10_000
+# Children whose end nobody asked for, as it was meant: beyond, the oldest statuses are forgotten.
+_MAX_UNASKED: Final = 1000
 Child = Callable[[list[int], int], NoReturn]
 
 
@@ -157,8 +157,14 @@ class _ForkServer:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid in self._children and len(self._children) < _MAX_UNASKED:
+                if pid in self._children:
                     self._children[pid] = status
+                    self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        ended = [pid for pid, status in self._children.items() if status is not None]
+        for pid in ended[:-_MAX_UNASKED]:
+            del self._children[pid]
 
 
 def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.stories import (
+    ANSWER,
     FLOW,
     HOSTILE,
     NAME,
@@ -18,6 +19,7 @@ from tests.unit.report.stories import (
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
+from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.ranges import MAX_NAMED
 from belljar.units import printable
@@ -98,3 +100,21 @@ def test_what_was_refused_is_summed_up() -> None:
     ):
         assert said in told
     assert not any("1.1.1.1" in each for each in told)
+
+
+@pytest.mark.promise("5.4")
+def test_requests_between_cells_are_told_apart() -> None:
+    """In words, and in the JSON."""
+    findings = judged(
+        story(
+            line(Kind.NETWORK_HTTP, **REQUEST),
+            line(Kind.NETWORK_HTTP, **REQUEST, between_cells=True),
+            line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER, between_cells=True),
+        )
+    )
+    assert findings.rows[0].verdict is Verdict.CONTAINED
+    told = network_lines(collect(findings))
+    assert any("2 request(s) and connection(s), 1 of them between cells" in each for each in told)
+    (shown,) = collect(findings)["samples"][0]["ranges"]
+    assert [each["between_cells"] for each in shown["requests"]] == [False, True]
+    assert [shown[name] for name in ("requests_in_all", "requests_between_cells")] == [2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util import SandboxEnvironmentSpec
+from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
@@ -444,3 +446,52 @@ def test_a_task_whose_sandbox_was_replaced_gets_inspects_image(
     for words in (["--sandbox", "belljar"], ["--sandbox=belljar"]):
         monkeypatch.setattr("sys.argv", ["inspect", "eval", "task.py", *words])
         assert as_config(None) == BelljarConfig(is_generic=True)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "links: [{}]=db, ",
+        "depends_on: [{}]=db, ",
+        "depends_on: {{{}}}=db: {condition: service_started}, ",
+        "environment: [{}]='A=b', ",
+        "volumes: [{}]=/data, ",
+        "volumes: [{}]=v, ",
+        "tmpfs: [{}]=/run, ",
+        "networks: {{default: {{aliases: [{}]}}}}=web, ",
+        "healthcheck: {{test: [CMD, {}]}}=x, ",
+        "command: [{}]=x, ",
+        "command: '{}'=\\a",
+        "command: '{}'=$$",
+        "command: '{}'=${A:-b}",
+        "command: '{}'=${A:-${A:-b}}",
+        "command: '{}'=${",
+        "command: [{}]=*t, ",
+        "labels: [{}]=<<, ",
+    ],
+)
+def test_no_field_takes_more_than_its_length(field: str, tmp_path: Path) -> None:
+    """Twice as many entries take no four times as many steps, until the file is a configuration or
+    refused."""
+
+    def steps(entries: int) -> int:
+        frame, _, entry = field.partition("=")
+        service = (
+            frame.replace("{}", entry * entries)
+            if "{{" not in frame
+            else frame.format(entry * entries)
+        )
+        path = tmp_path / f"compose-{entries}-compose.yaml"
+        path.write_text(
+            f"x-t: &t some text\nservices:\n  web:\n    image: i\n    {service}\n  db: {{image:"
+            " j}\n  default: {image: k}\n"
+        )
+
+        def read() -> None:
+            with suppress(PolicyError):
+                as_config(str(path))
+
+        return calls(read)
+
+    steps(1)  # what is imported at the first time
+    assert steps(240) <= 3 * steps(120)

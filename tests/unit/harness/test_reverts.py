@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -173,4 +175,29 @@ async def test_the_samples_files_are_in_each_new_machine(
     for _ in range(2):
         await environment.revert()
         assert await environment.read_file("file", text=False) == content
+    await environment.close(outcome="completed")
+
+
+async def test_the_samples_files_are_not_kept_in_memory(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all of them, large and small, are in each new machine."""
+    environment = await opened()
+    small, large = b"small", secrets.token_bytes(24 << 20)
+    monkeypatch.setattr(session_module, "is_preparing", lambda: True)
+    tracemalloc.start()
+    try:
+        await environment.write_file("small", small)
+        for name in ("one", "two"):
+            await environment.write_file(name, bytes(bytearray(large)))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < len(large) // 2
+    monkeypatch.undo()
+    for _ in range(2):
+        await environment.revert()
+        for name in ("one", "two"):
+            assert await environment.read_file(name, text=False) == large
+        assert await environment.read_file("small") == "small"
     await environment.close(outcome="completed")

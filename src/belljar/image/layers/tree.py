@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from belljar.errors import HostError
-from belljar.image.layers import ImportLimits, LayerError
+from belljar.image.layers import MAX_DEPTH, ImportLimits, LayerError
 from belljar.image.layers.headers import EntryPath, ImageEntryKind, LayerEntry, check_components
 from belljar.image.tools import IDS, drained, failed, plain_env, started, tool
 from belljar.store.home import HINT_SPACE
@@ -228,6 +228,9 @@ class MergedTree:
             if child is None or child.kind is not ImageEntryKind.DIRECTORY:
                 return None
             above.append(child)
+            # Names are bounded, but links lead a name to where another ended
+            if len(above) > MAX_DEPTH:
+                raise LayerError(f"{_shown(path)} is more than {MAX_DEPTH} directories deep")
         return above[-1]
 
     def _follow(
