@@ -242,6 +242,7 @@ class RevertibleCell:
     machines: Machines
 
     def __init__(self, machines: Machines) -> None:
+        # This class's own forwards to the cell of `machines`, which isn't set yet.
         object.__setattr__(self, "machines", machines)
 
     def __repr__(self) -> str:

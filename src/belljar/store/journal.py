@@ -191,6 +191,7 @@ class Journal:
         except (OSError, ValueError, TypeError) as exc:
             raise_if_blind(exc)
             return CellAbout()
+        # A dataclass checks no types: a damaged file must not pass a list off as a name.
         kinds = {name: type(value) for name, value in json_of(CellAbout()).items()}
         is_typed = all(type(value) is kinds[name] for name, value in read.items())
         return found if is_typed else CellAbout()
@@ -222,6 +223,7 @@ class Journal:
         draft.write_text(json.dumps(data, sort_keys=True))
         if is_durable:
             sync_file(draft)
+        # rename(2) is atomic: a reader sees the old entry or the new one, never half of one.
         draft.replace(path)
 
     def _files(self) -> list[Path]:
@@ -255,6 +257,7 @@ def _read(path: Path) -> JournalEntry | None:
     except (OSError, ValueError) as exc:
         raise_if_blind(exc)  # that it can't be looked at is not that it is gone
         return None
+    # A copied or renamed file must not stand for another cell.
     return entry if path.name == f"{entry.cell_id}.json" else None
 
 
