@@ -22,8 +22,10 @@ from belljar.store.home import sync_file
 from belljar.store.scratch import owned_name, sweep
 
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
+# As `new_cell_id` makes it: 48 random bits, in no character that a path or a shell obeys.
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
+# A range has a prefix of its own; all else is named as a cell is.
 _IDS: Final = {**dict.fromkeys(("cell", "template", "proof", "wire"), CELL_ID), "range": RANGE_ID}
 # Of kill orders (`isolation.hold`).
 ORDER_SUFFIX: Final = ".kill"
@@ -35,6 +37,7 @@ _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 # What people are shown of a cell; removal reads the entry alone.
 _ABOUT_SUFFIX: Final = ".about"
+# Its dot keeps a draft out of the entries.
 _DRAFT: Final = ".draft-"
 
 
