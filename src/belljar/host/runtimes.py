@@ -130,6 +130,7 @@ def kind_of(name: str) -> str:
 
 
 def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
+    # An ordinary user's PATH often lacks /usr/sbin, where Debian has runc.
     path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     kind = kind_of(name)
     fact = RuntimeFact(
