@@ -125,6 +125,7 @@ class RunningCommand:
         """Send bytes or UTF-8 text to its standard input, once its window has room."""
         # A copy: what is recorded is what is sent, whatever becomes of a buffer meanwhile
         chunk = chunk.encode() if isinstance(chunk, str) else bytes(memoryview(chunk))
+        # On record first: the guest may have got it even if sending breaks off.
         self._seen.input(chunk)
         await self._channel.send_stdin(chunk)
 

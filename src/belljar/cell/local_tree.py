@@ -322,6 +322,7 @@ class TreeDestination:
         self._left -= len(piece)
         view = memoryview(piece)
         while view:
+            # write(2) may take less than it is given.
             view = view[os.write(fd, view) :]
         if not self._left:
             os.fchmod(fd, record.mode & 0o755 | 0o600)

@@ -168,6 +168,7 @@ def _version(path: str, kind: str, cache_file: Path) -> str:
     if isinstance(known, str) and known:
         return known
     version = parse_version(kind, ask_text(path, ("--version",)))
+    # An empty answer isn't remembered: the next look asks again.
     if version:
         write_json(cache_file, {**read_json(cache_file), key: version})
     return version

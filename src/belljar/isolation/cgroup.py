@@ -247,6 +247,7 @@ def cpu_s(directory: Path) -> float | None:
     """
     if (microseconds := _counted(directory / "cpu.stat", "usage_usec")) is not None:
         return microseconds / 1e6
+    # Version 1 has it where cpuacct is mounted together with cpu.
     if nanoseconds := _number(directory / "cpuacct.usage"):
         return nanoseconds / 1e9
     ticks, pids = 0, processes_in(directory, threads=False)

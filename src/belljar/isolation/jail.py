@@ -230,6 +230,7 @@ class Jail:
     def read_status(self) -> JailEnd | None:
         """How the program ended, if it has. Doesn't wait."""
         self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
+        # A compromised supervisor may send any bytes.
         for line in self._status_text.decode("utf-8", "replace").splitlines():
             # Only the first one counts: a later one could name another process to be killed.
             if line.startswith("child ") and self.child is None:

@@ -228,6 +228,7 @@ class _Splitter:
         pages, self._pages = self._pages, []
         at = self._next_offset - len(pages) * _PAGE_BYTES
         while pages:
+            # A short write may end within a page: that page is written again, whole.
             whole = os.pwritev(self._memory_fd, pages, at) // _PAGE_BYTES
             pages, at = pages[whole:], at + whole * _PAGE_BYTES
             if not whole:  # a part of a page: the disk is full, and the rest of it says so
