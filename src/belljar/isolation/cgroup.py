@@ -47,7 +47,7 @@ class CellGroups:
         return tuple(dict.fromkeys(self.paths.values()))
 
 
-# Of a user to whom no group is delegated: the plan counts on no controller then.
+# Of a user to whom none is delegated, and of a wire, which joins its machine's.
 NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 
 
