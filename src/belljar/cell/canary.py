@@ -33,6 +33,7 @@ _TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 2.0
 # The program says a line for each trace; whatever more comes is a hostile machine's.
 _MAX_OUTPUT_BYTES: Final = 64 << 10
+# /proc/PID/pagemap has an entry for each page.
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # Of another process's memory at once: a search holds no more of it.
 _CHUNK_BYTES: Final = 4 << 20

@@ -125,6 +125,7 @@ class RunningCommand:
         """Send bytes or UTF-8 text to its standard input, once its window has room."""
         # A copy: what is recorded is what is sent, whatever becomes of a buffer meanwhile
         chunk = chunk.encode() if isinstance(chunk, str) else bytes(memoryview(chunk))
+        # On record first: the guest may have got it even if sending breaks off.
         self._seen.input(chunk)
         await self._channel.send_stdin(chunk)
 
@@ -186,6 +187,7 @@ class RunningCommand:
             return
         while await self._take():
             if not keeps or self._untaken_bytes > _MAX_UNTAKEN_BYTES:
+                # The newest: what stays for the iteration is the beginning.
                 stream, chunk = self._untaken.pop()
                 self._untaken_bytes -= len(chunk)
                 self._channel.discarded[stream] += len(chunk)
@@ -255,6 +257,7 @@ def signal_number(number: int | str) -> Signals:
 
 
 async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
+    # With a default for `next`: StopIteration can't pass through a coroutine (PEP 479).
     pieces, end = iter(source), object()
     while (piece := await anyio.to_thread.run_sync(next, pieces, end)) is not end:
         yield cast("bytes", piece)
@@ -460,6 +463,7 @@ class ExecOperations(CellBase):
         service: bool = False,
     ) -> CommandRecord:
         """Record a command that is about to be sent. Raises `TypeError` for what is no argv."""
+        # A string is a sequence of strings, too: each letter would become a word.
         if isinstance(argv, str | bytes):
             raise TypeError(
                 "argv is a list of strings, one for each word; for a line of shell: "
@@ -474,6 +478,7 @@ class ExecOperations(CellBase):
             env={**self.plan.env, **(env or {})},
             cwd=posixpath.normpath(posixpath.join(workdir, cwd)) if cwd else workdir,
             user=self._user(user),
+            # 0 means none: `open_exec` has no timeout by default.
             timeout_s=limits.exec_timeout_s if timeout_s is None else timeout_s or None,
             max_stdout_bytes=limits.output_bytes,
             max_stderr_bytes=limits.output_bytes,

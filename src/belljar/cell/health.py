@@ -115,6 +115,7 @@ def damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
 
 def may_be_broken(output: ExecOutput) -> bool:
     """Whether a command ended as in a broken cell, perhaps by its own fault."""
+    # A POSIX shell's statuses for a program that it can't execute, and that it can't find.
     failed = output.returncode in {126, 127}
     return output.not_started_errno is not None or output.timed_out or failed
 

@@ -33,7 +33,9 @@ from belljar.policy.files import Entry, EntryKind, Tree, link_stays, list_tree, 
 # Read at once; of a large file no more is in memory.
 _PIECE_BYTES: Final = 256 << 10
 _ROOT: Final = "tree"
+# A link in place of a directory is refused, not followed.
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_EXCL: nothing that is there already, and no link, is written to.
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 KIND_NAMES: Final = {
     RecordKind.FILE: "file",
@@ -174,6 +176,7 @@ def records_of(source: Source, name: str, manifest: TreeManifest) -> Iterator[by
         record = TreeRecord(
             path=entry.path,
             kind=RecordKind.LINK if is_link else RecordKind.ENTER,
+            # A link's own mode is always 0777 on Linux, and unused (symlink(7)).
             mode=0o777 if is_link else entry.mode | 0o700,
             link=entry.link,
         )
@@ -203,6 +206,7 @@ def _file_records(
             digest.update(piece)
             left -= len(piece)
             yield piece
+        # A byte beyond the listed size is a change, too.
         if left or os.read(fd, 1):
             raise ValueError(f"{name} has changed its size while it was copied")
     manifest.add(record, digest.hexdigest())
@@ -240,6 +244,7 @@ async def destination(
     try:
         yield made
     finally:
+        # A cancelled download leaves no half of a tree behind.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(made.discard)
 
@@ -264,6 +269,7 @@ class TreeDestination:
         self._left = 0
         self._file: tuple[int, TreeRecord] | None = None
         above = target if target.is_dir() else target.parent
+        # Beside its place: rename(2) can't cross file systems.
         self._stage = Path(tempfile.mkdtemp(prefix=".download-", dir=above))
         self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
 
@@ -282,9 +288,12 @@ class TreeDestination:
                 fd = os.open(name, _NEW_FILE, 0o600, dir_fd=at)
                 self._file, self._left = (fd, record), record.size_bytes
                 self._digest = hashlib.sha256()
+                # An empty file has no contents to wait for: it is closed here.
                 self._write(b"")
             case RecordKind.ENTER:
                 os.mkdir(name, 0o700, dir_fd=at)
+                # A guest's mode gives nobody else write permission, and no set-user-ID or
+                # set-group-ID bit.
                 mode = record.mode & 0o755 | 0o700
                 self._open.append((os.open(name, _DIRECTORY, dir_fd=at), mode))
                 self.manifest.add(record)
@@ -313,6 +322,7 @@ class TreeDestination:
         self._left -= len(piece)
         view = memoryview(piece)
         while view:
+            # write(2) may take less than it is given.
             view = view[os.write(fd, view) :]
         if not self._left:
             os.fchmod(fd, record.mode & 0o755 | 0o600)
@@ -341,6 +351,7 @@ class TreeDestination:
         elif not self._target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "a file is there", str(self._target))
         else:
+            # All are checked first: nothing is moved when one of them can't be.
             self._merge(move=False)
             self._merge(move=True)
         self.discard()

@@ -208,6 +208,7 @@ class Pool:
         return self._is_closed or self.breach is not None
 
     def _change(self) -> None:
+        # An anyio event can't be cleared: each change has its own.
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -295,6 +296,7 @@ class Pool:
             with anyio.move_on_after(_END_TIMEOUT_S):
                 while self._out:
                     await self._changed.wait()
+            # A copy: a taker may give its cell back meanwhile.
             for idle in tuple(self._out):
                 try:
                     await idle.owner.aclose()

@@ -175,6 +175,7 @@ def failed(
 
 
 _LIMIT_OF_ERROR = {errno.ENOSPC: "disk", errno.EDQUOT: "disk", errno.ENOMEM: "memory"}
+# PEP 383: bytes that are no UTF-8 become lone surrogates, and are not lost.
 _RAW = ("utf-8", "surrogateescape")
 
 

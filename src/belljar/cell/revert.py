@@ -155,6 +155,8 @@ class Machines:
     async def _wait_for_room(self, old: Cell) -> None:
         limits, retiring = old.plan.limits, self._retiring
         needs_bytes = limits.memory_bytes + limits.disk_bytes
+        # A revert holds two machines for a moment: without memory for both it waits for an old
+        # one's end.
         while len(retiring) >= MAX_RETIRING or (
             retiring and available_memory_bytes() < needs_bytes
         ):
@@ -242,6 +244,7 @@ class RevertibleCell:
     machines: Machines
 
     def __init__(self, machines: Machines) -> None:
+        # This class's own forwards to the cell of `machines`, which isn't set yet.
         object.__setattr__(self, "machines", machines)
 
     def __repr__(self) -> str:

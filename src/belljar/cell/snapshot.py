@@ -46,6 +46,7 @@ MAX_HOOKS: Final = 16
 _HOOKS_TIMEOUT_S: Final = 10.0
 _MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10
 
+# Each cell has its own of these, and a fork keeps them.
 _OWN: Final = frozenset(
     b"./" + name
     for name in b"proc dev sys etc/hostname etc/hosts etc/machine-id etc/resolv.conf".split()
@@ -79,6 +80,7 @@ async def run_hooks(snapshot: Snapshot, cell: Cell) -> None:
             [hook],
             cwd="/",
             user="0:0",
+            # Never 0, which would mean no timeout.
             timeout_s=max(0.1, give_up - time.monotonic()),
             max_output_bytes=_MAX_HOOK_OUTPUT_BYTES,
         )

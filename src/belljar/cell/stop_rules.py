@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from belljar.ledger.rundir import RunDirectory
     from belljar.policy.model import Policy
 
+# From the narrowest to the widest.
 _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
+# As kill orders name them (`isolation.hold.SCOPES`).
 _SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}
 
 

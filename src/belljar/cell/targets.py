@@ -46,6 +46,7 @@ LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in th
 _EARLY_END_S: Final = 0.2
 # With Docker's pauses of 100 ms, 200 ms, … a minute and a half of them.
 _MAX_STARTS: Final = 11
+# Docker's first pause before a restart; each next one is twice as long.
 _FIRST_PAUSE_S: Final = 0.1
 _MAX_LOG_BYTES: Final = 1 << 20
 # The last try of a check gets at least this, however little of its time is left.
@@ -347,6 +348,7 @@ MAX_APP_BYTES: Final = 64 << 20
 MAX_APP_FILES: Final = 10_000
 SERVER: Final = "/opt/server.zip"
 APP_DIRECTORY: Final = "/srv/app"
+# uvicorn, and what it imports with the settings below.
 _PACKAGES: Final = ("uvicorn", "click", "h11", "wsproto")
 _BOOT: Final = f"""\
 import socket, sys

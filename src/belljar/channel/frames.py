@@ -34,16 +34,21 @@ MAX_WATCHED_FILES: Final = 256
 MAX_PROCESS_NAME_BYTES: Final = 64
 # A guest that grants more would have the host buffer it.
 MAX_STDIN_WINDOW_BYTES: Final = 16 << 20
+# The largest u64: no output reaches it.
 NO_CAP: Final = (1 << 64) - 1
 # No mode has these bits.
 KEEP_MODE: Final = 0xFFFF_FFFF
 # 128 bits: no answer of an earlier cell fits.
 NONCE_BYTES: Final = 16
 
+# Payload's length, type, flags, reserved, operation; little-endian, without padding.
 HEADER: Final = struct.Struct("<IBBHI")
 _U32: Final = struct.Struct("<I")
+# Switches, timeout in milliseconds, the caps of stdout and stderr, a terminal's rows and columns.
 _EXEC_HEAD: Final = struct.Struct("<IQQQHH")
+# Memory, disk, inodes, processes, capabilities, flags.
 _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
+# Bits of CONFIG's flags, this one and the next.
 _DEBUGGER_CALLS: Final = 1
 _SETUID_PROGRAMS: Final = 2
 # Six bytes as Linux prints them; one that is for a group is refused.
@@ -192,6 +197,7 @@ def text_bytes(value: str | bytes, what: str) -> bytes:
 
     Raises `ValueError` when it holds a NUL, which no Linux interface can carry.
     """
+    # Names that Python read from a file system may hold bytes that are no UTF-8 (PEP 383).
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     if b"\0" in raw:
         raise ValueError(f"{what} holds a NUL byte")
@@ -216,11 +222,13 @@ def exec_body(request: ExecRequest) -> bytes:
     if request.alone and not request.probe:
         raise ValueError("only the probe program is run alone")
     limit_s, pty = request.timeout_s, request.pty
+    # Not `<= 0`, which NaN would pass.
     if limit_s is not None and not limit_s > 0:
         raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
     switches = (request.stdin, pty is not None, request.probe, request.alone, request.service)
     head = (
         sum(1 << bit for bit, is_set in enumerate(switches) if is_set),
+        # 0 means no timeout: one below a millisecond must not become it.
         0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
         request.max_stdout_bytes,
         request.max_stderr_bytes,
@@ -362,6 +370,7 @@ def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
             f"{MAX_REQUEST_BYTES} fit"
         )
         raise OSError(errno.E2BIG, message)
+    # START's payload begins with the kind: one byte less of the body fits in it.
     view, last = memoryview(body), max(0, len(body) - MAX_DATA_BYTES)
     parts = [
         frame(FrameType.PART, op, view[at : min(at + MAX_PAYLOAD_BYTES, last)])
@@ -389,6 +398,7 @@ def place(user: str, cwd: str, path: str) -> bytes:
 
 
 def _variable(name: str, value: str) -> bytes:
+    # The first `=` ends the name (environ(7)).
     if not name or "=" in name:
         raise ValueError(f"{name!r} is not a name for an environment variable")
     return text_bytes(f"{name}={value}", f"environment variable {name}")

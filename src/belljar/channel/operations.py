@@ -139,6 +139,7 @@ class Operation:
 
     async def leave(self) -> None:
         """End the operation of a service's program, which runs on by itself."""
+        # The frame needs a signal's number; with this scope no process gets it.
         signo, scope = signal.SIGCONT, SignalScope.LEAVE
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
@@ -325,6 +326,7 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(feed, operation, contents)
             yield
+            # The command has ended, and reads nothing more.
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         trouble = _first(group)
@@ -410,6 +412,7 @@ class OwnReads:
         whole = posixpath.normpath(posixpath.join("/", cwd, path))
         for settle in list(self.settlers):
             await anyio.to_thread.run_sync(settle)
+        # Each hears the end of what it heard begin, whichever listeners come or go meanwhile.
         heard = list(self.listeners)
         for listener in heard:
             listener(whole, "begins")

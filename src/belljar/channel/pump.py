@@ -57,6 +57,7 @@ class Pump:
     def check(self) -> None:
         """Raise what ended the connection, if anything, as a new `CellError`."""
         if self.failure is not None:
+            # A new one for each caller: an exception that is raised again collects tracebacks.
             raise type(self.failure)(
                 self.failure.what, where=self.failure.where, hint=self.failure.hint
             ) from self.failure
@@ -151,6 +152,7 @@ class Pump:
             self._pass_lead()
 
     def _pass_lead(self) -> None:
+        # One waiter is enough: it reads for all, and passes the lead on at its end.
         if self._lead is None:
             for event in self._followers:
                 event.set()
@@ -207,6 +209,7 @@ class SocketPipe:
 
         Cancelled, it has taken nothing. Raises `anyio.EndOfStream` when the other end is gone.
         """
+        # A stream that always has bytes must not keep the event loop from other tasks.
         await checkpoint()
         while True:
             try:
@@ -239,5 +242,6 @@ class SocketPipe:
         Closing again does nothing.
         """
         if self._socket.fileno() >= 0:
+            # Else a task that waits for this descriptor would not notice that it is closed.
             anyio.notify_closing(self._socket)
             self._socket.close()

@@ -26,6 +26,7 @@ from belljar.dataclass import dataclass
 MAX_DEPTH: Final = 64
 # Of a path below the one that is walked.
 MAX_PATH_BYTES: Final = 4_096
+# Kind, mode, size, time in seconds and nanoseconds, lengths of the name and of the link.
 _HEAD: Final = struct.Struct("<BHQqIHH")
 # NAME_MAX and PATH_MAX of Linux: what is longer was never a name there.
 _MAX_NAME_BYTES: Final = 255
@@ -166,6 +167,7 @@ class TreeReader:
             link=os.fsdecode(link),
         )
         self._follow(record)
+        # A short name in a deep directory is a long path here: the bytes sent don't bound it.
         self._paths_left -= len(record.path) + len(record.link)
         if self._paths_left < 0:
             raise OSError(
@@ -183,6 +185,7 @@ class TreeReader:
             if name:
                 _violated("a name for the entry that was asked for")
             return ""
+        # Else a hostile guest's name would lead out of the directory that the tree is put into.
         if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
             _violated(f"the name {name!r}")
         above = self._directories[-1]
@@ -227,6 +230,7 @@ TakeItems = Callable[[Iterator[TreeRecord | bytes]], Awaitable[None]]
 _FOLLOW, _CONTENTS = 1, 2  # of a walk
 _REPLACE, _TIMES = 1, 2  # of a put
 _WALK_BOUNDS: Final = struct.Struct("<IQQQ")
+# A removal answers with a u64.
 _COUNT_BYTES = 8
 
 
@@ -263,6 +267,7 @@ async def walk(
         result = operation.ended()
         if result.outcome is Outcome.IO_FAILED:
             if result.code == errno.EFBIG:
+                # Its real size is unknown: it is at least this.
                 size_bytes = max_bytes + 1
                 raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=size_bytes, head=b"")
             if result.code == errno.E2BIG:

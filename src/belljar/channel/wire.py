@@ -136,6 +136,7 @@ class HostConnection:
         Raises `ProtocolViolation` for what the protocol forbids, and then for every later call.
         """
         if self._violation is not None:
+            # A new exception each time: one that is raised again collects tracebacks.
             old = self._violation
             raise ProtocolViolation(old.what, where=old.where, hint=old.hint)
         if self._ended:
@@ -152,9 +153,12 @@ class HostConnection:
     def _take_frames(self) -> list[GuestEvent]:
         pending, at, events = self._pending, 0, list[GuestEvent]()
         end = len(pending)
+        # Released before `del` below: a bytearray that has a view can't be resized (BufferError).
         with memoryview(pending) as view:
             while end - at >= HEADER.size and not self._ended:
                 length, kind, flags, reserved, op = HEADER.unpack_from(pending, at)
+                # At the header already: no guest makes the host wait for, or hold, a payload over
+                # the limit.
                 if length > frames.MAX_PAYLOAD_BYTES or flags or reserved:
                     violated(
                         f"a frame header with length {length}, flags {flags}, reserved {reserved}",

@@ -34,6 +34,7 @@ RUNC_MIN: Final = "1.1"
 RUNSC_MIN: Final = "20231009"
 # Saves the cells of a run repeated failing trials.
 REFUTED_FOR_S: Final = 30.0
+# runc's first line is `runc version 1.1.5`; other runtimes write a colon or a `v`.
 _DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)", re.IGNORECASE)
 # runsc's versions are days (release-20231009.0), Debian's packages write `0.0~20231009`.
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
@@ -85,6 +86,7 @@ def kvm_fact(
     try:
         proof = prove()
     except BelljarError as exc:
+        # Not remembered: that nothing could be tried says nothing about KVM.
         return KvmFact(state=KvmState.UNPROVEN, reason=f"no guest could be tried: {exc.what}")
     state = KvmState.PROVEN if proof.works else KvmState.REFUTED
     reason = "" if proof.works else proof.reason
@@ -128,6 +130,7 @@ def kind_of(name: str) -> str:
 
 
 def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
+    # An ordinary user's PATH often lacks /usr/sbin, where Debian has runc.
     path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     kind = kind_of(name)
     fact = RuntimeFact(
@@ -165,6 +168,7 @@ def _version(path: str, kind: str, cache_file: Path) -> str:
     if isinstance(known, str) and known:
         return known
     version = parse_version(kind, ask_text(path, ("--version",)))
+    # An empty answer isn't remembered: the next look asks again.
     if version:
         write_json(cache_file, {**read_json(cache_file), key: version})
     return version
@@ -187,11 +191,13 @@ def _tried(
     again: bool,
     doubt: bool,
 ) -> RuntimeFact:
+    # Another build of Belljar's own programs may fail where an older one ran.
     ours = f"uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
     key = f"{fact.tier}, {file_identity(fact.path)}, kernel {kernel_release}, {ours}"
     entry = _recall(cache_file, key, {RuntimeState.PROVEN, RuntimeState.REFUTED})
     if entry and prove is not None:
         at_s = entry.get("at_s")
+        # From 0 on: after the clock was set back no result is recent.
         is_recent = isinstance(at_s, int) and 0 <= time.time() - at_s < REFUTED_FOR_S
         is_refuted = entry["state"] == RuntimeState.REFUTED
         if again or (is_refuted and (doubt or not is_recent)):

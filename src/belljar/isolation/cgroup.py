@@ -25,6 +25,7 @@ from belljar.store.scratch import orphans, owned_name
 # dead.
 _TRIAL: Final = "facts-"
 _CPU_PERIOD_US: Final = 100_000  # the kernel's default
+# A group is busy (EBUSY) until its last process is wholly gone.
 _REMOVE_TIMEOUT_S: Final = 0.5
 # Version 1 bounds what sockets hold beside the rest: this part of the cell's memory once more.
 _SOCKETS_SHARE: Final = 8
@@ -46,6 +47,7 @@ class CellGroups:
         return tuple(dict.fromkeys(self.paths.values()))
 
 
+# Of a user to whom none is delegated, and of a wire, which joins its machine's.
 NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 
 
@@ -97,6 +99,8 @@ def _host_parents() -> tuple[Mapping[str, Path], bool]:
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
     """Make and limit journalled groups. Raises `HostError`."""
     with _oserror_as_host_error():
+        # In version 2 a group has a controller's files only where its parent hands that controller
+        # on.
         if groups.unified:
             for parent in {path.parent for path in groups.directories}:
                 file = parent / "cgroup.subtree_control"
@@ -111,6 +115,7 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 def join(groups: CellGroups, pid: int) -> None:
     """Put a process into the groups. Raises `HostError`."""
+    # ESRCH: the process has ended already.
     with _oserror_as_host_error(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
             (directory / "cgroup.procs").write_text(str(pid))
@@ -167,6 +172,7 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
             # minutes, not end.
             no_swap = ("memory.swappiness?", "0")
             limit = ("memory.limit_in_bytes", memory)
+            # In this order: the kernel refuses a memsw limit below the memory limit (EINVAL).
             return [no_swap, limit, ("memory.memsw.limit_in_bytes?", memory), sockets]
         case "pids", _:
             return [("pids.max", str(limits.processes))]
@@ -182,6 +188,7 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
     """Pids and thread ids, recursively; empty when gone."""
     pids: list[int] = []
     for below in _tree(directory):
+        # cgroup.threads is version 2's, tasks version 1's.
         for name in ("cgroup.procs", "cgroup.threads", "tasks") if threads else ("cgroup.procs",):
             try:
                 pids.extend(int(line) for line in (below / name).read_text().split())
@@ -198,6 +205,7 @@ def _tree(directory: Path) -> list[Path]:
 
 def halt(directory: Path) -> None:
     """Freeze and kill all of it (version 2 only)."""
+    # Frozen first: before Linux 5.14 there is no cgroup.kill, and what is frozen does nothing more.
     for name in ("cgroup.freeze", "cgroup.kill"):
         with contextlib.suppress(OSError):
             fd = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -239,11 +247,13 @@ def cpu_s(directory: Path) -> float | None:
     """
     if (microseconds := _counted(directory / "cpu.stat", "usage_usec")) is not None:
         return microseconds / 1e6
+    # Version 1 has it where cpuacct is mounted together with cpu.
     if nanoseconds := _number(directory / "cpuacct.usage"):
         return nanoseconds / 1e9
     ticks, pids = 0, processes_in(directory, threads=False)
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):  # it has ended
+            # From the last bracket: a process's name may hold brackets and spaces itself.
             fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime: proc(5)
     return ticks / os.sysconf("SC_CLK_TCK") if pids else None
@@ -275,6 +285,7 @@ def remove_group(directory: Path) -> bool:
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:
+            # Children first: a group with groups in it can't be removed.
             for below in reversed(_tree(directory)):
                 below.rmdir()
         except FileNotFoundError:

@@ -111,6 +111,7 @@ def hold(home: Path, reason: str = "") -> Hold:
         make_store_dir(home)
         draft = home / owned_name(_DRAFT, "hold")
         draft.write_text(json.dumps({"reason": held.reason, "by": held.by, "at": held.at}))
+        # A hold must outlast a power failure: first its contents, then its name.
         sync_file(draft)
         draft.replace(home / HOLD_FILE)
         sync_file(home)
@@ -174,6 +175,7 @@ def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
         draft.write_text(json.dumps(asdict(order)))
         for name in names:
             with suppress(FileExistsError):
+                # link(2) puts the whole order there at once, and fails where another one stands.
                 os.link(draft, _order_file(home, name))
     finally:
         draft.unlink(missing_ok=True)
@@ -268,12 +270,14 @@ def raise_if_killed(order: KillOrder | None, *, where: str) -> None:
 
 
 def _order_file(home: Path, name: str) -> Path:
+    # A name must not lead out of the journal.
     if "/" in name or name.startswith("."):
         raise ValueError(f"{name!r} names no cell, range or run")
     return home / "journal" / f"{name}{ORDER_SUFFIX}"
 
 
 def _read(path: Path) -> dict[str, str]:
+    # O_NONBLOCK: opening a FIFO in its place would wait for ever.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)

@@ -180,6 +180,7 @@ def _hash_of(directory: Path) -> int:
 
 def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
     """Directory and slot of a cell's lock."""
+    # A container's first id is above RANGES_START, a VMM's in its store's own block.
     slot, past = divmod(first - RANGES_START, _RANGE_STEP)
     if past == 0 and 0 <= slot < RANGE_SLOTS:
         return locks, slot
@@ -208,6 +209,8 @@ def _lock_slot(directory: Path, slot: int) -> int | None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # The supervisor inherits the descriptor, and with it the lock: an owner that is killed
+        # frees no ids of a jail that lives.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)

@@ -113,6 +113,7 @@ def start_jail(
             stdin=subprocess.DEVNULL,
             stdout=diagnosis_write,
             stderr=diagnosis_write,
+            # Nothing of the owner's environment (credentials, LD_PRELOAD) gets into a jail.
             env={},
             close_fds=True,
             start_new_session=True,  # Ctrl-C goes to the owner, which destroys the cell in order
@@ -172,6 +173,7 @@ class Jail:
         self._go = go
         self._status_text = b""
         self._diagnosed = b""
+        # A supervisor that falls silent must not block the owner's event loop.
         for fd in (status, diagnosis):
             os.set_blocking(fd, False)
 
@@ -180,8 +182,10 @@ class Jail:
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
+        # While these descriptors are open, the kernel gives the namespaces' numbers to no others.
         self._pins = pin_namespaces(child)
         numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
+        # One that this process shares is not the jail's own.
         self.namespaces = {
             name: number for name, number in numbers.items() if ours.get(name) != number
         }
@@ -201,6 +205,7 @@ class Jail:
         try:
             os.write(go, b"g")
         except OSError as exc:
+            # EPIPE: the jail has ended meanwhile, and its status says why.
             self.final_status(_KILL_STEP_S)
             raise self._start_error() from exc
         finally:
@@ -225,7 +230,9 @@ class Jail:
     def read_status(self) -> JailEnd | None:
         """How the program ended, if it has. Doesn't wait."""
         self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
+        # A compromised supervisor may send any bytes.
         for line in self._status_text.decode("utf-8", "replace").splitlines():
+            # Only the first one counts: a later one could name another process to be killed.
             if line.startswith("child ") and self.child is None:
                 self.child = identify(int(line.split()[1]))
             elif match := ENDED.fullmatch(line):
@@ -250,6 +257,7 @@ class Jail:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
+        # First the closed lifeline alone: then the supervisor can end all in order, and report how.
         for victim in (None, self.child, self.supervisor):
             if victim is not None:
                 with contextlib.suppress(PermissionError):
@@ -347,6 +355,7 @@ def _drain(fd: int | None, max_bytes: int) -> bytes:
     taken = b""
     while fd is not None and len(taken) < max_bytes:
         try:
+            # A pipe's capacity by default (pipe(7)).
             chunk = os.read(fd, min(65536, max_bytes - len(taken)))
         except BlockingIOError:
             break
@@ -366,6 +375,7 @@ def grow_pipe(fd: int, size_bytes: int) -> None:
 START_DEADLINE_S: Final = 20.0
 # The launcher's last line, and its only word on why a cell ended.
 ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
+# The launcher's line for a step that failed, with the number it has in the README of `native/jail`.
 _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.ASCII)
 # Step 21 of the launcher waits for the runtime's first process, whose end it reports thus.
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)
@@ -389,6 +399,7 @@ _HOST_STEPS: Final = frozenset({_MAPPED_TREES, _DEVICE_NODES, _SUBORDINATE_IDS})
 _HINT_HOST: Final = (
     "`belljar doctor` says what this host lacks, and docs/tiers.md what each tier needs"
 )
+# For steps whose remedy is known; the others have the general hint.
 _HINTS: Final = {
     _SUBORDINATE_IDS: f"{grant_hint('USER')}, and install the package uidmap; "
     "if the user has them, newuidmap can't use its privileges here (no-new-privileges, or "

@@ -57,6 +57,7 @@ _PORTS_DOWN_S: Final = 0.1
 REMOVE_TIMEOUT_S: Final = 3.0
 # Between looks at what is dying: short beside a cell's end, long beside a look.
 _PAUSE_S: Final = 0.005
+# In the store: a file per kill, whose last version is signed.
 KILLS: Final = "kills"
 EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
@@ -120,6 +121,7 @@ async def kill(
     act = partial(
         kill_now, home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason
     )
+    # A kill that has begun is finished, whatever becomes of its caller's task.
     with anyio.CancelScope(shield=True):
         report = await anyio.to_thread.run_sync(act)
     return report  # noqa: RET504 - mypy takes the block for one that may swallow errors
@@ -240,6 +242,7 @@ def order_all(home: Path, entries: Sequence[JournalEntry], order: KillOrder) -> 
 
 def strike(entries: Sequence[JournalEntry]) -> None:
     """Ports down, then all cells at once; doesn't wait."""
+    # Pids of an earlier boot are other processes' now.
     here = [entry for entry in entries if entry.boot_id == boot_id()]
     for entry in here:
         if entry.kind == "range":
@@ -283,6 +286,7 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
                 started.setdefault(name, set()).update(processes)
             is_blind = False
         except OSError:
+            # Without a look at /proc nothing proves an end: all count as running.
             is_blind = True
         for name, entry in tuple(left.items()):
             alive: Iterable[ProcessId] = _known(entry)
@@ -299,6 +303,8 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
                     continue
             is_range = entry.kind == "range"
             for process in alive:
+                # The range supervisor was asked to take its ports down, and has until `first_look`
+                # for it.
                 if not (is_range and is_early and process == entry.child):
                     _send(process, signal.SIGKILL)
             for group in () if is_range else entry.cgroups:
@@ -333,6 +339,7 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
     """Launchers and VMMs by cell, from /proc command lines."""
     found: dict[str, list[ProcessId]] = {}
     for directory in PROC.iterdir():
+        # This process's own command line may name the cells that it was asked to kill.
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
         try:
@@ -352,6 +359,7 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
         if number is signal.SIGKILL:
             kill_process(process)
             return
+        # Opened before the check: from here on it can't refer to another process with this pid.
         pidfd = os.pidfd_open(process.pid)
         try:
             if is_alive(process):

@@ -349,7 +349,9 @@ _FIRMWARE: Final = (
     "pvh.bin",
     "kvmvapic.bin",
 )
+# Debian packages SeaBIOS apart from QEMU.
 _FIRMWARE_DIRECTORIES: Final = (Path("/usr/share/seabios"), Path("/usr/share/qemu"))
+# Of Debian, of Fedora, and of distributions with one library directory.
 _MODULE_DIRECTORIES: Final = (
     Path("/usr/lib/x86_64-linux-gnu/qemu"),
     Path("/usr/lib64/qemu"),

@@ -27,6 +27,7 @@ from belljar.units import printable
 
 # For the processes of a dead owner to be gone, after the kernel has killed them.
 _TIMEOUT_S: Final = 3.0
+# Between looks at what was just killed.
 _PAUSE_S: Final = 0.002
 # After a crash of a host there may be hundreds; the journal has them all.
 _MAX_CELLS_REPORTED: Final = 64
@@ -102,6 +103,7 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
             # none is made elsewhere.
             if part.name not in {"trees", "runs"} and part.is_dir():
                 sweep(part, prefix=MAKING)
+    # Mostly there is no orphan: then no other reaper's turn is waited for.
     if not any(not entry.owner_lives() for entry in journal.entries()):
         return ()
     with locked(home, "reap"):
@@ -133,6 +135,7 @@ def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped 
         removed.update(dict.fromkeys(survivor.what for survivor in found.survivors))
         time.sleep(_PAUSE_S)
     if not found.remaining:
+        # An owner that hangs finds the order when it goes on.
         journal.remove(entry.cell_id, keeps_order=hangs)
     return Reaped(
         cell_id=entry.cell_id, kind=entry.kind, removed=tuple(removed), remaining=found.remaining

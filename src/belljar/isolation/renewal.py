@@ -19,6 +19,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.channel import GuestClient, Renewed, RenewedBit
 
+# RENEW takes 32 to 512 bytes.
 SEED_BYTES: Final = 256
 
 

@@ -24,6 +24,7 @@ def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = 
     if (os.geteuid() if uid is None else uid) == 0:
         return Path("/var/lib/belljar")
     data = Path(env.get("XDG_DATA_HOME", ""))
+    # The XDG Base Directory Specification has relative paths ignored.
     if not data.is_absolute():
         data = Path(env.get("HOME") or Path.home()) / ".local" / "share"
     return data / "belljar"
@@ -34,6 +35,7 @@ def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
     try:
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
+            # The umask has cut mkdir's mode.
             path.chmod(mode)
     except OSError as error:
         raise store_unwritable(path, error) from error

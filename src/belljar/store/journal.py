@@ -22,8 +22,10 @@ from belljar.store.home import sync_file
 from belljar.store.scratch import owned_name, sweep
 
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
+# As `new_cell_id` makes it: 48 random bits, in no character that a path or a shell obeys.
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
+# A range has a prefix of its own; all else is named as a cell is.
 _IDS: Final = {**dict.fromkeys(("cell", "template", "proof", "wire"), CELL_ID), "range": RANGE_ID}
 # Of kill orders (`isolation.hold`).
 ORDER_SUFFIX: Final = ".kill"
@@ -35,6 +37,7 @@ _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 # What people are shown of a cell; removal reads the entry alone.
 _ABOUT_SUFFIX: Final = ".about"
+# Its dot keeps a draft out of the entries.
 _DRAFT: Final = ".draft-"
 
 
@@ -191,6 +194,7 @@ class Journal:
         except (OSError, ValueError, TypeError) as exc:
             raise_if_blind(exc)
             return CellAbout()
+        # A dataclass checks no types: a damaged file must not pass a list off as a name.
         kinds = {name: type(value) for name, value in json_of(CellAbout()).items()}
         is_typed = all(type(value) is kinds[name] for name, value in read.items())
         return found if is_typed else CellAbout()
@@ -222,6 +226,7 @@ class Journal:
         draft.write_text(json.dumps(data, sort_keys=True))
         if is_durable:
             sync_file(draft)
+        # rename(2) is atomic: a reader sees the old entry or the new one, never half of one.
         draft.replace(path)
 
     def _files(self) -> list[Path]:
@@ -255,6 +260,7 @@ def _read(path: Path) -> JournalEntry | None:
     except (OSError, ValueError) as exc:
         raise_if_blind(exc)  # that it can't be looked at is not that it is gone
         return None
+    # A copied or renamed file must not stand for another cell.
     return entry if path.name == f"{entry.cell_id}.json" else None
 
 

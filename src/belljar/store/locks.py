@@ -16,6 +16,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.store.home import make_store_dir
 
+# Enough for `in_use`, which has the lock for an instant.
 _CLAIM_TIMEOUT_S: Final = 0.5
 _RETRY_S: Final = 0.001
 
@@ -87,6 +88,7 @@ def _share(fd: int, directory: Path) -> None:
 
 def in_use(directory: Path) -> bool:
     """Whether a cell claims it; False if missing."""
+    # A directory that can't be opened is missing, or nothing that this user could claim.
     with suppress(OSError), alone(directory) as free:
         return not free
     return False

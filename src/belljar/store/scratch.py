@@ -65,6 +65,7 @@ def _claimed_draft(parent: Path, prefix: str, held: ExitStack) -> Path:
             held.enter_context(claimed(path))
         except FileNotFoundError:
             continue
+        # The caller's removal isn't registered yet.
         except BaseException:
             remove_tree(path)
             raise
@@ -134,6 +135,7 @@ def remove_tree(path: Path) -> None:
     with suppress(RecursionError):
         shutil.rmtree(path, onerror=_allow_and_retry)
     if os.path.lexists(path):  # too deep for `shutil`
+        # An absolute path: what is first in PATH must not remove trees.
         argv = ["/bin/rm", "-rf", "--", str(path)]
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(argv, check=False, timeout=_REMOVE_TIMEOUT_S, capture_output=True)
@@ -143,6 +145,8 @@ def _allow_and_retry(_function: object, name: str, _info: object) -> None:
     path = Path(name)
     try:
         parent = path.parent
+        # unlink(2) needs write and search permission on the directory, which a guest's tree may
+        # lack.
         parent.chmod(stat.S_IMODE(parent.lstat().st_mode) | 0o700)
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)

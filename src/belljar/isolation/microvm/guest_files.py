@@ -25,6 +25,7 @@ _EMPTY_DISK: Final = (
     "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1Y"
     "BNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
 )
+# mksquashfs pads a file system to a multiple of it.
 _DISK_BYTES: Final = 4096
 _NIC_DRIVER: Final = "virtio_net"
 # Raise it when `image.kernel.build_initramfs` changes layout.
@@ -98,6 +99,7 @@ def write_read_only(path: Path, contents: bytes) -> None:
 # A memory's digest is over these blocks; those of zeros are left out, so that holes need not be
 # read.
 _BLOCK_BYTES: Final = 64 << 10
+# Made once: each block of a memory is compared with it.
 _ZEROS: Final = bytes(_BLOCK_BYTES)
 
 

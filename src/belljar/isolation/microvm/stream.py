@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 # QEMU, docs/devel/migration: sections, and the records of `ram` (migration/ram.c). A record begins
 # with an offset into a block, whose low 12 bits are flags.
 _PAGE_BYTES: Final = 4096
+# QEMU's RAM_SAVE_FLAG_ZERO, _MEM_SIZE, _PAGE, _EOS and _CONTINUE (migration/ram.c).
 _ZERO, _SIZES, _PAGE, _END, _SAME_BLOCK = 0x02, 0x04, 0x08, 0x10, 0x20
+# QEMU_VM_SECTION_PART and _END, and QEMU_VM_COMMAND.
 _PART, _LAST, _COMMAND = 2, 3, 8
 # How the section of the guest's memory begins in QEMU's migration stream; its number is what
 # follows.
@@ -73,6 +75,8 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
         except BaseException:
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
+            # The migration must be over before the caller uses the machine again, even if it is
+            # cancelled.
             with anyio.CancelScope(shield=True), suppress(CellError):
                 await qmp.wait_migrated(timeout_s=_STREAM_TIMEOUT_S)
             raise
@@ -110,6 +114,7 @@ class _Splitter:
         while kind != _LAST:
             kind = self._keep(1)[0]
             if kind == _COMMAND:
+                # A command's number and its length have two bytes each.
                 self._keep(int.from_bytes(self._keep(4)[2:], "big"))
             elif kind in (_PART, _LAST) and self._keep(4) == section:
                 self._part(section)
@@ -131,6 +136,7 @@ class _Splitter:
     def _part(self, section: bytes) -> None:
         while True:
             head = bytes(self._take(8))
+            # An offset is a multiple of the page size: its low 12 bits carry the flags.
             flags = int.from_bytes(head[6:], "big") & 0xFFF
             offset = int.from_bytes(head, "big") - flags
             if flags & ~_SAME_BLOCK in (_ZERO, _PAGE):
@@ -140,6 +146,7 @@ class _Splitter:
                 self._sizes(offset)
             elif flags == _END:
                 self._state += head
+                # QEMU_VM_SECTION_FOOTER, with the section's number.
                 if self._keep(5) != b"\x7e" + section:
                     raise _bad("a part without its end")
                 return
@@ -221,6 +228,7 @@ class _Splitter:
         pages, self._pages = self._pages, []
         at = self._next_offset - len(pages) * _PAGE_BYTES
         while pages:
+            # A short write may end within a page: that page is written again, whole.
             whole = os.pwritev(self._memory_fd, pages, at) // _PAGE_BYTES
             pages, at = pages[whole:], at + whole * _PAGE_BYTES
             if not whole:  # a part of a page: the disk is full, and the rest of it says so

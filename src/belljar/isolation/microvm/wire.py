@@ -157,6 +157,7 @@ class Wire(Sandbox):
             try:
                 if await self._received() == word:
                     return
+            # The relay has gone; its diagnosis says why.
             except (OSError, EOFError):
                 pass
         diagnosis = self.diagnosis()

@@ -40,12 +40,15 @@ if TYPE_CHECKING:
 
 _READY_DEADLINE_S: Final = 30.0
 _ATTACH_DEADLINE_S: Final = 20.0
+# The default devices of the OCI runtime specification, without console and ptmx.
 _DEVICES: Final = tuple(
     f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")
 )
 # The runtime's own state needs some 100 KiB; what it is tricked to write must not fill the host.
 _SMALL_BYTES: Final = 16 << 20
+# Else a tmpfs has an inode for every second page of the host's memory (tmpfs(5)).
 _SMALL_INODES: Final = 1024
+# overlayfs needs its upper and work directories on one file system: both are in here.
 _LAYER: Final = "/up"
 _ROOT: Final = OciCell(hostname="").root
 _STATE: Final = "/run/r"
@@ -54,6 +57,7 @@ _BUNDLE: Final = str(Path(CONFIG_PATH).parent)
 _CONTAINER_NAME: Final = "c"
 _TMP: Final = "/tmp"  # noqa: S108 - the jail's
 _WEIGHTS: Final = "/run/w"
+# All that the runtime gets; nothing of the owner's environment.
 _ENVIRONMENT: Final = (
     ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
     ("HOME", "/run"),

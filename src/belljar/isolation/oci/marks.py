@@ -33,8 +33,11 @@ _ACCESS: Final = 0x01
 _OPEN: Final = 0x20
 # The kernel's queue was full: something was not told, and that is on record.
 _OVERFLOW: Final = 0x4000
+# FAN_CLOEXEC and FAN_NONBLOCK (linux/fanotify.h); without a class the queue only reports.
 _FAN_CLOEXEC_NONBLOCK: Final = 0x3
+# FAN_MARK_ADD of linux/fanotify.h.
 _FAN_MARK_ADD: Final = 0x1
+# AT_FDCWD of linux/fcntl.h, which Python's `os` lacks; the path given along is absolute.
 _AT_FDCWD: Final = -100
 # glibc of Debian 12 has no function for it.
 _OPENAT2: Final = 437
@@ -42,7 +45,9 @@ _OPENAT2: Final = 437
 _IN_ROOT_NO_MAGIC: Final = 0x10 | 0x02
 # openat2 gives EAGAIN while something is renamed on the path, which a guest can do for ever.
 _TRIES: Final = 16
+# struct fanotify_event_metadata (fanotify(7)).
 _FANOTIFY: Final = struct.Struct("<IBBHQii")
+# struct inotify_event without its name (inotify(7)).
 _INOTIFY: Final = struct.Struct("<iIII")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -95,6 +100,7 @@ def _mark(mechanism: Mechanism, fd: int, root: int, path: str) -> tuple[int, int
     held = open_in_root(root, path)
     try:
         found = os.fstat(held)
+        # A guest may put a device or FIFO in the file's place.
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         name = f"/proc/self/fd/{held}".encode()  # that very file, whatever happens to its name
@@ -130,6 +136,7 @@ def _fanotify(data: bytes) -> Iterator[Seen]:
     at = 0
     while at + _FANOTIFY.size <= len(data):
         length, _, _, _, mask, fd, pid = _FANOTIFY.unpack_from(data, at)
+        # Always onwards: a record of length 0 would be read for ever.
         at += max(length, _FANOTIFY.size)
         if fd < 0:  # the queue was full, or this process may open no more files
             yield Seen(file=None, operations=())
@@ -170,6 +177,7 @@ _CLONE_NEWUSER: Final = 0x1000_0000
 _MAX_ANSWER: Final = 1 << 20
 # A guest's file system that hangs must not hang the cell's start.
 _TIMEOUT_S: Final = 20.0
+# With -I and -S the helper's sys.path is bare: this process's own comes along.
 _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from belljar.isolation.oci.marks import main; main()"

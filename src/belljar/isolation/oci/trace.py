@@ -38,6 +38,7 @@ from belljar.units import printable
 _SOCKET: Final = "trace.sock"
 _CONFIG: Final = "trace.json"
 _AGENT: Final = b"init"
+# struct ucred of SO_PEERCRED (unix(7)): pid, uid, gid.
 _PEER: Final = struct.Struct("iII")
 # After a full read: a flood of points must not take a whole processor of this host.
 _PAUSE_S: Final = 0.0005
