@@ -124,6 +124,9 @@ HOSTILE_LAYERS: dict[str, bytes] = {
     ),
     "name-too-long": layer(entry("n" * 300, b"x")),
     "too-deep": layer(entry("/".join("d" * 1 for _ in range(300)) + "/x", b"x")),
+    "too-deep-through-a-link": layer(
+        symlink("to", "d/" * 150), entry("d/" * 150 + "x"), entry("to/" + "e/" * 150 + "x")
+    ),
     "path-too-long": layer(entry("/".join(["d" * 200] * 30), b"x")),
     "wrong-checksum": layer(entry("a", b"x"))[:200] + b"!" + layer(entry("a", b"x"))[201:],
     "cut-in-header": layer(entry("a", b"x" * 512), entry("b", b"y"))[: 1024 + 100],

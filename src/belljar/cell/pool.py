@@ -168,7 +168,8 @@ class Pool:
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
             if idle.is_stale():  # beside the taker, who waits for none of them
-                spawn_task(partial(self._discard, idle, Discard.STALE))
+                self._discarding += 1
+                spawn_task(partial(self._destroy, idle, Discard.STALE))
                 continue
             idle.watching.cancel()
             reason: Discard | None = Discard.UNUSED  # if the taker is cancelled
@@ -268,8 +269,11 @@ class Pool:
 
     async def _discard(self, idle: _Idle, reason: Discard) -> None:
         """Destroy it untaken. What that found is in `troubles`."""
-        idle.watching.cancel()
         self._discarding += 1
+        await self._destroy(idle, reason)
+
+    async def _destroy(self, idle: _Idle, reason: Discard) -> None:
+        idle.watching.cancel()
         with anyio.CancelScope(shield=True):
             try:
                 async with idle.owner:

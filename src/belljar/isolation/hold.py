@@ -281,7 +281,10 @@ def _read(path: Path) -> dict[str, str]:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)
-    words: Any = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
+    try:
+        words: Any = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
     if not isinstance(words, dict) or not {"reason", "by", "at"} <= set(words):
         raise ValueError("not what Belljar writes")
     return {

@@ -233,8 +233,8 @@ class Jail:
         # A compromised supervisor may send any bytes.
         for line in self._status_text.decode("utf-8", "replace").splitlines():
             # Only the first one counts: a later one could name another process to be killed.
-            if line.startswith("child ") and self.child is None:
-                self.child = identify(int(line.split()[1]))
+            if (match := _CHILD.fullmatch(line)) and self.child is None:
+                self.child = identify(int(match[1]))
             elif match := ENDED.fullmatch(line):
                 number = int(match[2])
                 signalled = match[1] == "signal"
@@ -373,6 +373,7 @@ def grow_pipe(fd: int, size_bytes: int) -> None:
 
 # For a jail to come up.
 START_DEADLINE_S: Final = 20.0
+_CHILD: Final = re.compile(r"child (\d{1,10})", re.ASCII)
 # The launcher's last line, and its only word on why a cell ended.
 ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
 # The launcher's line for a step that failed, with the number it has in the README of `native/jail`.

@@ -191,7 +191,7 @@ class Journal:
                 return CellAbout()
             read = json.loads(path.read_text())
             found = CellAbout(**read)
-        except (OSError, ValueError, TypeError) as exc:
+        except (OSError, ValueError, TypeError, RecursionError) as exc:
             raise_if_blind(exc)
             return CellAbout()
         # A dataclass checks no types: a damaged file must not pass a list off as a name.
@@ -257,7 +257,7 @@ def _read(path: Path) -> JournalEntry | None:
         if path.stat().st_size > _MAX_ENTRY_BYTES:
             return None
         entry = JournalEntry.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise_if_blind(exc)  # that it can't be looked at is not that it is gone
         return None
     # A copied or renamed file must not stand for another cell.

@@ -259,8 +259,8 @@ async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) ->
         async with it.cell() as cell:
             assert cell.id not in it.ids
         assert it.taken() == []
-        assert it.ahead[0].destroyed
-        assert it.ahead[0].reason == pools.Discard.STALE
+    assert it.ahead[0].destroyed
+    assert it.ahead[0].reason == pools.Discard.STALE
 
 
 @pytest.mark.promise("3.4")

@@ -108,7 +108,7 @@ def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(
 def test_a_lack_of_descriptors_is_the_hosts(
     failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wherever it comes from; but a breach stays one."""
+    """Wherever it comes from; but a breach stays one, beside an interrupt too."""
     lack = OSError(errno.EMFILE, "Too many open files")
     caused, breach = CellError("it could not be made"), ContainmentBreach("a survivor")
     caused.__cause__ = breach.__cause__ = lack
@@ -116,3 +116,4 @@ def test_a_lack_of_descriptors_is_the_hosts(
         assert failing(error) == 3
         assert "ulimit -n" in capsys.readouterr().err
     assert failing(breach) == 2
+    assert failing(BaseExceptionGroup("tasks", [KeyboardInterrupt(), breach])) == 2

@@ -82,11 +82,13 @@ def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.write(entry(tmp_path))
     (journal.directory / "c-ffffffffffff.json").write_text("{")
+    (journal.directory / "c-dddddddddddd.json").write_text("[" * 16_000)
     (journal.directory / "c-eeeeeeeeeeee.json").write_text(json.dumps(entry(tmp_path).to_json()))
     assert len(journal.entries()) == 1
     assert {path.name for path in journal.unreadable()} == {
         "c-ffffffffffff.json",
         "c-eeeeeeeeeeee.json",
+        "c-dddddddddddd.json",
     }
     for path in journal.directory.iterdir():
         path.unlink()

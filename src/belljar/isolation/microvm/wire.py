@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +109,8 @@ class Wire(Sandbox):
         if (pid := self.host_pid) is None:
             raise CellError("the wire has no process", where=self._where())
         await self._port.attach(pid)
-        self._control.send(_LINK_IS_THERE)
+        with suppress(OSError):  # it ended meanwhile: the next line says how
+            self._control.send(_LINK_IS_THERE)
         await self._expect(_RELAYS, "did not open its link")
 
     def explain(self, end: JailEnd) -> str:
