@@ -428,14 +428,13 @@ async def test_a_runtime_that_can_never_seal_its_copy_is_given_up(
     assert nothing_left(vm_home)
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [("/nowhere/runc", "is not there"), ("/usr/bin/uname", "--version ended with status")],
-)
-async def test_what_is_no_runtime(vm_home: Path, path: str, reason: str) -> None:
-    """Missing, or not able to say its version: a host's error with a hint."""
-    with pytest.raises(HostError, match=reason) as caught:
-        await prove_runtime(
-            OciRuntime(name="runc", kind="runc", path=path, version=""), home=vm_home
-        )
+async def test_what_is_no_runtime(vm_home: Path) -> None:
+    """One that is missing is a host's error with a hint; another program does not work, with a
+    reason."""
+    runc = OciRuntime(name="runc", kind="runc", path="/nowhere/runc", version="")
+    with pytest.raises(HostError, match="is not there") as caught:
+        await prove_runtime(runc, home=vm_home)
     assert caught.value.hint
+    trial = await prove_runtime(replace(runc, path="/usr/bin/uname"), home=vm_home)
+    assert not trial.works
+    assert trial.reason

@@ -307,12 +307,16 @@ class Store:
         )
 
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
+        import difflib
+
         what = f"image `{printable(ref)}` isn't in the store"
         hint = f"run `{command_for(ref)}` to get it, or `belljar image ls` to list what is there"
         if (reference := _parsed(ref)) is not None and reference.digest:
             tagged = replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)
             if _name_in(names, tagged) is not None:
                 what += f"; its `{printable(reference.familiar_name)}` has another digest"
+        elif near := difflib.get_close_matches(ref, names, n=3, cutoff=0.75):
+            hint += f"; did you mean {', '.join(near)}?"
         return HostError(what, where=str(self._images), hint=hint)
 
     def _damaged(self, path: Path) -> HostError:
