@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-enum { MAX_WATCHED = 256, MAX_TOUCHED = 64, EVENTS = 64, FLUSH_MS = 250, MAX_READS = 300, STATUS_BYTES = 4096 };
+enum { MAX_WATCHED = 256, MAX_NAMED = 64, MAX_TOUCHED = MAX_NAMED + 2 * MAX_WATCHED, EVENTS = 64, FLUSH_MS = 250, MAX_READS = 300, STATUS_BYTES = 4096 };
 
 struct watched { dev_t device; ino_t inode; };
 struct touched { uint32_t index, count, inner_pid; pid_t pid; uint8_t operation; char name[24]; };
@@ -64,19 +64,22 @@ static struct touched *find(uint32_t index, uint8_t operation, pid_t pid)
     return NULL;
 }
 
-/* When the table is full, what comes is counted with another process's, and neither is named. */
+/* When all names are taken, what comes is counted with another process's, and neither is named. */
 static void count(uint32_t index, uint8_t operation, pid_t pid)
 {
     struct touched *t = find(index, operation, pid);
-    if (t == NULL && touched_n < MAX_TOUCHED) {
+    if (t == NULL && touched_n < MAX_NAMED) {
         look_at(pid);
         t = &touched[touched_n++];
         *t = (struct touched){.index = index, .operation = operation, .pid = pid, .inner_pid = last.inner_pid};
         memcpy(t->name, last.name, sizeof t->name);
     } else if (t == NULL && (t = find(index, operation, -1)) != NULL)
         t->pid = 0, t->inner_pid = 0, t->name[0] = 0;
-    if (t != NULL)
-        t->count += t->count < UINT32_MAX;
+    else if (t == NULL) { /* the first of this file: there is room for one of each */
+        t = &touched[touched_n++];
+        *t = (struct touched){.index = index, .operation = operation};
+    }
+    t->count += t->count < UINT32_MAX;
 }
 
 static void one_event(const struct fanotify_event_metadata *event)

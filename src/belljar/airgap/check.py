@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,7 @@ _INNER: Final = _SINKS | {"veth", "bridge"}
 # The files on which `ip netns add` mounts namespaces, which may have no process.
 _MOUNTED: Final = re.compile(r"^\S+ \S+ \S+ net:\[\d+\] (\S+) .* - nsfs ", re.MULTILINE)
 FIRST_PID_NAMESPACE: Final = 0xEFFF_FFFC  # linux/proc_ns.h
+_NS_GET_NSTYPE: Final = 0xB703  # linux/nsfs.h
 # EINVAL: a process that has ended and is not reaped yet has no mounts.
 _ENDED: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 # Of each kind that a network may have a route for: global, documentation, private, link-local,
@@ -116,13 +117,22 @@ def _namespaces() -> Iterator[Seen]:
         yield State.UNKNOWN, "this PID namespace hides processes outside it, and their networks"
     hidden, known = list[str](), {Path("/proc/self/ns/net").stat().st_ino}
     for file in _namespace_files(hidden):
-        with _noted(hidden, file), file.open("rb", buffering=0) as place:
-            number = os.fstat(place.fileno()).st_ino
+        # Whoever made the mount chooses the path: a FIFO there must not hold up the check
+        with _noted(hidden, file), ExitStack() as stack:
+            place = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, place)
+            try:
+                fcntl.ioctl(place, _NS_GET_NSTYPE)
+            except OSError:
+                why = "has a network namespace behind another mount"
+                hidden.append(f"process {file.parts[2]} {why}")
+                continue
+            number = os.fstat(place).st_ino
             if number in known:
                 continue
             known.add(number)
             with ThreadPoolExecutor(1) as thread:
-                links = thread.submit(_links, place.fileno()).result()
+                links = thread.submit(_links, place).result()
             for link in links:
                 if link.is_up and not link.is_loopback and link.kind not in _INNER:
                     yield State.PRESENT, f"{seen(link)[1]}, in namespace {number}"

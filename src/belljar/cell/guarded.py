@@ -91,6 +91,7 @@ class GuardedRecorder:
         self._upstreams = upstreams
         self._lock = threading.Lock()
         self._queued_bytes = 0
+        self._running: _EventJob | None = None
         self._jobs: queue.SimpleQueue[_EventJob | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._scanner: Scanner | None = None
@@ -242,13 +243,18 @@ class GuardedRecorder:
             return
         self._jobs.put(None)
         thread.join(DRAIN_TIMEOUT_S)
+        with self._lock:
+            late = [self._running] if self._running is not None else []
         while thread.is_alive():
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 break
             if isinstance(job, _EventJob):
-                self._report_unscanned(job, "the cell ended before it was scanned", *job.parts)
+                late.append(job)
+        for each in late:
+            self._report_unscanned(each, "the cell ended before it was scanned", *each.parts)
+        self._jobs.put(None)  # the loop may have taken the first one
         with self._lock:
             held = [each for digest, each in self._held.items() if digest not in self._told]
         for key, event in held:  # the range ended before its gateway had looked
@@ -274,6 +280,8 @@ class GuardedRecorder:
             if isinstance(job, threading.Event):
                 job.set()
                 continue
+            with self._lock:
+                self._running = job
             try:
                 self._scan(job)
             except LedgerError:
@@ -286,6 +294,7 @@ class GuardedRecorder:
                     self._report_unscanned(job, reason, *job.parts)
             finally:
                 with self._lock:
+                    self._running = None
                     self._queued_bytes -= job.size_bytes
 
     def _scan(self, job: _EventJob) -> None:

@@ -234,6 +234,9 @@ class Pool:
         made_s, owner = time.monotonic(), AsyncExitStack()
         try:
             opened = await owner.enter_async_context(self._open_one(ahead=True))
+        except ContainmentBreach as breach:
+            self.breach = self.breach or breach
+            return False
         except Exception:  # noqa: BLE001 - on record; a taker meets it in its own
             return False
         idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
@@ -364,9 +367,11 @@ async def open_pool(
         yield pool
     finally:
         await pool.aclose()
-    for trouble in (pool.breach, *pool.troubles):
-        if trouble is not None:
-            raise trouble
+        for trouble in (pool.breach, *pool.troubles):
+            if isinstance(trouble, ContainmentBreach):  # whatever else was raised
+                raise trouble
+    for trouble in pool.troubles:
+        raise trouble
 
 
 async def _probe(recorder: Recorder, opened: Range) -> ProbeReport:

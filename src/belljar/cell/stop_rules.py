@@ -123,7 +123,13 @@ def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRu
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     try:
         yield StopRulesRecorder(run.recorder, stopper, policy.on)
-    except ContainmentBreach as breach:
-        if (request := stop_of_breach(breach.what, policy.on)) is not None:
+    except BaseException as raised:
+        error: BaseException = raised
+        # Task groups wrap what they raise
+        while isinstance(error, BaseExceptionGroup) and (own := error.subgroup(ContainmentBreach)):
+            error = own.exceptions[0]
+        if isinstance(error, ContainmentBreach) and (
+            request := stop_of_breach(error.what, policy.on)
+        ):
             stopper.stop(request)
         raise

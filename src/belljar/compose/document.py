@@ -97,10 +97,19 @@ class TaskFiles:
 
 
 def files_of(directory: Path) -> TaskFiles:
-    """The files of the task whose compose file is here."""
+    """The files of the task whose compose file is here.
+
+    Raises `PolicyError` for the home directory and `/`.
+    """
     own = directory.resolve()
     # As a root, either would open all of it to a compose file.
-    barred = {Path("/"), Path.home().resolve()}  # never a root
+    barred = {Path("/"), Path.home().resolve()}
+    if own in barred:
+        raise PolicyError(
+            "a task's files can't be read from here: all of it would be open to the task",
+            where=printable(str(own)),
+            hint="put the task into a directory of its own",
+        )
     for candidate in [own, *own.parents][: _MAX_ABOVE + 1]:
         if candidate in barred:
             break

@@ -130,8 +130,12 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
             continue
         path, offset, left = into.joinpath(*Path(name).parts), entry.offset, entry.size_bytes
         # Each directory was made here, where nobody else can enter: none is a link.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, flags, 0o600), "wb") as out:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made = os.open(path, flags, 0o600)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise LayerError("it names one file twice, or a file as a directory") from error
+        with os.fdopen(made, "wb") as out:
             while left:
                 piece = source.pread(min(left, PIECE_BYTES), offset)
                 out.write(piece)

@@ -28,6 +28,8 @@ from belljar.units import printable
 NODES: Final = "fleet/nodes.json"
 _CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
 
+_DESCRIBED: Final = shape_of("name:text key:text version:text inspect:text has_token:flag")
+
 _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 
@@ -38,6 +40,11 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     owners = {} if engine.is_alone else {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
+        if not isinstance(said, Exception):
+            try:
+                check_shape(said, _DESCRIBED)
+            except ValueError as error:
+                said = error
         if isinstance(said, Exception):
             why = f"it can't be asked: {last_words(said)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))

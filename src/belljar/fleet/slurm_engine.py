@@ -135,7 +135,7 @@ class SlurmEngine:
                 return receive(BytesIO(done.stdout))
             except EOFError:
                 return HostError(f"no answer: {printable(done.stderr.decode(errors='replace'))}")
-            except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired) as error:
                 return error
 
         with ThreadPoolExecutor(max_workers=32) as pool:

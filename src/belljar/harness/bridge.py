@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, Literal
@@ -16,6 +17,7 @@ from typing import Any, Final, Literal
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+from inspect_ai.log._samples import sample_active
 from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessage,
@@ -28,7 +30,9 @@ from inspect_ai.model import (
     get_model,
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo, ToolParams
+from inspect_ai.util import LimitExceededError
 
+from belljar.harness.model_boundary import STOPPED
 from belljar.network.stand_ins.web import parse_json
 from belljar.units import printable
 
@@ -109,6 +113,12 @@ class ModelBridge:
                 # A request that came after `close` ends here.
                 await anyio.lowlevel.checkpoint()
                 return await _answer(request)
+            except LimitExceededError as error:
+                active = sample_active()
+                if error.message == STOPPED and active is not None:
+                    with suppress(RuntimeError):  # the sample has not begun
+                        active.limit_exceeded(error)  # raised in this task it would end nothing
+                raise
             except Exception as error:
                 # The program in the cell learns only that its API is down; the transcript has why.
                 why = printable(repr(error), max_chars=500)

@@ -417,7 +417,8 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except (BelljarError, click.ClickException):
         raise
-    except Exception as error:
+    # A task's `sys.exit(0)` would read as "contained"
+    except (Exception, SystemExit) as error:
         from inspect_ai._util.error import PrerequisiteError
 
         message = f"{type(error).__name__}: {error}"

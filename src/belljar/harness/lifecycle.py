@@ -129,12 +129,12 @@ async def keep_cells(session: Session) -> None:
 
 async def close_all(session: Session, *, outcome: str) -> None:
     """Close every running cell, then raise the first error."""
-    errors: list[BelljarError] = []
+    errors: list[Exception] = []
     # Each of them: an error of one must not keep the others running.
     for each in tuple(session.live):
         try:
             await each.close(outcome=outcome)
-        except BelljarError as error:
+        except Exception as error:  # noqa: BLE001 - raised below
             errors.append(error)
     if errors:
         raise errors[0]

@@ -69,13 +69,15 @@ class ModelCells:
     async def close(self) -> list[BelljarError]:
         """Destroy them with proof; what goes wrong with each is the run's."""
         self.opened.clear()
-        errors = []
+        errors: list[BelljarError] = []
         while self._owners:
             with anyio.CancelScope(shield=True):
                 try:
                     await self._owners.pop().aclose()
                 except BelljarError as error:
                     errors.append(error)
+                except Exception as error:  # noqa: BLE001 - the others are destroyed, too
+                    errors.append(CellError(f"{type(error).__name__}: {error}"))
         return errors
 
 

@@ -269,12 +269,12 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             session.models.need(Tier(environment.cell.tier))
             await environment.probe_start()
             await environment._act(lambda cell: start_program(cell, sample.service, sample.program))
+            others = {
+                name: environment.beside(cell) for name, cell in environment.range.targets.items()
+            }
         except BaseException:
             await environment.close(outcome="stopped")
             raise
-        others = {
-            name: environment.beside(cell) for name, cell in environment.range.targets.items()
-        }
         return {sample.service or OWN_CELL: environment, **others}
 
     @classmethod

@@ -227,7 +227,9 @@ def _check_files(words: Iterable[str], root: Path | None) -> None:
     here = Path.cwd()
     for word in words:
         named = word.rpartition("=")[2]
-        if not named or (word.startswith("-") and "=" not in word) or not Path(named).exists():
+        if not named or (word.startswith("-") and "=" not in word):
+            continue
+        if not os.path.exists(named):  # noqa: PTH110 - a value may be longer than any name
             # An option's value, if it has one without `=`, is the next word.
             continue
         # A relative path is right on a node only if it starts at the task's directory.

@@ -437,7 +437,8 @@ class SampleCell:
                 # Also for a cancelled scorer: a cell without a last probe proves nothing.
                 with anyio.CancelScope(shield=True):
                     last = await self._probe(opened, cell, "end")
-            await self._stop_if_breached(last, cell)
+                # Whatever the scorer raised
+                await self._stop_if_breached(last, cell)
 
     async def close(self, *, outcome: str) -> None:
         """Probe the cell once more, destroy it, record the end. Shielded; idempotent.

@@ -141,7 +141,7 @@ def _parsed(raw: bytes) -> object:
 
 def is_index(document: Mapping[str, Any]) -> bool:
     """Return whether it lists manifests of several platforms."""
-    return document.get("mediaType") in INDEX_TYPES or (
+    return str(document.get("mediaType")) in INDEX_TYPES or (
         "mediaType" not in document and "manifests" in document
     )
 
@@ -154,7 +154,7 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
         platform = platform if isinstance(platform, dict) else {}
         stated = (str(platform.get("os")), str(platform.get("architecture")))
         digest = str(entry.get("digest"))
-        is_manifest = entry.get("mediaType") in MANIFEST_TYPES and DIGEST.fullmatch(digest)
+        is_manifest = str(entry.get("mediaType")) in MANIFEST_TYPES and DIGEST.fullmatch(digest)
         if is_manifest and stated == ("linux", arch):
             return digest
         offered.append("/".join(stated))
@@ -276,7 +276,7 @@ def image_of_manifest(
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
         raise LayerError("its manifest is not the one of its digest")
     manifest = parse_document(raw)
-    if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
+    if str(manifest.get("mediaType", next(iter(MANIFEST_TYPES)))) not in MANIFEST_TYPES:
         raise LayerError("its manifest is of a type that isn't taken")
     layers = manifest.get("layers")
     described = [manifest.get("config"), *(layers if isinstance(layers, list) else [None])]

@@ -150,6 +150,9 @@ def drained(
     finally:
         kill_group(process)
         reader.join(timeout=5)
+        if reader.is_alive():  # a child that outlived the tool has the pipe
+            # Closing it would wait for that child
+            process.stdout = process.stderr = None
 
 
 @contextmanager
@@ -162,7 +165,7 @@ def started(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """In its own process group, killed after the block."""
+    """In its own process group, killed after the block unless its leader has ended by itself."""
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,

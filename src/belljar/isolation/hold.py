@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass
+from belljar.descriptors import CANNOT_LOOK
 from belljar.errors import CellError, HostError
 from belljar.events import JsonValue
 from belljar.process import raise_if_blind
@@ -152,6 +153,7 @@ def read_hold(home: Path) -> Hold | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as exc:
+        raise_if_blind(exc)
         problem = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         return Hold(reason="", by="", at="", problem=printable(problem, max_chars=200))
     return Hold(reason=words["reason"], by=words["by"], at=words["at"])
@@ -187,7 +189,10 @@ def read_order(home: Path, name: str) -> KillOrder | None:
         words = _read(_order_file(home, name))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError) as exc:
+        # For want of descriptors nothing is known: it would be no order, and is looked for again
+        if isinstance(exc, OSError) and exc.errno in CANNOT_LOOK:
+            return None
         return KillOrder(
             kill_id="", scope="cells", reason="its kill order is damaged", by="", at=""
         )

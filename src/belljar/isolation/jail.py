@@ -276,8 +276,11 @@ class Jail:
             and self._status is not None
             and (left_s := give_up - time.monotonic()) > 0
         ):
-            readable, _, _ = select.select([self._status], [], [], left_s)
-            if readable and self.read_status() is None and self._process.poll() is not None:
+            # Not `select`, which takes no descriptor from 1,024 on
+            poller = select.poll()
+            poller.register(self._status, select.POLLIN)
+            is_told = poller.poll(left_s * 1000)
+            if is_told and self.read_status() is None and self._process.poll() is not None:
                 break
         return self.ended
 
@@ -375,7 +378,7 @@ def grow_pipe(fd: int, size_bytes: int) -> None:
 START_DEADLINE_S: Final = 20.0
 _CHILD: Final = re.compile(r"child (\d{1,10})", re.ASCII)
 # The launcher's last line, and its only word on why a cell ended.
-ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
+ENDED: Final = re.compile(r"ended (exit|signal) (\d{1,10}) cause (itself|owner|lifetime)", re.ASCII)
 # The launcher's line for a step that failed, with the number it has in the README of `native/jail`.
 _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.ASCII)
 # Step 21 of the launcher waits for the runtime's first process, whose end it reports thus.

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -100,14 +101,17 @@ def _as_used(part: PrunedPart) -> PrunedPart:
 
 def disk_bytes(path: Path) -> int:
     """Disk use; hard links count each, unreadable files not."""
-    total = 0
-    for directory, _, files in os.walk(path):
-        for name in (".", *files):
-            try:
-                file = os.path.join(directory, name)  # noqa: PTH118 - thousands of files
-                total += os.lstat(file).st_blocks * _BLOCK_BYTES
-            except OSError:
-                continue
+    total, waiting = 0, [str(path)]
+    while waiting:  # not `os.walk`, which recurses: a build's layer may be of any depth
+        with suppress(OSError):
+            directory = waiting.pop()
+            total += os.lstat(directory).st_blocks * _BLOCK_BYTES
+            with os.scandir(directory) as found:
+                for each in found:
+                    if each.is_dir(follow_symlinks=False):
+                        waiting.append(each.path)
+                    else:
+                        total += each.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
     return total
 
 

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from belljar.process import (
     raise_if_blind,
 )
 from belljar.store.journal import JournalEntry
+from belljar.store.scratch import remove_tree
 from belljar.units import printable
 
 # For killed processes to be gone: then they are reported.
@@ -221,7 +221,7 @@ def remove_path(path: Path) -> None:
     if (path / "cgroup.procs").exists():
         cgroup.remove_group(path)
     elif path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
     else:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -437,12 +437,14 @@ def _held_namespaces(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _mountinfo() -> Iterator[tuple[str, str]]:
-    for line in (PROC / "self/mountinfo").read_text(errors="replace").splitlines():
+    # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
+    for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):
         fields = line.split(" ")
-        yield fields[3], fields[4]
+        if len(fields) > 4:
+            yield fields[3], fields[4]
 
 
 def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
-    for line in (PROC / "net/unix").read_text(errors="replace").splitlines():
+    for line in (PROC / "net/unix").read_text(errors="replace").split("\n"):
         if entry.cell_id in line:
             yield Survivor(what=f"socket {printable(line.split(' ')[-1], max_chars=200)}")

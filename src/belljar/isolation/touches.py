@@ -263,8 +263,10 @@ class QueueThread:
         self.wake()
         if self._thread.is_alive():
             self._thread.join()
-        os.close(self._woken)
-        os.close(self._wake)
+        woken, wake = self._woken, self._wake
+        self._wake = -1  # a late `wake` must not write into whatever has the number next
+        os.close(woken)
+        os.close(wake)
 
     def _run(self) -> None:
         try:

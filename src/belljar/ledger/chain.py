@@ -33,7 +33,7 @@ def canonical(value: object) -> bytes:
     anything: Any = value  # The library itself refuses what is not JSON.
     try:
         return rfc8785.dumps(anything)
-    except rfc8785.CanonicalizationError:
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError):  # the latter of a name
         # Only now: most data needs no copy.
         return rfc8785.dumps(_encodable(anything))
 
@@ -63,7 +63,10 @@ def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {_encodable(key): _encodable(inner) for key, inner in value.items()}
+        made = {_encodable(key): _encodable(inner) for key, inner in value.items()}
+        if len(made) != len(value):
+            raise ValueError("two names that are one when escaped")
+        return made
     return [_encodable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 

@@ -24,7 +24,7 @@ from belljar.ledger.files import (
     read_raw,
 )
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line
+from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line, check_data
 from belljar.ledger.verification import parse_line, spilled_data
 
 # The last event is small; one whose data fills a line is found as well as not.
@@ -201,7 +201,10 @@ def _event_or_why(root: Directory, raw: bytes, *, complete: bool) -> Line | Valu
         return ValueError("incomplete: the event being written when the run ended")
     try:
         event = parse_line(raw)
-        return event if event.data != SPILLED else replace(event, data=spilled_data(root, event))
+        if event.data == SPILLED:
+            event = replace(event, data=spilled_data(root, event))
+            check_data(event.kind, event.data)
+        return event
     except ValueError as error:
         return error
     except (OSError, LedgerError) as error:
@@ -213,10 +216,8 @@ def _last_event(run_dir: Path) -> Line | None:
     with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         lines = file.read(_TAIL_BYTES).split(b"\n")
-    # The last line has no end yet, or is longer than what was read.
-    if len(lines) < 2 or lines[-1]:
-        return None
-    try:
-        return parse_line(lines[-2])
-    except ValueError:
-        return None
+        # The last line has no end yet, or is longer than what was read.
+        if len(lines) < 2 or lines[-1]:
+            return None
+        last = _event_or_why(root, lines[-2], complete=True)
+        return None if isinstance(last, ValueError) else last

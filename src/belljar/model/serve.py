@@ -16,7 +16,7 @@ from belljar.capture import Capture, body_of
 from belljar.cell.base import spawn_task
 from belljar.cell.health import HealthWatch
 from belljar.cell.open import open_cell
-from belljar.errors import BelljarError, CellError, HostError, PolicyError
+from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, PolicyError
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image.store import MODEL_IMAGE, Store, find_images
@@ -284,22 +284,47 @@ async def open_model(
             with watching:
                 on_end(await served.wait_ended())
 
+        in_vm = cell.tier == Tier.MICROVM.value
+        look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)
         try:
             await _wait_healthy(served, stored)
             await served.health.take_baseline()
             spawn_task(watch)
             yield served
-        finally:
-            watching.cancel()
-            with anyio.CancelScope(shield=True):  # also when `model serve` is interrupted
-                with suppress(CellError):
-                    await served.client.aclose()
-                    if cell.destruction is None:  # the verdict knows that a dead one has no probe
-                        await served.health.look("end")
-                        await _probe(cell, run, "end")
-                in_vm = cell.tier == Tier.MICROVM.value
-                look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)
-                await anyio.to_thread.run_sync(look)
+        except BaseException as error:
+            await _end(served, run, watching)
+            try:
+                await _looked(look)
+            except HostError:
+                if not _holds_breach(error):  # it is the worse of both
+                    raise
+            raise
+        else:
+            try:
+                await _end(served, run, watching)
+            finally:
+                await _looked(look)
+
+
+async def _end(served: ModelCell, run: RunDirectory, watching: anyio.CancelScope) -> None:
+    """End a server's cell; also when `model serve` is interrupted."""
+    watching.cancel()
+    with anyio.CancelScope(shield=True), suppress(CellError):
+        await served.client.aclose()
+        if served.cell.destruction is None:  # the verdict knows that a dead one has no probe
+            await served.health.look("end")
+            await _probe(served.cell, run, "end")
+
+
+async def _looked(look: Callable[[], object]) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(look)
+
+
+def _holds_breach(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(ContainmentBreach) is not None
+    return isinstance(error, ContainmentBreach)
 
 
 async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:

@@ -211,6 +211,8 @@ def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
         scheme = b"https" if protocol == "tls" else b"http"
         if request.target.partition(b"://")[0].lower() != scheme:
             return Refusal.OTHER_SCHEME
+        if not path.startswith(b"/"):
+            return Refusal.TARGET_IS_NO_PATH
     elif not path.startswith(b"/") and not (request.target == b"*" and request.method == "OPTIONS"):
         return Refusal.TARGET_IS_NO_PATH
     refused = next((item for item in names if isinstance(item, Refusal)), None)

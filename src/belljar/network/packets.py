@@ -137,6 +137,8 @@ class PacketFile:
         left = _FLIGHT_BYTES if begins else self._flights[connection]
         if size < left:
             self._flights[connection] = left - size
+        else:
+            self._flights.pop(connection, None)
         return True
 
 

@@ -99,6 +99,7 @@ OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_LINGER),
     (socket.SOL_SOCKET, socket.SO_OOBINLINE),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    (socket.IPPROTO_TCP, socket.TCP_QUICKACK),
     (socket.IPPROTO_IP, _IP_PKTINFO),
 )
 # Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which

@@ -218,7 +218,8 @@ def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
 
 def user_obstacles(user: str, tier: Tier) -> tuple[Obstacle, ...]:
     """Why the tier can't run commands as this user: only so many ids are mapped in a container."""
-    ids = [int(part) for part in user.split(":") if part.isascii() and part.isdigit()]
+    # An image may write thousands of digits, which `int` refuses
+    ids = [int(part[:11]) for part in user.split(":") if part.isascii() and part.isdigit()]
     if tier is Tier.MICROVM or max(ids, default=0) < ID_COUNT:
         return ()
     what = f"user `{user}` is beyond the ids of a cell of the {tier} tier, which end at 65,535"

@@ -26,7 +26,15 @@ from typing import Any, Final
 from belljar.dataclass import dataclass, fields, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
-from belljar.policy.guarding import Stop, Trigger, stop_for
+from belljar.policy.guarding import (
+    DEFAULT_ACTIONS,
+    Action,
+    GuardRules,
+    Place,
+    Stop,
+    Trigger,
+    stop_for,
+)
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
@@ -83,7 +91,7 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
         if ours.host_tools or theirs.host_tools
         else None,
-        "guard": theirs.guard or ours.guard,
+        "guard": theirs.guard or (ours.guard and _no_milder(ours.guard)),
         "on": _more_stops(ours.on, theirs.on),
     }
     # Resources are not read anew: their text form rounds to microseconds.
@@ -123,6 +131,13 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
     """Each limit the smaller of both."""
     names = [field.name for field in fields(Resources)]
     return Resources(**{name: min(getattr(ours, name), getattr(theirs, name)) for name in names})
+
+
+def _no_milder(ours: GuardRules) -> GuardRules:
+    """A task's guard where the floor has written none: its defaults hold."""
+    order = [*Action].index
+    actions = {each: max(ours.action(each), DEFAULT_ACTIONS[each], key=order) for each in Place}
+    return replace(ours, actions=actions)
 
 
 def _more_stops(

@@ -146,8 +146,8 @@ def _read_ids(value: object) -> object:
             if kind == "openapi":
                 why = "is no longer a kind: write its routes as `http`, or serve it as `python`"
                 raise AtError(f"`openapi` {why}", name, "kind")
-            if kind not in MODELS:
-                hint = did_you_mean(kind, MODELS)
+            if not isinstance(kind, str) or kind not in MODELS:
+                hint = did_you_mean(str(kind), MODELS)
                 raise AtError(f"{quoted(kind)} is not one of {listed(MODELS)}{hint}", name, "kind")
         elif not isinstance(body, StandIn):
             raise AtError(str(kinds.expected("a mapping of fields to values", body)), name)

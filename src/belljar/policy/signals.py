@@ -46,7 +46,7 @@ def _read_place(value: object) -> str:
     text = str(kinds.LINE.read(value))
     if not text.startswith(("/", "~/")):
         name, colon, port = text.partition(":")
-        is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
+        is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
         if "/" in name or (colon and (not is_port or int(port) == hosts.RESOLVER_PORT)):
             raise ValueError(
                 f"{quoted(text)} is not a valid place: write the absolute path of a file in the "

@@ -166,7 +166,7 @@ def read_tree(data: bytes | str, reading: Reading = POLICY) -> YamlTree:
         character = chr(exc.character) if isinstance(exc.character, int) else str(exc.character)
         why = f"the character {quoted(character)} can't be in YAML"
         tree.problems.append(Problem(mark=at, field="", message=why))
-    except (YAMLError, ValueError, OverflowError) as exc:
+    except (YAMLError, ValueError, OverflowError, AssertionError) as exc:  # `%YAML 1.3` asserts
         # ruamel gives `chr` whatever number an escape names, as in `\UFFFFFFFF`.
         why = f"not YAML: {printable(str(exc), max_chars=200)}"
         tree.problems.append(Problem(mark=Mark(line=1, column=1), field="", message=why))

@@ -86,11 +86,10 @@ class Probed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """What one run of the program brought: its output, the reading of it, and what the host saw."""
+    """What one run of the program brought: its output, and the reading of it."""
 
     output: bytes
     answers: Answers
-    sights: Mapping[Witness, Sight]
 
 
 def chosen(probes: Sequence[Probe], which: str | Sequence[str]) -> tuple[Probe, ...]:
@@ -152,15 +151,18 @@ async def probe_cell(
     recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=cell.id, actor=actor, data=about))
     began = time.monotonic()
     attempt = _nothing("it was interrupted")
+    seen: dict[Witness, Sight] = {}
     try:
         parameters = {
             **cell_parameters(cell.plan, fresh=phase != END, router=router),
             **host_parameters(whole=which != QUICK),
         }
-        attempt = await _attempt(cell, wanted, words, parameters, router, user, alone=phase == END)
+        attempt = await _attempt(
+            cell, wanted, words, parameters, router, user, seen, alone=phase == END
+        )
     # Also when it is cancelled: each probing that began has its end on record.
     finally:
-        findings = judge(wanted, attempt.answers, attempt.sights, tier=cell.tier)
+        findings = judge(wanted, attempt.answers, seen, tier=cell.tier)
         problem = attempt.answers.problem
         report = ProbeReport(
             verdict=overall(findings, problem),
@@ -195,9 +197,11 @@ async def _attempt(
     parameters: Mapping[str, str],
     router: Router | None,
     user: str | None,
+    seen: dict[Witness, Sight],
     *,
     alone: bool,
 ) -> _Attempt:
+    """Run the program, and note in `seen` what the host saw, also when it is cancelled."""
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
     with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:
@@ -216,10 +220,11 @@ async def _attempt(
         except (CellError, OSError) as error:
             problem = f"the cell could not run it: {printable(str(error), max_chars=300)}"
         # However the program ended: what it touched before counts.
-        sights = watched.look()
+        finally:
+            seen.update(watched.look())
     if output is None:
-        return replace(_nothing(problem), sights=sights)
-    return _Attempt(output=output.stdout, answers=_answers(output, wanted, watched), sights=sights)
+        return _nothing(problem)
+    return _Attempt(output=output.stdout, answers=_answers(output, wanted, watched))
 
 
 def _answers(output: ExecOutput, wanted: Sequence[Probe], watched: LaidOut) -> Answers:
@@ -239,7 +244,7 @@ def _answers(output: ExecOutput, wanted: Sequence[Probe], watched: LaidOut) -> A
 
 
 def _nothing(problem: str) -> _Attempt:
-    return _Attempt(output=b"", answers=Answers(by_name={}, problem=problem), sights={})
+    return _Attempt(output=b"", answers=Answers(by_name={}, problem=problem))
 
 
 def _completed(

@@ -21,6 +21,10 @@ Check = Callable[[bytes], bool]
 MIN_ENTROPY: Final = 3.2  # Bits a character of a secret in context; English words have less.
 
 
+# Each may search `within` bytes: a text of literals alone takes seconds a mebibyte.
+_LOOKS_A_TICK: Final = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Detector:
     """A pattern; each match holds one of the literals.
@@ -35,10 +39,12 @@ class Detector:
     before: int = 0
     within: int = 20_000
 
-    def matches(self, data: bytes, held: Held) -> Iterator[re.Match[bytes]]:
+    def matches(
+        self, data: bytes, held: Held, tick: Callable[[], None]
+    ) -> Iterator[re.Match[bytes]]:
         """Search around literals, which is fast.
 
-        From `before` bytes earlier to `within` bytes later.
+        From `before` bytes earlier to `within` bytes later. `tick` raises when time is up.
         """
         if not self.literals:
             yield from self.pattern.finditer(data)
@@ -46,7 +52,9 @@ class Detector:
         look = _near(self.pattern, self.before) if self.before else self.pattern
         for text in self.literals:
             last = 0
-            for at in places(data, text, held, text.decode()):
+            for number, at in enumerate(places(data, text, held, text.decode())):
+                if not number % _LOOKS_A_TICK:
+                    tick()
                 found = (
                     look.match(data, max(last, at - self.before), at + self.within)
                     if at >= last

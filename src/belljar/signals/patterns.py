@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from belljar.signals.detectors import CREDENTIALS, personal_detectors
@@ -29,8 +29,10 @@ class Patterns:
         """Compile the prefilter now."""
         self._prefilter.prepare()
 
-    def find(self, data: bytes) -> Iterator[tuple[int, int, str]]:
-        """Start, end, class."""
+    def find(
+        self, data: bytes, tick: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[int, int, str]]:
+        """Start, end, class. `tick` raises when time is up."""
         held = self._prefilter.look(data)
         taken: dict[tuple[int, int], str] = {}
         # Made with the first find: most data has none.
@@ -38,7 +40,7 @@ class Patterns:
         for detector, names in self._detectors:
             if held is not None and names and names.isdisjoint(held):
                 continue
-            for found in detector.matches(data, held):
+            for found in detector.matches(data, held, tick):
                 start, end = found.span(1) if found.re.groups else found.span()
                 if detector.cls in WEAK and covered.find(1, start, end) >= 0:
                     continue

@@ -191,7 +191,7 @@ class _Scan:
             while self._views:
                 view = self._views.popleft()
                 if _TURNED.isdisjoint(view.names):
-                    for start, end, cls in self._patterns.find(view.data):
+                    for start, end, cls in self._patterns.find(view.data, self._tick):
                         if cls in WEAK and any(
                             start < right and left < end for left, right in view.known
                         ):

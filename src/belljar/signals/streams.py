@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,9 @@ MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next
 MAX_REPEATED: Final = 3
 # The first decoding of a find that no single piece holds.
 JOINED: Final = "joined"
+# A part is scanned alone, over its border and joined with others: all of it has this many scans'
+# time, whatever a guest sends.
+_SCANS_A_FEED: Final = 4
 
 
 class _Part:
@@ -85,12 +89,14 @@ class StreamScanner:
         self._sizes: dict[str, int] = {}
         self._bytes = 0
         self.dropped = 0
+        self._until = 0.0
 
     def feed(self, flow: str, channel: Channel, part: str, data: bytes) -> Scanned:
         """Find what is new. Offsets are in `data`; `start` 0: began earlier.
 
         `part`: `url`, `header`, `body`, `label` (DNS), `message` or another.
         """
+        self._until = time.thread_time() + _SCANS_A_FEED * self._scanner.spec.bounds.time_s
         state = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
         results = [self._follow(state, part, data), self._border(state, data)]
@@ -109,6 +115,11 @@ class StreamScanner:
             self.dropped += 1
         return _together(results)
 
+    def _scan(self, data: bytes) -> Scanned:
+        if time.thread_time() > self._until:
+            return Scanned(complete=False, problem="time")
+        return self._scanner.scan(data)
+
     def end(self, flow: str) -> None:
         """Forget a flow that is over."""
         if self._flows.pop(flow, None) is not None:
@@ -119,7 +130,7 @@ class StreamScanner:
         part = state.part(name)
         before, text = len(part.tail), part.tail + data
         part.tail = text[-self._tail :]
-        result = self._scanner.scan(text)
+        result = self._scan(text)
         hits = []
         for hit in result.hits:
             key = (hit.cls, hit.digest)
@@ -151,7 +162,7 @@ class StreamScanner:
             part.reader = None
         text, before = part.reader_tail + out, len(part.reader_tail)
         part.reader_tail = text[-self._tail :] if part.reader else b""
-        result = self._scanner.scan(text)
+        result = self._scan(text)
         hits = [
             replace(hit, start=0, end=len(data), decoding=(part.reader_name, *hit.decoding))
             for hit in result.hits
@@ -166,7 +177,7 @@ class StreamScanner:
         if not end or not data:
             return Scanned()
         head = data[: self._tail]
-        result = self._scanner.scan(end + head)
+        result = self._scan(end + head)
         across = [
             hit
             for hit in result.hits
@@ -181,7 +192,7 @@ class StreamScanner:
         """Search a field and its next piece. `alone`: it is joined."""
         if not before and not alone:
             return Scanned()
-        result = self._scanner.scan(before + (piece if alone else piece[: self._tail]))
+        result = self._scan(before + (piece if alone else piece[: self._tail]))
         hits = []
         for hit in result.hits:
             key = (hit.cls, hit.digest)
@@ -216,12 +227,14 @@ def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
 def _together(results: Iterable[Scanned]) -> Scanned:
     """One result; overlapping finds of one value once."""
     hits: list[Hit] = []
+    seen: dict[tuple[str, str], list[Hit]] = {}
     problem = ""
     for result in results:
         problem = problem or result.problem
         for hit in result.hits:
-            same = [h for h in hits if (h.cls, h.digest) == (hit.cls, hit.digest)]
+            same = seen.setdefault((hit.cls, hit.digest), [])
             if not any(h.start < hit.end and hit.start < h.end for h in same):
+                same.append(hit)
                 hits.append(hit)
     return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
 

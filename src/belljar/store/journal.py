@@ -118,7 +118,7 @@ class JournalEntry:
                 processes=tuple(_process(process) for process in data.get("processes", ())),
                 part_of=str(data.get("part_of", "")),
             )
-        except (KeyError, TypeError, AttributeError) as exc:
+        except (KeyError, TypeError, AttributeError, OverflowError) as exc:
             raise ValueError(f"not a journal entry: {exc!r}") from exc
 
 
@@ -272,6 +272,7 @@ def _own_paths(words: list[str], cell_id: str) -> tuple[Path, ...]:
     """A damaged entry must not remove others' paths."""
     paths = tuple(Path(word) for word in words)
     for path in paths:
-        if not path.is_absolute() or ".." in path.parts or cell_id not in path.name:
+        is_odd = "\0" in str(path) or ".." in path.parts
+        if is_odd or not path.is_absolute() or cell_id not in path.name:
             raise ValueError(f"{path} does not belong to cell {cell_id}")
     return paths

@@ -17,6 +17,7 @@ from belljar.image.tools import started, tool
 from belljar.units import format_size
 
 _CHUNK_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 16 << 10
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, RFC 8878
 # Named in the refusal; OCI's media types of layers know gzip and zstd alone.
 _OTHERS: Final = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
@@ -102,8 +103,12 @@ def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
     """All members, at most a mebibyte at a time."""
     inflate = zlib.decompressobj(wbits=31)
     try:
-        for chunk in _read(source, digest):
-            rest = chunk
+        # In small pieces: each of many empty members copies what is left of its piece
+        for rest in (
+            chunk[at : at + _PIECE_BYTES]
+            for chunk in _read(source, digest)
+            for at in range(0, len(chunk), _PIECE_BYTES)
+        ):
             while rest:
                 if inflate.eof:
                     inflate = zlib.decompressobj(wbits=31)

@@ -160,6 +160,7 @@ class _Extra:
         self.gid: int | None = None
         self.mtime_s: int | None = None
         self.xattrs: dict[str, bytes] = {}
+        self.xattr_bytes = 0
 
     def take(self, kind: bytes, content: bytes) -> None:
         if kind == _GLOBAL_PAX:
@@ -189,8 +190,10 @@ class _Extra:
             whole = value.partition(b".")[0]
             self.mtime_s = 0 if value.startswith(b"-") else _decimal(whole, key)
         elif key.startswith(_XATTR_PREFIX):
-            self.xattrs[key.removeprefix(_XATTR_PREFIX)] = value
-            if sum(len(k) + len(v) for k, v in self.xattrs.items()) > MAX_XATTR_BYTES:
+            name = key.removeprefix(_XATTR_PREFIX)
+            self.xattr_bytes += len(name) + len(value)  # of all records, also of equal names
+            self.xattrs[name] = value
+            if self.xattr_bytes > MAX_XATTR_BYTES:
                 raise LayerError(
                     f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes"
                 )

@@ -25,6 +25,8 @@ from belljar.units import printable
 # The OCI image specification's words for what an upper layer removes.
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
+# Of a whole image, held in memory.
+_MAX_XATTR_BYTES: Final = 64 << 20
 # As in Linux: a path of more links is a circle.
 _MAX_LINKS_FOLLOWED: Final = 40
 # Of a whole image: long chains of links before every entry would take hours.
@@ -74,6 +76,7 @@ class MergedTree:
         self._keep_setuid = keep_setuid
         self._layer = 0
         self._entries = 0
+        self._xattr_bytes = 0
         self._steps = 0
 
     def begin_layer(self) -> None:
@@ -82,9 +85,10 @@ class MergedTree:
 
     def apply(self, entry: LayerEntry) -> None:
         """Take one entry of the current layer."""
-        self._entries += 1
-        if self._entries > self._limits.max_entries:
-            raise LayerError(f"it holds more than {self._limits.max_entries} entries")
+        self._count()
+        self._xattr_bytes += sum(len(name) + len(value) for name, value in entry.xattrs.items())
+        if self._xattr_bytes > _MAX_XATTR_BYTES:
+            raise LayerError(f"its extended attributes have more than {_MAX_XATTR_BYTES} bytes")
         if not entry.path:
             if entry.kind is not ImageEntryKind.DIRECTORY:
                 raise LayerError(f"the root directory is a {entry.kind}")
@@ -196,8 +200,16 @@ class MergedTree:
         node.layer = self._layer
         return node
 
+    def _count(self) -> None:
+        self._entries += 1
+        if self._entries > self._limits.max_entries:
+            raise LayerError(f"it holds more than {self._limits.max_entries} entries")
+
     def _prune(self, node: TreeNode) -> bool:
         """Remove lower layers' nodes below; whether `node` itself stays."""
+        self._steps += 1 + len(node.children)
+        if self._steps > _MAX_STEPS:
+            raise LayerError("its whiteouts take too many steps")
         for name, child in list(node.children.items()):
             if not self._prune(child):
                 del node.children[name]
@@ -218,6 +230,7 @@ class MergedTree:
                 continue
             child = above[-1].children.get(part)
             if child is None and make is not None:
+                self._count()  # a short name implies many directories
                 child = above[-1].children[part] = TreeNode(
                     kind=ImageEntryKind.DIRECTORY, layer=self._layer, mtime_s=make
                 )

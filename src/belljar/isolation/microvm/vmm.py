@@ -26,7 +26,7 @@ from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import VmmRoot
 from belljar.isolation.sandbox import Sandbox, owned
-from belljar.isolation.survivors import Destruction, together
+from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
@@ -236,9 +236,13 @@ class Vmm(Sandbox):
         finally:
             destruction = await super().unmake()
         wire = self.wire
-        if wire is None or wire.destruction is None:
+        if wire is None:
             return destruction
-        return together(destruction, wire.destruction)
+        missed = (NotChecked("the wire", "its destruction failed"),)
+        unknown = Destruction(
+            survivors=(), looked_for=(), duration_ms=0.0, not_checked=missed, unproven=missed
+        )
+        return together(destruction, wire.destruction or unknown)
 
     def _release(self) -> None:
         self._ends.close()

@@ -33,7 +33,6 @@ from belljar.isolation.touches import (
     QueueThread,
     ThreadWatch,
 )
-from belljar.units import printable
 
 _SOCKET: Final = "trace.sock"
 _CONFIG: Final = "trace.json"
@@ -49,6 +48,7 @@ _MAX_PATH: Final = 4096  # Linux's PATH_MAX
 _DELETED: Final = b" (deleted)"
 _LOST: Final = "the sandbox dropped trace points: this host was too slow for them"
 _GONE: Final = "the sandbox ended its trace"
+_CUT: Final = "a trace point was cut, as its process's directory has a path that is too long"
 _NEVER: Final = "the sandbox has not connected to its trace socket"
 
 
@@ -109,7 +109,10 @@ class Trace:
             if self._connection is None:
                 self._connection = self._accept()
             while count < FULL_READ:
-                message = self._connection.recv(MAX_MESSAGE_BYTES)
+                message, _, flags, _ = self._connection.recvmsg(MAX_MESSAGE_BYTES)
+                if flags & socket.MSG_TRUNC:
+                    for watch in watches:
+                        watch.lost(_CUT)
                 if not message:
                     self._on_error(_GONE)
                     return -1
@@ -175,11 +178,8 @@ class TraceWatch(ThreadWatch):
         if path is None and point.operation == "read":
             path = self._files.get(point.path.removesuffix(_DELETED))
         if path is not None:
-            name = printable(point.process, max_chars=_MAX_NAME)
-            access = Access(
-                path=path, operation=point.operation, process=name, pid=point.pid or None
-            )
-            self.offer(access, may_be_hosts=point.process == _AGENT)
+            access = Access(path=path, operation=point.operation, process="", pid=point.pid or None)
+            self.offer(access, may_be_hosts=True)
 
 
 async def watch_sandbox(
@@ -222,7 +222,9 @@ _O_PATH: Final = 0o10000000
 # Another name of the root directory for whoever has one: what follows is the same path.
 _ROOTS: Final = rb"(?:/proc/(?:self|thread-self|[0-9]+)(?:/task/[0-9]+)?/root(?=/|\Z))+"
 _MAX_FIELDS: Final = 64
-_CONTEXT: Final = ("group_id", "process_name")
+# No name of the process: a guest chooses it, and gVisor sends no point at all whose text is no
+# UTF-8 (proto3), nor counts it as dropped.
+_CONTEXT: Final = ("group_id",)
 _OPENS: Final = ("open", "openat", "creat")
 _READS: Final = ("read", "pread64", "readv", "preadv", "preadv2")
 

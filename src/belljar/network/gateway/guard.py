@@ -65,6 +65,8 @@ class Guard:
         place = self._place(stand_in)
         action = self._rules.action(place)
         flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
+        if channel is Channel.STREAM:  # bytes of another connection must not come in between
+            flow += f"/{common.get('connection', '')}"
         items: list[Item] = []
         blocked = False
         for name, data in parts:

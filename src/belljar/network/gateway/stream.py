@@ -108,7 +108,8 @@ class RecordedStream:
             fields = self._peer.connection_fields()
             if await self._site.blocks(self._stand_in, Channel.STREAM, [("data", data)], fields):
                 raise _OverBoundError("blocked by the guard")
-            reader.feed_data(data)
+            if not transport.is_closing():  # else it has said its last, and reads no more
+                reader.feed_data(data)
 
     async def _pump_out(self, transport: _Transport) -> None:
         while (data := await transport.taken()) is not None:

@@ -187,7 +187,11 @@ class _NftRun:
         try:
             output, errors = self._process.communicate(timeout=_NFT_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
-            raise _not_run(self._nft, exc) from exc
+            raise HostError(
+                f"nft did not answer in {_NFT_TIMEOUT_S:.0f} s",
+                where=self._nft,
+                hint="this host is too busy: run fewer cells at once",
+            ) from exc
         if self._process.returncode != 0 or len(output) > _MAX_LISTING_BYTES:
             raise HostError(
                 f"nft refused: {printable(errors.strip() or output[:200], max_chars=500)}",
