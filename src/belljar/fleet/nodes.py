@@ -28,8 +28,6 @@ from belljar.units import printable
 NODES: Final = "fleet/nodes.json"
 _CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
 
-_DESCRIBED: Final = shape_of("name:text key:text version:text inspect:text has_token:flag")
-
 _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 
@@ -40,18 +38,15 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     owners = {} if engine.is_alone else {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
-        if not isinstance(said, Exception):
-            try:
-                check_shape(said, _DESCRIBED)
-            except ValueError as error:
-                said = error
+        if not isinstance(said, Exception) and not _is_description(said):
+            said = ValueError("its answer is none")
         if isinstance(said, Exception):
             why = f"it can't be asked: {last_words(said)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
         name, key = printable(str(said["name"]), max_chars=64), str(said["key"])
         why = ""
-        if engine.needs_token and said["has_token"] is not True:
+        if engine.needs_token and said.get("has_token") is not True:
             why = "Ray's token authentication is off there: set RAY_AUTH_MODE=token"
         elif said["version"] != __version__:
             why = f"it runs Belljar {printable(str(said['version']))}, and the head {__version__}"
@@ -71,6 +66,12 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
         about = {"node_id": node_id, "name": name, "key": key, "version": runs}
         nodes.append(Node(**about, cells=cells, refusal=why))
     return nodes
+
+
+def _is_description(said: object) -> bool:
+    """Whether it has what every version's has: another one's may have more."""
+    fields = ("name", "key", "version", "inspect")
+    return isinstance(said, dict) and all(isinstance(said.get(each), str) for each in fields)
 
 
 def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:

@@ -93,8 +93,9 @@ ALLOWED: Final = _names("""
 _MSG_FASTOPEN: Final = 0x2000_0000  # connects what is not connected: `connect` by another name
 _IP_PKTINFO: Final = 8  # linux/in.h; not in Python's socket
 # What the gateway sets on its sockets: a reset instead of an end, urgent bytes in their place in
-# the stream, no waiting for more, and the address that a datagram was sent to. Nothing that
-# attaches a program, sets a mark, joins a group or names a device.
+# the stream, no waiting for more bytes or before an acknowledgement, and the address that a
+# datagram was sent to. Nothing that attaches a program, sets a mark, joins a group or names a
+# device.
 OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_LINGER),
     (socket.SOL_SOCKET, socket.SO_OOBINLINE),

@@ -120,13 +120,13 @@ def test_no_signal_is_sent_by_a_descriptor(machine: str, fcntl: int) -> None:
 
 
 @pytest.mark.parametrize(("machine", "setsockopt"), [("x86_64", 54), ("aarch64", 208)])
-def test_a_socket_is_set_in_four_ways(machine: str, setsockopt: int) -> None:
-    """Of every level and name: SO_LINGER, SO_OOBINLINE, TCP_NODELAY and IP_PKTINFO, and nothing
-    else.
+def test_a_socket_is_set_in_five_ways(machine: str, setsockopt: int) -> None:
+    """Of every level and name: SO_LINGER, SO_OOBINLINE, TCP_NODELAY, TCP_QUICKACK and IP_PKTINFO,
+    and nothing else.
 
     Not SO_ATTACH_BPF, SO_MARK, IP_TRANSPARENT, TCP_REPAIR, TCP_ULP, nftables' own.
     """
-    allowed = {(1, 13), (1, 10), (6, 1), (0, 8)}
+    allowed = {(1, 13), (1, 10), (6, 1), (6, 12), (0, 8)}
     seen = {
         (level, name)
         for level in (0, 1, 6, 17, 41, 255, 263, 270, 0x1_0001)

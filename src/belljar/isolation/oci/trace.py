@@ -41,8 +41,6 @@ _AGENT: Final = b"init"
 _PEER: Final = struct.Struct("iII")
 # After a full read: a flood of points must not take a whole processor of this host.
 _PAUSE_S: Final = 0.0005
-# TASK_COMM_LEN is 16; gVisor sends what the guest wrote.
-_MAX_NAME: Final = 64
 _MAX_PATH: Final = 4096  # Linux's PATH_MAX
 # The sandbox's suffix for removed files.
 _DELETED: Final = b" (deleted)"
