@@ -19,7 +19,7 @@ MAX_NAMED: Final = 3
 
 
 class DifferenceKind(StrEnum):
-    """What became of it; what is kept as it was written is no difference."""
+    """It says what became of a part; what is kept as it was written is no difference."""
 
     CHANGED = "changed"
     """It is there in another form: a mount copied as data."""

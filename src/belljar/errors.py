@@ -7,7 +7,7 @@ Where a builtin's meaning fits (`FileNotFoundError`, `TimeoutError`), it is rais
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 
 class BelljarError(Exception):
@@ -84,3 +84,13 @@ class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
     code = "containment_breach"
     cause: str = ""
     """The reason code of a verdict that is about this, "" for none of its own."""
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def first_of(error: BaseException, kind: type[_E]) -> _E | None:
+    """Return the first error of a kind in one that task groups may have wrapped, if any."""
+    while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
+        error = wanted.exceptions[0]
+    return error if isinstance(error, kind) else None

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.errors import ContainmentBreach
+from belljar.errors import ContainmentBreach, first_of
 from belljar.events import Event, Kind, Recorder
 from belljar.isolation.hold import KillOrder, give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike
@@ -123,13 +123,8 @@ def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRu
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     try:
         yield StopRulesRecorder(run.recorder, stopper, policy.on)
-    except BaseException as raised:
-        error: BaseException = raised
-        # Task groups wrap what they raise
-        while isinstance(error, BaseExceptionGroup) and (own := error.subgroup(ContainmentBreach)):
-            error = own.exceptions[0]
-        if isinstance(error, ContainmentBreach) and (
-            request := stop_of_breach(error.what, policy.on)
-        ):
+    except BaseException as error:
+        breach = first_of(error, ContainmentBreach)
+        if breach is not None and (request := stop_of_breach(breach.what, policy.on)) is not None:
             stopper.stop(request)
         raise

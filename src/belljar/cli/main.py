@@ -20,7 +20,7 @@ import click
 
 from belljar.cli import console
 from belljar.descriptors import exhaustion, raise_soft_limit
-from belljar.errors import BelljarError, ContainmentBreach, HostError
+from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
 from belljar.interrupts import hold_ignored_interrupt
 from belljar.package import __version__
 
@@ -283,7 +283,4 @@ def _leaf(error: BaseException) -> BaseException:
         OSError,
         SystemExit,
     )
-    for kind in kinds:
-        while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
-            error = wanted.exceptions[0]
-    return error
+    return next(filter(None, (first_of(error, kind) for kind in kinds)), error)

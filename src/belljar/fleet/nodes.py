@@ -69,7 +69,7 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
 
 
 def _is_description(said: object) -> bool:
-    """Whether it has what every version's has: another one's may have more."""
+    """Return whether it has what every version's has: another one's may have more."""
     fields = ("name", "key", "version", "inspect")
     return isinstance(said, dict) and all(isinstance(said.get(each), str) for each in fields)
 

@@ -16,7 +16,14 @@ from belljar.capture import Capture, body_of
 from belljar.cell.base import spawn_task
 from belljar.cell.health import HealthWatch
 from belljar.cell.open import open_cell
-from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, PolicyError
+from belljar.errors import (
+    BelljarError,
+    CellError,
+    ContainmentBreach,
+    HostError,
+    PolicyError,
+    first_of,
+)
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image.store import MODEL_IMAGE, Store, find_images
@@ -296,7 +303,7 @@ async def open_model(
             try:
                 await _looked(look)
             except HostError:
-                if not _holds_breach(error):  # it is the worse of both
+                if first_of(error, ContainmentBreach) is None:  # which is the worse of both
                     raise
             raise
         else:
@@ -319,12 +326,6 @@ async def _end(served: ModelCell, run: RunDirectory, watching: anyio.CancelScope
 async def _looked(look: Callable[[], object]) -> None:
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(look)
-
-
-def _holds_breach(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(ContainmentBreach) is not None
-    return isinstance(error, ContainmentBreach)
 
 
 async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:

@@ -86,7 +86,7 @@ class Probed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """What one run of the program brought: its output, and the reading of it."""
+    """One run of the program has brought its output, and the reading of it."""
 
     output: bytes
     answers: Answers

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from belljar.dataclass import dataclass
 from belljar.signals.prefilter import Held, places
+from belljar.signals.values import MIN_VALUE_BYTES
 
 Locate = Callable[[int, int], tuple[int, int]]
 
@@ -159,8 +160,8 @@ def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
             at = text.find(_TEXT_RUN, end)
 
 
-# As long as the shortest known value: an escape in it only makes it longer.
-_TEXT_RUN: Final = b"\1" * 10
+# An escape in the shortest known value only makes it longer.
+_TEXT_RUN: Final = b"\1" * MIN_VALUE_BYTES
 
 
 def _unescaped(

@@ -36,7 +36,6 @@ from belljar.isolation.touches import (
 
 _SOCKET: Final = "trace.sock"
 _CONFIG: Final = "trace.json"
-_AGENT: Final = b"init"
 # struct ucred of SO_PEERCRED (unix(7)): pid, uid, gid.
 _PEER: Final = struct.Struct("iII")
 # After a full read: a flood of points must not take a whole processor of this host.
