@@ -362,8 +362,8 @@ def test_an_interrupted_evaluation_leaves_nothing(
 
     def is_asked() -> bool:
         assert process.poll() is None
-        new = set(belljar.runs()) - known
-        return any(b"model.request.started" in (run / "ledger.jsonl").read_bytes() for run in new)
+        new = {run / "ledger.jsonl" for run in set(belljar.runs()) - known}
+        return any(b"model.request.started" in path.read_bytes() for path in new if path.exists())
 
     wait_for(is_asked, "a request", within_s=PATIENCE_S)
     process.send_signal(signal.SIGINT)

@@ -165,13 +165,13 @@ class Tools:
 
 def first_id_of(home: Path) -> int:
     """The host's id of root in the builds of this store."""
-    make_store_dir(home)
-    make_store_dir(home / BASES)
-    owner = (home / BASES).stat().st_uid
-    if not is_first_id(owner):
-        owner = draw_first_id()
-        os.chown(home / BASES, owner, owner)
-    return owner
+    with locked(home, BASES):  # two first builds at once would each draw their own
+        make_store_dir(home / BASES)
+        owner = (home / BASES).stat().st_uid
+        if not is_first_id(owner):
+            owner = draw_first_id()
+            os.chown(home / BASES, owner, owner)
+        return owner
 
 
 @contextmanager
