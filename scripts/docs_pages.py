@@ -169,7 +169,7 @@ def fields(schema: Mapping[str, Any]) -> str:
                 "needed"
                 if name in needed
                 else f"`{json.dumps(default)}`".replace('"', "")
-                if default not in (None, [], {})
+                if default not in (None, "", [], {})
                 else ""
             )
             yield f"`{name}`", kind_of(field), shown, field.get("description", "")

@@ -82,7 +82,8 @@ def format_size(size_bytes: int) -> str:
     """Bytes in the largest binary unit, with at most one decimal."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
+        # Not as 1024.0 of the smaller unit
+        if round(size, 1) < 1024 or unit == "TiB":
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" or size == int(size) else f"{size:.1f} {unit}"

@@ -188,7 +188,18 @@ SMALL_REST = (
 )
 
 
-def add_small_image(home: Path, name: str = "small", config: ImageConfig | None = None) -> None:
+# What a step in Python needs besides.
+PYTHON = ("usr/bin/python3*", *(f"usr/lib/{name}" for name in ("python3.*", "*-linux-gnu/libz.*")))
+PYTHON = (*PYTHON, "usr/lib/*-linux-gnu/libexpat*")
+
+
+def add_small_image(
+    home: Path,
+    name: str = "small",
+    config: ImageConfig | None = None,
+    *,
+    more: Sequence[str] = (),
+) -> None:
     """A shell and a few programs of the default image under its configuration or this one:
     building, unpacking and packing it takes a second, the default image ten."""
     store = Store(home)
@@ -208,6 +219,7 @@ def add_small_image(home: Path, name: str = "small", config: ImageConfig | None 
             *SMALL_REST,
             *programs,
             *libraries,
+            *more,
         ]
         subprocess.run(unpack, check=True, capture_output=True)
         subprocess.run(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.integration.processes import quick_command
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
 from belljar.events import Kind
+from belljar.image.store import Store
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
 from belljar.policy.load import load_policy
@@ -284,6 +286,17 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def generic(home: Path) -> Iterator[None]:
+    """The image that stands for the one of Inspect's provider has the default one's files, which
+    are unpacked already: its own take half a minute, and other tests use them."""
+    store = Store(home)
+    own = store.find("inspect")
+    store.name(store.find("default"), "inspect")
+    yield
+    store.name(own, "inspect")
+
+
 def belljar_run(tasks: Path, task: str, *options: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, what `belljar run --json` printed, its standard error."""
     model = ("--model", "mockllm/model") if task != "asks" else ()
@@ -379,6 +392,7 @@ def test_a_service_without_a_network_is_reached_by_commands_alone(
 
 
 @pytest.mark.promise("1.5")
+@pytest.mark.usefixtures("generic")
 def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> None:
     """`inspect eval --sandbox belljar` takes a docker task's file, found beside it: agent, web
     server, database, and a job that has to end before others start."""

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.images import add_small_image
 
 from belljar.errors import PolicyError
-from belljar.image.buildah import BuildRequest, StepError, build_dockerfile
+from belljar.image.buildah import BuildRequest, build_dockerfile
 from belljar.image.config import debian_arch
 from belljar.image.store import Image, Store
 
@@ -97,16 +97,6 @@ def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
     listed = {words[-1]: words for line in lines[9:] if len(words := line.split()) > 8}
     for name in ("run", "t", "x.pem"):
         assert listed[name][:1] + listed[name][2:4] == ["-rwxr-xr-x", "1000", "1000"]
-
-
-def test_a_step_without_rights_is_told_whose_it_is(home: Path, tmp_path: Path) -> None:
-    """The user of an image is named where a step lacks rights, as Docker's are root."""
-    add_small_image(home)
-    (tmp_path / "Dockerfile").write_text("FROM small\nRUN echo x > /in-root\n")
-    with pytest.raises(StepError) as caught:
-        build_dockerfile(home, BuildRequest(context=tmp_path, name="failing:1"))
-    assert "USER root" in caught.value.hint
-    assert not caught.value.wants_network
 
 
 def content(image: Image, path: str) -> str:

@@ -4,16 +4,15 @@ starts, or the sample does not start."""
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from inspect_ai.log import read_eval_log
+from tests.fakes.images import add_small_image
 from tests.integration.processes import quick_command
 
 from belljar.image.config import HealthCheck, ImageConfig
-from belljar.image.store import Store
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TASK = """
@@ -56,11 +55,7 @@ SET_UP = 'echo starting > /tmp/state; sleep {wait}; echo ready > /tmp/state; exe
 def derived(
     home: Path, name: str, script: str, *, cmd: tuple[str, ...], check: HealthCheck | None = None
 ) -> None:
-    """The default image's files with another configuration."""
-    store = Store(home)
-    (home / "tmp").mkdir(exist_ok=True)
-    copy = home / "tmp" / f"{name}.sqfs"
-    shutil.copyfile(store.find("default").rootfs, copy)
+    """A small image's files with another configuration."""
     config = ImageConfig(
         env={"SEEN": "yes", "PATH": "/usr/local/bin:/usr/bin:/bin"},
         user="user",
@@ -69,7 +64,7 @@ def derived(
         cmd=cmd,
         healthcheck=check,
     )
-    store.add(copy, config, name=name, source="a test", created="")
+    add_small_image(home, name, config)
 
 
 @pytest.mark.promise("1.6")

@@ -33,6 +33,8 @@ _REFERENCE: Final = re.compile(
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
 # Of all inserted text.
 MAX_CHARACTERS: Final = 1 << 20
+# python-dotenv takes the square of their number before a value's end.
+_BLANKS: Final = re.compile(r"[^\S\r\n]{256}")
 # Of all of a service's files of variables.
 MAX_VARIABLES: Final = 1024
 
@@ -154,6 +156,8 @@ def read_dotenv(text: str) -> dict[str, str | None]:
     """The variables of a file; None for a name without a value. Raises `ValueError`."""
     from dotenv.parser import parse_stream
 
+    if _BLANKS.search(text):
+        raise ValueError("it has 256 blanks in a row")
     found: dict[str, str | None] = {}
     for item in parse_stream(StringIO(text)):
         line, value = f"line {item.original.line}", item.value or ""

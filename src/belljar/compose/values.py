@@ -39,7 +39,9 @@ _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
 # Docker's words for "unlimited".
 _NO_LIMIT: Final = frozenset({"0", "-1"})
-_BASED: Final = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]*|[1-9][0-9]*", re.ASCII)
+_BASED: Final = re.compile(
+    r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*", re.ASCII
+)
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
 # Go's int64 and uint64: what is larger is a float for it.
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)

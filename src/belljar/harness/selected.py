@@ -105,9 +105,7 @@ def select_task(
         *(["--allow-upstreams"] if request.allow_upstreams else []),
         *(["--tier", request.tier] if request.tier else []),
     ]
-    rest = list(request.inspect_args)
-    rest.remove(spec)
-    rest = _without(rest)
+    rest = _without(_options(options, spec, request.inspect_args))
     _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
     params = options.context.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
@@ -208,6 +206,20 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
                 hint="give each sample an id of its own without a comma or a leading zero",
             )
     return tuple(chosen)
+
+
+def _options(options: InspectOptions, spec: str, words: Sequence[str]) -> list[str]:
+    """The words without the task, which may also be some option's value."""
+    known = options.context.command.params
+    takes = {
+        name for each in known if getattr(each, "is_flag", True) is False for name in each.opts
+    }
+    at = next(
+        at
+        for at, word in enumerate(words)
+        if word == spec and (not at or words[at - 1] not in takes)
+    )
+    return [*words[:at], *words[at + 1 :]]
 
 
 def _without(words: Sequence[str]) -> list[str]:

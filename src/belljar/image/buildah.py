@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +50,7 @@ from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
+from belljar.store.locks import alone
 from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
@@ -158,7 +159,9 @@ def build_dockerfile(
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
-        remove_built(home, path, first_uid)
+        with suppress(OSError), alone(path) as free:  # another build removes it
+            if free:
+                remove_built(home, path, first_uid)
     size = sum(base.size_bytes for base in recipe.bases.values())
     need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
     with ExitStack() as held:

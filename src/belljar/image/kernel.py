@@ -61,7 +61,7 @@ def current_kernel(home: Path) -> Kernel:
         raise HostError(
             "there is no guest kernel", where=str(pointer), hint="run `belljar setup`"
         ) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _damaged(pointer) from error
     directory = home / "kernels" / digest
     try:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.image.config import debian_arch
-from belljar.image.layers import ImportLimits, LayerError
+from belljar.image.layers import MAX_TEXT_BYTES, ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, is_plain, open_layer
 from belljar.image.layers.headers import ImageEntryKind, read_entries
 from belljar.policy.reference import Reference, parse_reference
@@ -94,9 +94,12 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
         else open_layer(archive, None, max_bytes=limits.max_bytes, scratch=work)
     )
     with closing(opened):
-        found, links = dict[str, tuple[int, int]](), dict[str, str]()
+        found, links, text_bytes = dict[str, tuple[int, int]](), dict[str, str](), 0
         for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
             name = os.fsdecode(b"/".join(entry.path))
+            text_bytes += len(name) + len(entry.target)
+            if text_bytes > MAX_TEXT_BYTES:
+                raise LayerError("all its paths together are too long")
             if entry.kind is ImageEntryKind.FILE:
                 found[name] = (entry.offset, entry.size_bytes)
             elif entry.kind is ImageEntryKind.SYMLINK:

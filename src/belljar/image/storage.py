@@ -205,27 +205,37 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
     path = home / BASES / image.digest
     with ExitStack() as held:
         with locked(home, BASES):
-            if not _is_of(path, first_uid):
-                for other in (home / BASES).iterdir():  # of other ids, or of images that are gone
-                    if not _is_of(other, first_uid) or not (home / "images" / other.name).is_dir():
-                        remove_kept(home, other)
-                _load(home, image, first_uid, report)
-            held.enter_context(claimed(path))
+            while True:
+                if not _is_of(path, first_uid):
+                    _remove_others(home, first_uid)
+                    _load(home, image, first_uid, report)
+                with suppress(FileNotFoundError):  # `belljar prune` has just removed it
+                    held.enter_context(claimed(path))
+                    break
         image_id = read_regular(path, _ID_FILE, 65).decode("ascii", "replace")
         if _ID.fullmatch(image_id) is None:
             raise HostError("a loaded base was changed", where=str(path), hint=f"remove {path}")
         yield Base(path=path, image_id=image_id)
 
 
+def _remove_others(home: Path, first_uid: int) -> None:
+    """Remove bases of other ids, and of images that are gone."""
+    for other in (home / BASES).iterdir():
+        if not _is_of(other, first_uid) or not (home / "images" / other.name).is_dir():
+            remove_kept(home, other)
+
+
 def _is_of(path: Path, first_uid: int) -> bool:
-    is_owned = path.is_dir() and path.stat().st_uid == first_uid
-    return is_owned and (path / _ID_FILE).is_file()
+    with suppress(FileNotFoundError):
+        return path.stat().st_uid == first_uid and (path / _ID_FILE).is_file()
+    return False
 
 
 def remove_kept(home: Path, path: Path) -> None:
     """Remove a base or layers, unless a build has them."""
     if (retired := retire_unclaimed(path)) is not None:
-        remove_built(home, retired, retired.stat().st_uid)
+        with suppress(FileNotFoundError):  # another program finds it, and removes it too
+            remove_built(home, retired, retired.stat().st_uid)
 
 
 def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
@@ -290,8 +300,11 @@ def keep_layers(home: Path, key: str, storage: Path, size_mib: int) -> None:
     with suppress(OSError):
         os.utime(storage)
         storage.rename(place / f"{key}.{size_mib}")
-    total = 0
-    for path in sorted(place.glob("*.*"), key=lambda path: -path.lstat().st_mtime):
+    found, total = list[tuple[float, Path]](), 0
+    for path in place.glob("*.*"):
+        with suppress(FileNotFoundError):  # another build has just taken them
+            found.append((path.lstat().st_mtime, path))
+    for _, path in sorted(found, reverse=True):
         total += int(path.suffix[1:]) if path.suffix[1:].isdigit() else _MAX_LAYERS_MIB
         if total > _MAX_LAYERS_MIB:
             remove_kept(home, path)

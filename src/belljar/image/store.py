@@ -171,7 +171,8 @@ class Store:
         try:
             document = json.loads(file.read_bytes())
             image = _image(document, directory, {})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # Of another store: it may be nested deeper than the parser goes.
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(file) from error
         verify(image)
         return self._enter(image.rootfs, {**document, "digest": image.digest}, called, origins)
@@ -218,10 +219,14 @@ class Store:
             return image
 
     def name(self, image: Image, name: str) -> Image:
-        """Add a name. Raises `PolicyError` for a forbidden one."""
+        """Add a name. Raises `PolicyError` for a forbidden one, `HostError` for an image that was
+        removed meanwhile."""
         name = check_name(name)
         with locked(self.home, "images"):
-            self._write(self._names_file, _named(self._names(), [name], image.digest))
+            names = self._names()
+            if not (self._images / image.digest).exists():
+                raise self._missing(name, names)
+            self._write(self._names_file, _named(names, [name], image.digest))
         return replace(image, names=tuple(sorted({*image.names, name})))
 
     def missing(self, ref: str) -> HostError | None:

@@ -132,16 +132,20 @@ def drained(
 ) -> Iterator[bytearray]:
     """Read standard error (or a joint output) so that it never blocks; the last 16 KiB.
 
-    `on_line` runs in another thread; lines longer than 4 KiB come in pieces.
+    `on_line` runs in another thread, until it fails; lines longer than 4 KiB come in pieces.
     """
-    kept, stream = bytearray(), process.stderr or process.stdout
+    kept, stream, tell = bytearray(), process.stderr or process.stdout, on_line
 
     def read() -> None:
+        nonlocal tell
         while stream is not None and (line := stream.readline(_KEPT_STDERR_BYTES)):
             kept.extend(line)
             del kept[:-16384]
-            if on_line is not None:
-                on_line(line.decode("utf-8", "replace").rstrip())
+            try:
+                if tell is not None:
+                    tell(line.decode("utf-8", "replace").rstrip())
+            except (OSError, ValueError):  # whoever read the lines has gone, or a disk is full
+                tell = None
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()

@@ -32,6 +32,8 @@ from belljar.units import (
     quoted,
 )
 
+# YAML can write one; no program, file or record can hold it.
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # It begins with a letter or digit: `..`, a hidden file's name and an option are none.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
@@ -131,7 +133,7 @@ class FieldKind:
 
     Attributes:
         read: returns the value as the program uses it, or raises `ValueError`.
-        schema: JSON Schema of what a person may write; editors check patterns, so sizes have one.
+        schema: JSON Schema of what a person may write, for editors.
         write: returns the value as a person writes it.
     """
 
@@ -154,11 +156,9 @@ class FieldKind:
         return dict(self.schema)
 
 
-def text_kind(
-    read: Callable[[object], Any], pattern: str = "", *, types: str | list[str] = "string"
-) -> FieldKind:
-    """Text with its reader and an editor's pattern."""
-    return FieldKind(read=read, schema={"type": types, "pattern": pattern})
+def text_kind(read: Callable[[object], Any], *, types: str | list[str] = "string") -> FieldKind:
+    """Text with its reader."""
+    return FieldKind(read=read, schema={"type": types})
 
 
 def version(number: int) -> FieldKind:
@@ -211,7 +211,6 @@ def size(least: str, most: str) -> FieldKind:
         write=lambda size_bytes: f"{size_bytes}B",
         schema={
             "type": "string",
-            "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]\s*$",
             "examples": ["512MiB", "2GiB"],
             "description": f"From {least} to {most}.",
         },
@@ -225,7 +224,6 @@ def duration(least: str, most: str) -> FieldKind:
         write=lambda seconds: f"{seconds:.6f}s",
         schema={
             "type": "string",
-            "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+$",
             "examples": ["30s", "10m", "1h30m"],
             "description": f"From {least} to {most}.",
         },
@@ -249,6 +247,8 @@ def read_text(value: object, what: str) -> str:
         raise ValueError(f"{expected(what, value)}; if it is meant as text, put it in quotes")
     if "\0" in value:
         raise ValueError(f"{what} can't contain a NUL byte")
+    if _SURROGATE.search(value):
+        raise ValueError(f"{what} can't contain half a character, as `\\ud800` writes it")
     return value
 
 
@@ -256,7 +256,6 @@ def checked(
     what: str,
     error: str,
     accepts: Callable[[str], object],
-    pattern: str,
     *,
     convert: Callable[[str], Any] = str,
 ) -> FieldKind:
@@ -268,14 +267,14 @@ def checked(
             raise ValueError(f"{quoted(text)} {error}")
         return convert(text)
 
-    return text_kind(read, pattern)
+    return text_kind(read)
 
 
 def matching(
     what: str, pattern: re.Pattern[str], error: str, *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
     """Text that a pattern matches; `error` follows another."""
-    return checked(what, error, pattern.fullmatch, f"^{pattern.pattern}$", convert=convert)
+    return checked(what, error, pattern.fullmatch, convert=convert)
 
 
 def _read_user(value: object) -> str:
@@ -317,9 +316,7 @@ def _normal(path: PurePosixPath) -> str:
     return "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
 
 
-def _paths(
-    what: str, error: str, is_wrong: Callable[[str, PurePosixPath], bool], pattern: str
-) -> FieldKind:
+def _paths(what: str, error: str, is_wrong: Callable[[str, PurePosixPath], bool]) -> FieldKind:
     """Paths, normalised; `error` follows one that is wrong."""
 
     def read(value: object) -> str:
@@ -328,7 +325,7 @@ def _paths(
             raise ValueError(f"{quoted(text)} {error}")
         return _normal(path)
 
-    return text_kind(read, pattern)
+    return text_kind(read)
 
 
 def _read_target(value: object) -> str:
@@ -350,21 +347,19 @@ NAME: Final = matching(
     "letter or digit",
 )
 # An integer too: YAML reads `user: 1000` as one.
-USER: Final = text_kind(_read_user, f"^({_USER.pattern})$", types=["string", "integer"])
+USER: Final = text_kind(_read_user, types=["string", "integer"])
 WORKDIR: Final = _paths(
     "a working directory",
     "is not absolute; write the whole path, as in `/home/user`",
     lambda _, path: not path.is_absolute(),
-    "^/",
 )
 # A whole path of a file: nothing is copied under a name that the author didn't write.
-TARGET: Final = text_kind(_read_target, "[^/]$")
+TARGET: Final = text_kind(_read_target)
 # No absolute path: what a policy may copy must lie beside it, where its reviewer finds it.
 SOURCE: Final = _paths(
     "a source",
     "is not a valid source: write the path of a file below the policy's directory, relative to it",
     lambda text, path: path.is_absolute() or text.endswith("/") or path.name == "",
-    "^[^/].*[^/]$|^[^/]$",
 )
 # Text: a plain `0644` is the number 644 by YAML 1.2's core schema.
 MODE: Final = matching(
@@ -391,20 +386,18 @@ DIRECTORY: Final = _paths(
     "a directory",
     "is not a valid directory: write the path of one below the policy's directory, relative to it",
     lambda _, path: path.is_absolute() or str(path) == ".",
-    "^[^/]",
 )
 # Without line breaks or controls, it can't forge a second line of a plan or report.
 LINE: Final = checked(
     "text",
     f"is not one line of printable text of at most {MAX_LINE_CHARS} characters",
     lambda text: text.strip() and len(text) <= MAX_LINE_CHARS and text.isprintable(),
-    r"\S",
 )
 TEXT: Final = _bounded(
     "text", f"{MAX_TEXT_CHARS} characters", lambda text: len(text) > MAX_TEXT_CHARS
 )
 URL_PATH: Final = checked(
-    "a path", "is not the path of a URL, as in `/health`", _URL_PATH.fullmatch, "^/"
+    "a path", "is not the path of a URL, as in `/health`", _URL_PATH.fullmatch
 )
 
 

@@ -186,11 +186,10 @@ def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     return ports
 
 
-HOST: Final = kinds.text_kind(read_host, r"^[^*/:@\s]+$")
-PATTERN: Final = kinds.text_kind(read_pattern, r"^(\*\.)?[^*/:@\s]+$")
-# No pattern: an editor can't check a number by one.
-PORT_NUMBER: Final = kinds.text_kind(read_number, "", types="integer")
-METHOD: Final = kinds.text_kind(read_method, "^(" + "|".join(METHODS) + ")$")
+HOST: Final = kinds.text_kind(read_host)
+PATTERN: Final = kinds.text_kind(read_pattern)
+PORT_NUMBER: Final = kinds.text_kind(read_number, types="integer")
+METHOD: Final = kinds.text_kind(read_method)
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
     list_of("ports", MAX_PORTS),

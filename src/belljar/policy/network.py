@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Annotated, Final
@@ -37,8 +36,6 @@ RUN_BUDGETS: Final = 100
 MIN_REASON_CHARS: Final = 10
 # A sentence, not a page: a plan with many of them must stay readable.
 MAX_REASON_CHARS: Final = 500
-# Without a colon, which upstreams' ids have (`upstream:HOST`).
-_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Default(Enum):
@@ -52,7 +49,6 @@ _REASON: Final = kinds.checked(
     "a reason",
     f"is not a reason: write one sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters",
     lambda text: MIN_REASON_CHARS <= len(text.strip()) <= MAX_REASON_CHARS and text.isprintable(),
-    f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$",
     convert=str.strip,
 )
 
@@ -128,12 +124,10 @@ def _read_ids(value: object) -> object:
     if len(value) > MAX_STAND_INS:
         raise ValueError(f"{len(value)} stand-ins; at most {MAX_STAND_INS} are allowed")
     for name, body in value.items():
-        if not isinstance(name, str) or not _ID.fullmatch(name):
-            raise AtError(
-                "is not a valid name of a stand-in: use at most 64 letters, digits, "
-                "`.`, `_` and `-`",
-                str(name),
-            )
+        try:
+            kinds.NAME.read(name)  # without a colon, which upstreams' ids have (`upstream:HOST`)
+        except ValueError as error:
+            raise AtError(str(error), str(name)) from None
         if name == OWN_CELL:
             raise AtError(
                 f"`{OWN_CELL}` is the name of the sample's own cell; use another name", name

@@ -30,11 +30,9 @@ _HOST: Final = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _PATH: Final = rf"{_PART}(?:/{_PART})*"
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-# `parse_reference` also checks lengths and ambiguity.
-PATTERN: Final = rf"(?:{_HOST}/)?{_PATH}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?"
 # Docker's id of an image, or an image's digest in the store.
 IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-# `PATTERN` with names for its parts, which an editor's expressions (ECMA-262) write otherwise.
+# `parse_reference` also checks lengths and ambiguity.
 _REFERENCE: Final = re.compile(
     rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",

@@ -31,7 +31,7 @@ from belljar.policy.limits import (
     HostTools,
     Resources,
 )
-from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
+from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.units import quoted
 
 # Each is opened and digested before every cell.
@@ -52,7 +52,7 @@ def _read_image(value: object) -> str:
     return image
 
 
-IMAGE: Final = kinds.text_kind(_read_image, f"^({IMAGE_ID.pattern}|{PATTERN})$")
+IMAGE: Final = kinds.text_kind(_read_image)
 
 
 # ---- resources
@@ -242,7 +242,6 @@ _CAPABILITY: Final = kinds.checked(
     "a capability",
     "is not a capability of Linux",
     lambda text: _capability(text) in CAPABILITIES,
-    "",
     convert=_capability,
 )
 
@@ -295,7 +294,6 @@ _TOOL_NAME: Final = kinds.checked(
     "a tool's name",
     f"is not a valid name of a tool: use at most {MAX_TOOL_CHARS} printable characters",
     lambda text: 0 < len(text) <= MAX_TOOL_CHARS and text.isprintable(),
-    "",
 )
 
 

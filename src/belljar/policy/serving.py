@@ -20,16 +20,15 @@ _SHA256: Final = kinds.checked(
     "a SHA-256",
     "is not a SHA-256: write 64 hexadecimal digits",
     re.compile(r"(sha256:)?[0-9a-fA-F]{64}", re.ASCII).fullmatch,
-    "^(sha256:)?[0-9a-fA-F]{64}$",
     convert=lambda text: text.lower().removeprefix("sha256:"),
 )
 _PLACE: Final = kinds.checked(
-    "a path", "is not a path", lambda text: bool(text) and text.isprintable(), ""
+    "a path", "is not a path", lambda text: bool(text) and text.isprintable()
 )
 
 
 _SENTENCE: Final = kinds.checked(
-    "a sentence", "is not one line of text", lambda text: bool(text) and text.isprintable(), ""
+    "a sentence", "is not one line of text", lambda text: bool(text) and text.isprintable()
 )
 _GPU: Final = kinds.matching(
     "a GPU's device file",

@@ -66,11 +66,6 @@ Id: TypeAlias = Annotated[
 ]
 
 
-def _without_default(schema: dict[str, Any]) -> None:
-    """The field's pattern refuses the default ""."""
-    del schema["default"]
-
-
 # Files that can hold the login of a service.
 _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
 
@@ -83,11 +78,10 @@ class DecoyText(Strict):
     kind: Annotated[DecoyKind, kinds.choice(DecoyKind)] = Field(
         description="What it pretends to be."
     )
-    place: Annotated[str, kinds.text_kind(_read_place, "^.*[^/]$")] = Field(
+    place: Annotated[str, kinds.text_kind(_read_place)] = Field(
         default="",
         description="Its path in the cell; `~/` is the home of the cell's user. Default: the "
         "kind's usual place. Of a service: its host name, or NAME:PORT.",
-        json_schema_extra=_without_default,
     )
     count: Annotated[int, kinds.whole(1, MAX_COUNT)] = Field(
         default=1, description="How many records it has, where its kind holds several."
@@ -101,7 +95,6 @@ class DecoyText(Strict):
         default="",
         description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; "
         "of an `ssh_key`: the id of an `ssh`.",
-        json_schema_extra=_without_default,
     )
 
     @model_validator(mode="after")
@@ -190,14 +183,11 @@ class ProtectedText(Strict):
     file: Annotated[str, kinds.SOURCE] = Field(
         default="",
         description="A file below the policy's directory: CSV, or one value a line.",
-        json_schema_extra=_without_default,
     )
     columns: Annotated[
         tuple[Annotated[str, kinds.LINE], ...], list_of("columns", MAX_COLUMNS, min_count=0)
     ] = Field(default=(), description="Columns of a CSV file whose values are looked for.")
-    value: Annotated[str, kinds.LINE] = Field(
-        default="", description="One value.", json_schema_extra=_without_default
-    )
+    value: Annotated[str, kinds.LINE] = Field(default="", description="One value.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ProtectedText:

@@ -52,6 +52,7 @@ _SPECIAL: Final = {"": None, "~": None} | {
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 # No field takes one, and JSON can't say it.
 _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.ASCII)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # int() of many digits takes long: longer ones stay text, which no field takes as a number.
 _MAX_DIGITS: Final = 64
 
@@ -295,6 +296,8 @@ class _Reader:
         value: Any
         if isinstance(event, ScalarEvent):
             text = event.value
+            if _SURROGATE.search(text):
+                self._refuse(mark, path, "half a character, as `\\ud800` writes it, is no text")
             self._count(mark, 1, len(text))
             value = scalar(text, plain=_is_plain(event), number=self.reading.number)
         else:

@@ -93,13 +93,6 @@ def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str)
         builds(tmp_path, written)
 
 
-def test_a_dockerfile_within_the_file(tmp_path: Path) -> None:
-    """Its text is built, under a name of its own."""
-    (build,) = builds(tmp_path, '{context: ., dockerfile_inline: "FROM default\\nRUN true"}')
-    assert (build.inline, build.context) == ("FROM default\nRUN true", "task")
-    assert build.image.startswith("task-web:")
-
-
 @pytest.mark.promise("1.8")
 def test_arguments_come_from_the_file_alone(tmp_path: Path) -> None:
     """Arguments are a mapping or a list; a name without a value takes nothing from this host's

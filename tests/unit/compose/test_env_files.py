@@ -47,6 +47,13 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert [fact.key for fact in found.differences] == ["env_file"]
 
 
+def test_many_blanks_are_not_read() -> None:
+    """Their number would count twice: a file of nothing else would take minutes."""
+    with pytest.raises(ValueError, match="blanks"):
+        read_dotenv("A=x" + " " * 200_000 + "y\n")
+    assert read_dotenv("A=x" + " " * 100 + "# y\n") == {"A": "x"}
+
+
 @pytest.mark.promise("1.7")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "~/x", "link", "", 7])
 def test_nothing_outside_is_read(tmp_path: Path, path: Any) -> None:  # noqa: ANN401 - YAML

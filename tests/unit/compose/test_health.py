@@ -20,31 +20,6 @@ def health(**check: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
     return read_health(check)
 
 
-def test_composes_defaults() -> None:
-    """Every 30 s, for 30 s each, 3 times, from the start: so for 180 s at most, and here once a
-    second."""
-    assert health(test="up") == {
-        "command": ["sh", "-c", "up"],
-        "interval": "1s",
-        "timeout": "30s",
-        "retries": 90,
-        "within": "180s",
-    }
-
-
-@pytest.mark.parametrize(
-    ("test", "command"),
-    [
-        ("curl x", ["sh", "-c", "curl x"]),
-        (["CMD-SHELL", "curl x | grep y"], ["sh", "-c", "curl x | grep y"]),
-        (["CMD", "curl", "x"], ["curl", "x"]),
-    ],
-)
-def test_the_ways_to_write_a_test(test: Any, command: list[str]) -> None:  # noqa: ANN401 - YAML
-    """Text is for a shell, a list says what it is for."""
-    assert health(test=test)["command"] == command
-
-
 @pytest.mark.parametrize("check", [{"test": ["NONE"]}, {"test": "x", "disable": "yes"}])
 def test_nothing_to_ask(check: dict[str, Any]) -> None:
     """What the file switches off is off in the image too."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.interpolate import interpolate, literal, references
+from belljar.compose.interpolate import interpolate, literal
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind
 from belljar.harness.config import expanded
@@ -81,16 +81,6 @@ def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -
     assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "$PORT")
 
 
-def test_keys_stay_and_values_of_all_kinds_are_read() -> None:
-    """In lists and mappings, however deep; what is no text is left alone."""
-    document = {
-        "$SAMPLE_METADATA_A": ["$SAMPLE_METADATA_A", 1, None, {"k": "${SAMPLE_METADATA_A}"}]
-    }
-    assert interpolate(document, GIVEN).document == {
-        "$SAMPLE_METADATA_A": ["one", 1, None, {"k": "one"}]
-    }
-
-
 def test_what_is_kept_for_anchors_asks_for_nothing() -> None:
     """It stands where it is used."""
     assert interpolate({"x-a": "$HOME", "services": {"x": {"x-b": "$$"}}}, {}).document == {
@@ -113,12 +103,6 @@ def test_before_a_sample_is_known() -> None:
     for service in ({"environment": ["A=$HOME"]}, {"image": "$SAMPLE_METADATA_N"}):
         with pytest.raises(CannotKeepError):
             interpolate({"services": {"x": service}}, {}, blanks=True)
-
-
-def test_references() -> None:
-    """Wherever they stand."""
-    file = {"a": ["${SAMPLE_METADATA_A:-$SAMPLE_METADATA_B}", "$HOME"], "b": {"c": "x"}}
-    assert references(file) == {"SAMPLE_METADATA_A", "SAMPLE_METADATA_B"}
 
 
 def test_texts_that_grow_are_refused() -> None:

@@ -150,19 +150,6 @@ def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # n
         read_compose(two(networks={"default": {key: value}}))
 
 
-def test_names() -> None:
-    """A service is known by its name, its host name, its container's name and its aliases."""
-    networks = {
-        "default": {"aliases": ["a1"], "priority": 7, "gw_priority": 1, "interface_name": "eth0"}
-    }
-    assert shop(hostname="Web.Example", container_name="web", networks=networks)["names"] == [
-        "shop",
-        "web.example",
-        "web",
-        "a1",
-    ]
-
-
 def test_names_differ_by_more_than_case() -> None:
     """A service keeps its name, and its host names are found however they are written."""
     services = {"default": {"image": "a"}, "DC01": {"image": "b", "hostname": "DC01.corp.local"}}

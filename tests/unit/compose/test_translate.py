@@ -30,35 +30,6 @@ def shop(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy's words
     return words
 
 
-def test_one_service_is_a_cell_without_a_network() -> None:
-    """Nothing to reach: no device."""
-    assert read_compose(
-        {"services": {"x": {"image": "i", "user": "u", "working_dir": "/w"}}}
-    ) == Composed(
-        service="x",
-        changes={"image": "i", "user": "u", "workdir": "/w"},
-    )
-
-
-def test_several_services_are_a_range() -> None:
-    """The default service's cell, and a target cell for each other, reachable by name at every port
-    as compose has it."""
-    found = read_compose(two())
-    assert found.changes == {"image": "agent"}
-    assert found.network == {
-        "stand_ins": {
-            "shop": {
-                "kind": "cell",
-                "names": ["shop"],
-                "ports": ["all"],
-                "image": "shop",
-                "awaits": [],
-            }
-        },
-        "own_cell": {"names": ["default"], "ports": ["all"]},
-    }
-
-
 def test_one_service_can_be_without_any_network() -> None:
     """`network_mode: none` is more than to name none: it takes one away. No other service changes
     that of a range."""
@@ -78,19 +49,6 @@ def test_the_default_service() -> None:
     assert read_compose({"services": {"a": {"image": "a"}, "b": {"image": "b"}}}).service == "a"
 
 
-def test_a_program_of_the_default_service() -> None:
-    """It is kept as a target's is, and so is its health check; nothing of it is in its range's
-    words."""
-    services = {
-        "default": {"image": "a", "command": "serve", "healthcheck": {"test": "up"}},
-        "web": {"image": "w"},
-    }
-    found = read_compose({"services": services})
-    assert found.program["arguments"] == ["serve"]
-    assert found.program["health"]["command"] == ["sh", "-c", "up"]
-    assert list(found.network["stand_ins"]) == ["web"] if found.network else False
-
-
 def test_a_service_that_ends() -> None:
     """Whoever waits for its success starts after it; it needs no health."""
     services: dict[str, Any] = {
@@ -104,21 +62,6 @@ def test_a_service_that_ends() -> None:
     assert network is not None
     assert network["stand_ins"]["seed"]["completes"] is True
     assert "health" not in network["stand_ins"]["seed"]
-
-
-def test_services_start_in_the_order_of_their_waits() -> None:
-    """Whatever their order in the file."""
-    services: dict[str, Any] = {
-        "default": {"image": "a", "depends_on": ["web"]},
-        "web": {"image": "w", "depends_on": {"db": {"condition": "service_healthy"}}},
-        "db": {"image": "d", "healthcheck": {"test": "up"}},
-    }
-    network = read_compose({"services": services}).network
-    assert network is not None
-    assert [(name, words["awaits"]) for name, words in network["stand_ins"].items()] == [
-        ("db", []),
-        ("web", ["db"]),
-    ]
 
 
 @pytest.mark.promise("1.6")

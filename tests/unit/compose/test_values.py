@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import parse_duration
 
-from belljar.compose.model import Limits
 from belljar.compose.values import (
     MAX_COMMAND_CHARS,
     mapping,
@@ -55,32 +54,6 @@ def test_what_is_no_time(written: object) -> None:
 def test_a_size_is_dockers(written: object, bytes_: int) -> None:
     """A thousand is 1024."""
     assert size(written) == f"{bytes_}B"
-
-
-def test_switches_and_numbers() -> None:
-    """Text too: what was put in for a `$` is text. No limit is none that a cell can have."""
-    assert switch("True") is switch(True) is True
-    assert switch("false") is False
-    assert Limits.model_validate({"pids": "90"}).pids == 90
-    for value in ("perhaps", 1, None):
-        with pytest.raises(ValueError, match="neither"):
-            switch(value)
-    for value in (0, -1, "-1"):
-        assert Limits.model_validate({"pids": value}).pids is None
-
-
-def test_text_and_words() -> None:
-    """As Compose writes them."""
-    assert [text(value) for value in (True, False, 1, 1.0, 1.5, "x")] == [
-        "true",
-        "false",
-        "1",
-        "1",
-        "1.5",
-        "x",
-    ]
-    assert words("a 'b c' $d") == ["a", "b c", "$d"]
-    assert words(["a b", 1]) == ["a b", "1"]
 
 
 @pytest.mark.parametrize(

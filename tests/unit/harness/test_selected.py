@@ -63,6 +63,14 @@ def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
     assert select().tier is Tier.MICROVM
 
 
+def test_a_value_that_is_written_as_the_task_stays() -> None:
+    """Only the task itself gives way to a unit's own."""
+    arguments = ["--tags", "task.py@names", "--model", "mockllm/model", "task.py@names"]
+    request = RunRequest(inspect_args=arguments)
+    found = select_task(request, load_only(arguments, request.operator_options))
+    assert found.words == ("task.py@names", *arguments[:-1])
+
+
 def test_epochs_of_the_command_line_win() -> None:
     """As for Inspect."""
     assert select("--epochs", "2").epochs == 2

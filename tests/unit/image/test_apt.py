@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from belljar.errors import HostError
 from belljar.image.apt import (
     AptSource,
     debian_sources,
-    has_suite,
-    host_sources,
-    kernel_sources,
     parse_sources,
 )
 
@@ -65,20 +60,6 @@ def test_one_line_sources_are_read() -> None:
     ]
 
 
-def test_the_hosts_files_are_read_in_order_and_others_left(tmp_path: Path) -> None:
-    """Only `.list` and `.sources` files count, as for apt."""
-    parts = tmp_path / "sources.list.d"
-    parts.mkdir()
-    (tmp_path / "sources.list").write_text("deb http://a.invalid/debian bookworm main\n")
-    (parts / "b.sources").write_text(DEB822)
-    (parts / "c.list.disabled").write_text("deb http://c.invalid/debian bookworm main\n")
-    assert [source.uri.split("/")[2] for source in host_sources(tmp_path)] == [
-        "a.invalid",
-        "mirror.invalid",
-        "security.invalid",
-    ]
-
-
 def test_debian_is_found_among_others() -> None:
     """A vendor's repository is not taken for Debian; security and keyring are carried over."""
     vendor = AptSource(uri="http://vendor.invalid/deb", suites=("stable",), components=("main",))
@@ -98,12 +79,3 @@ def test_no_mirror_is_an_error_that_says_how_to_name_one() -> None:
         debian_sources([], "bookworm", mirror="http://m.invalid/debian")[0].uri
         == "http://m.invalid/debian"
     )
-
-
-def test_the_kernel_comes_from_a_suite_that_is_new_enough() -> None:
-    """Debian 12: its backports. Debian 13: itself."""
-    known = parse_sources(DEB822, deb822=True)
-    assert kernel_sources(known, "bookworm")[0].suites == ("bookworm-backports",)
-    assert kernel_sources(known, "trixie")[0].suites == ("trixie",)
-    assert has_suite(known, "bookworm")
-    assert not has_suite(known, "bookworm-backports")

@@ -66,13 +66,6 @@ def test_the_images_of_a_dockerfile(text: str, images: tuple[str, ...]) -> None:
     assert base_images(text, {}).images == images
 
 
-def test_an_argument_names_a_base() -> None:
-    """An argument given to the build beats its default; a base without a name is refused."""
-    assert base_images("ARG BASE=a\nFROM $BASE", {"BASE": "b"}).images == ("b",)
-    with pytest.raises(DockerfileError):
-        base_images("ARG BASE\nFROM $BASE", {})
-
-
 def test_bases_behind_the_target_are_not_asked_for() -> None:
     """Stages that the target doesn't need are left out with their bases, as in BuildKit."""
     assert base_images("FROM a AS one\nFROM b AS two", {}, target="One").images == ("a",)
@@ -313,12 +306,11 @@ def test_any_words_are_translated_or_refused(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "RUN <<A\n" * (1 << 17),
-        "RUN a\\\n" + "b\\\n" * 349_000,
-        ("RUN " + "[" * 60_000 + "\n") * 17,
-        "ONBUILD " * 7_000,
+        pytest.param("RUN <<A\n" * (1 << 17), marks=pytest.mark.thorough, id="here-documents"),
+        pytest.param("RUN a\\\n" + "b\\\n" * 349_000, marks=pytest.mark.thorough, id="continued"),
+        pytest.param(("RUN " + "[" * 60_000 + "\n") * 17, id="brackets"),
+        pytest.param("ONBUILD " * 7_000, id="triggers"),
     ],
-    ids=["here-documents", "continued", "brackets", "triggers"],
 )
 def test_a_file_that_keeps_the_parser_busy_is_refused_in_time(text: str) -> None:
     """The parser's work is quadratic in places: it is bounded, in a process of its own."""

@@ -58,14 +58,6 @@ def test_probe_program_is_there_or_not() -> None:
         build_initramfs(ELF, [], probe=b"#!/bin/sh")
 
 
-def test_modules_keep_their_order() -> None:
-    """Module files sort by name in the order given, which is the order of loading."""
-    names = ["zeta", "alpha", "virtio-rng", *(f"m{i}" for i in range(20))]
-    found = unpack(build_initramfs(ELF, [(name, ELF + name.encode()) for name in names]))
-    files = sorted(name for name in found if name.startswith("m/"))
-    assert [found[name].contents for name in files] == [ELF + name.encode() for name in names]
-
-
 @given(st.binary(max_size=300), st.lists(st.binary(max_size=50), max_size=5))
 def test_same_input_same_bytes(agent: bytes, modules: list[bytes]) -> None:
     """Nothing of the time or the host goes in, and what goes in comes out."""
@@ -91,9 +83,3 @@ def test_only_programs(contents: bytes) -> None:
         build_initramfs(ELF, [("squashfs", contents)])
     with pytest.raises(ValueError, match="not an ELF"):
         build_initramfs(contents, [])
-
-
-def test_too_many_modules() -> None:
-    """More modules than two digits can order are refused."""
-    with pytest.raises(ValueError, match="at most 100"):
-        build_initramfs(ELF, [(f"m{i}", ELF) for i in range(101)])

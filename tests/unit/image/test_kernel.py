@@ -16,7 +16,6 @@ from belljar.image.kernel import (
     current_kernel,
     dependencies,
     load_order,
-    module_name,
 )
 
 
@@ -52,11 +51,6 @@ def test_a_circle_ends() -> None:
 def test_any_bytes_have_dependencies_or_none(noise: bytes) -> None:
     """Reading `.modinfo` never fails."""
     assert isinstance(dependencies(noise), tuple)
-
-
-def test_names_are_as_the_kernel_says_them() -> None:
-    """File endings and dashes don't count."""
-    assert module_name("virtio-rng.ko.xz") == module_name("virtio_rng.ko") == "virtio_rng"
 
 
 def kernel_of_another_store(tmp_path: Path) -> Path:

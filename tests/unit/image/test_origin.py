@@ -206,6 +206,7 @@ def test_any_document_has_names_or_none(document: object) -> None:
     found = list(names_of_archive(document))
     if isinstance(document, dict):
         is_index(document)
+        is_index(document | {"mediaType": []})
     for name in (name for names in found for name in names):
         assert parse_reference(name).familiar == name
 

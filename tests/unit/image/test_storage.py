@@ -1,18 +1,73 @@
-"""Bases and layers that builds of one store share."""
+"""Layers and bases that builds of one store share."""
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from belljar.image import storage
+from belljar.image.storage import LAYERS, keep_layers, remove_kept
 from belljar.image.tools import draw_first_id
+from belljar.store.scratch import retire_unclaimed
 
-pytestmark = pytest.mark.root
+
+def kept(home: Path) -> list[str]:
+    """The names of the layers that are kept."""
+    return sorted(path.name for path in (home / LAYERS).iterdir())
 
 
+def made(home: Path, name: str) -> Path:
+    """A directory of layers."""
+    path = home / name
+    path.mkdir(parents=True)
+    return path
+
+
+def test_the_least_recently_used_layers_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the bound; larger ones than that are not kept, and those that another build takes
+    while they are counted are none."""
+    monkeypatch.setattr(storage, "_MAX_LAYERS_MIB", 100)
+    for number, key in enumerate("abc"):
+        keep_layers(tmp_path, key, made(tmp_path, "new"), 40)
+        for path in (tmp_path / LAYERS).glob(f"{key}.*"):
+            os.utime(path, (number, number))
+    assert kept(tmp_path) == ["b.40", "c.40"]
+    keep_layers(tmp_path, "d", made(tmp_path, "large"), 101)
+    assert kept(tmp_path) == ["b.40", "c.40"]
+    found = Path.glob
+
+    def glob(path: Path, pattern: str) -> Iterator[Path]:
+        yield path / "taken.7"
+        yield from found(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    keep_layers(tmp_path, "e", made(tmp_path, "more"), 10)
+    assert kept(tmp_path) == ["b.40", "c.40", "e.10"]
+
+
+def test_what_another_program_removes_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was retired here, and is gone before it is looked at."""
+
+    def retired(path: Path) -> Path | None:
+        gone = retire_unclaimed(path)
+        assert gone is not None
+        gone.rmdir()
+        return gone
+
+    monkeypatch.setattr(storage, "retire_unclaimed", retired)
+    remove_kept(tmp_path, made(tmp_path, "x"))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.root
 def test_two_first_builds_at_once_have_the_same_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

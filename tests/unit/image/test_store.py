@@ -159,6 +159,17 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
         store.remove("y")
 
 
+def test_an_image_that_was_removed_meanwhile_gets_no_name(tmp_path: Path) -> None:
+    """Two programs use one store: a name that leads nowhere isn't left."""
+    store = Store(tmp_path)
+    image = put(tmp_path, "a:1")
+    store.remove("a:1")
+    with pytest.raises(HostError):
+        store.name(image, "b:1")
+    assert store.missing("b:1") is not None
+    assert "b:1" not in (tmp_path / "image-names.json").read_text()
+
+
 def test_the_digest_covers_how_it_starts(tmp_path: Path) -> None:
     """The same tree under two configurations is two images; the same under the same is one."""
     first, again, other = (

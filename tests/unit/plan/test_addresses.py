@@ -130,15 +130,6 @@ def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
         layout.cell("absent")
 
 
-def test_other_randomness_gives_another_range() -> None:
-    """Of 50 draws hardly any two share a prefix, and no two a MAC."""
-    layouts = [
-        lay_out(plan(), ("default",), random_bytes=bytes([at]) * 16, avoid=()) for at in range(50)
-    ]
-    assert len({layout.prefix for layout in layouts}) > 45
-    assert len({port.mac for layout in layouts for port in layout.cells}) == 100
-
-
 def test_a_host_with_a_route_to_one_private_net_gets_another() -> None:
     """And one with routes to all of them is told so."""
     at = bytes(16)

@@ -54,16 +54,6 @@ def test_golden() -> None:
     assert [*jail_argv("/p/jail", SPEC, fds, ("/usr/bin/vmm", "-x"))] == expected.split()
 
 
-def test_an_ordinary_user_without_groups() -> None:
-    """No privilege is claimed, and the address space is what bounds memory."""
-    identity = JailIdentity(host_uid=1000, host_gid=1000, privileged=False)
-    spec = replace(SPEC, identity=identity, cgroups=(), memory_by_rlimit=True)
-    words = jail_argv("/p/jail", spec, JailFds(lifeline=5, status=6, kept=()), ("/v",))
-    assert "--privileged" not in words
-    assert "--cgroup" not in words
-    assert words[words.index("as") + 1] == str(1 << 31)
-
-
 RUNTIME = replace(
     SPEC,
     binds=(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from belljar.host.model import HostFacts
@@ -25,39 +23,6 @@ def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(
         assert {layer.state for layer in walls.layers} == {"shared"}
         assert any("shared kernel" in said for said in walls.warnings)
     assert all("shared" in layer.enforced_by for layer in walls.layers if layer.state == "shared")
-
-
-@pytest.mark.parametrize("tier", list(Tier))
-def test_a_port_is_said(tier: Tier, facts: HostFacts) -> None:
-    """No layer claims that there is no network when there is one, nor the other way round; nothing
-    else changes with it."""
-    alone, connected = (
-        isolation_of(tier, Resources(), facts, has_port=has_port) for has_port in (False, True)
-    )
-    shape = alone.shape
-    if isinstance(shape, tuple):
-        shape = (replace(shape[0], nic=True), shape[1])
-    assert connected == replace(alone, layers=connected.layers, shape=shape)
-    words = {
-        Tier.CONTAINER: "the jail's network",
-        Tier.GVISOR: "on one link",
-        Tier.MICROVM: "one network device",
-    }
-    for walls, is_said in ((alone, False), (connected, True)):
-        assert any(words[tier] in layer.what for layer in walls.layers) is is_said
-        assert any("no network" in layer.what for layer in walls.layers) is (
-            not is_said and tier is not Tier.CONTAINER
-        )
-
-
-@pytest.mark.parametrize("tier", OCI)
-def test_what_weakens_a_tier_here_is_said(tier: Tier, facts: HostFacts) -> None:
-    """An ordinary user's one range of ids, and a container's shared kernel; nothing else."""
-    told = set(isolation_of(tier, Resources(), facts).warnings)
-    assert len(told) == (tier is Tier.CONTAINER)
-    ordinary = replace(facts, is_root=False, uid=1000)
-    (more,) = set(isolation_of(tier, Resources(), ordinary).warnings) - told
-    assert "one range of ids" in more
 
 
 @pytest.mark.parametrize("tier", OCI)

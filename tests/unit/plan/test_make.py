@@ -236,13 +236,6 @@ def test_a_container_without_one_of_its_limits_is_refused(
     assert unsaid.tier is Tier.MICROVM
 
 
-def test_a_plan_without_an_image_says_so(facts: HostFacts) -> None:
-    """It can be read; user and directory are root's."""
-    plan = make_plan(load_preset("low").policy, facts, None)
-    assert (plan.image, plan.user, plan.workdir) == (None, "root", "/")
-    assert [warning for warning in plan.warnings if "is not built" in warning]
-
-
 def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(
     facts: HostFacts, image: ImageFacts
 ) -> None:
@@ -271,48 +264,6 @@ def test_what_this_host_has_not_got_is_refused_with_the_hint(
     assert refused.value.where == where
     assert refused.value.hint
     assert refused.value.exit_code == 3
-
-
-def test_without_control_groups_the_plan_says_what_holds_instead(
-    facts: HostFacts, image: ImageFacts
-) -> None:
-    """No bound disappears silently."""
-    plan = make_plan(Policy.model_validate(RICH), ordinary(facts), image)
-    assert (plan.memory_by_rlimit, plan.jail_controllers, plan.jail.cpu_quota_percent) == (
-        True,
-        (),
-        None,
-    )
-    held = {bound.what: " ".join(bound.enforced_by) for bound in plan.bounds}
-    assert "RLIMIT_AS" in held["memory"]
-    assert "no control group" in held["processors"]
-    assert any("control groups" in warning for warning in plan.warnings)
-    assert not any(
-        "control groups" in warning
-        for warning in make_plan(Policy.model_validate(RICH), facts, image).warnings
-    )
-
-
-@pytest.mark.parametrize(
-    ("missing", "what", "held_by"),
-    [
-        ("memory", "memory", "RLIMIT_AS"),
-        ("cpu", "processors", "the VM's shape"),
-        ("pids", "threads on this host", "RLIMIT_NPROC"),
-    ],
-)
-def test_a_machine_is_bounded_without_a_control_group(
-    missing: str, what: str, held_by: str, facts: HostFacts, image: ImageFacts
-) -> None:
-    """Each controller that a microVM lacks has something else that holds its limit, and the plan
-    names it."""
-    left = {name: parent for name, parent in facts.cgroup.parents.items() if name != missing}
-    host = replace(facts, cgroup=replace(facts.cgroup, parents=left))
-    plan = make_plan(Policy(belljar=1, risk=Risk.HIGH), host, image)
-    assert missing not in plan.jail_controllers
-    (bound,) = (bound for bound in plan.bounds if bound.what == what)
-    assert held_by in " ".join(bound.enforced_by)
-    assert "no control group" in " ".join(bound.enforced_by)
 
 
 RESOURCES = st.builds(
@@ -401,12 +352,6 @@ def test_a_network_needs_its_tools_and_namespaces(facts: HostFacts, image: Image
     assert codes(refused.value) == [ObstacleCode.TOOL_MISSING]
     assert (refused.value.where, bool(refused.value.hint)) == ("network", True)
     assert make_plan(load_preset("low").policy, without, image).network is None
-
-
-def test_stand_ins_files_need_the_policys_directory(facts: HostFacts, image: ImageFacts) -> None:
-    """Without it the policy is refused."""
-    with pytest.raises(PolicyError, match="no directory of its own"):
-        make_plan(Policy.model_validate(RANGE), facts, image)
 
 
 @pytest.mark.promise("2.4")

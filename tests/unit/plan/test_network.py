@@ -11,7 +11,7 @@ import pytest
 from belljar.dataclass import from_json, json_of
 from belljar.errors import PolicyError
 from belljar.plan.addresses import lay_out
-from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan, plan_network
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, plan_network
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, read_network
@@ -72,20 +72,6 @@ def full() -> NetworkPlan:
     return plan_network(network, BASE)
 
 
-def test_names_and_ports_are_the_policys_with_defaults_filled_in() -> None:
-    """In their one form, each with its protocol."""
-    plan = full()
-    found = {
-        item.id: (item.names, tuple((port.number, port.protocol) for port in item.ports))
-        for item in plan.stand_ins
-    }
-    assert found["shop"] == (("shop.example", "*.shop.example"), ((80, "http"), (8443, "tls")))
-    assert found["mail"] == (("mail.example",), ((25, "smtp"), (465, "smtps"), (587, "smtp")))
-    assert found["database"] == (("db",), ((5432, "tcp"),))
-    assert plan.gateway_ports() == (25, 80, 443, 465, 587, 8443)
-    assert [item.id for item in plan.targets] == ["database", "app"]
-
-
 def test_a_stand_ins_files_are_below_its_directory() -> None:
     """A file's directory is what is shown; a directory field is that directory and no setting;
     without files there is none."""
@@ -98,23 +84,6 @@ def test_a_stand_ins_files_are_below_its_directory() -> None:
     assert "files" not in found["app"][1]
     assert found["mail"] == (None, {})
     assert found["database"][1]["resources"]["memory_bytes"] == 128 << 20
-
-
-def test_upstreams_and_bounds_are_the_policys() -> None:
-    """In bytes; what the policy can't say is the plan's own."""
-    plan = full()
-    (upstream,) = plan.upstreams
-    assert (upstream.id, upstream.ports, upstream.methods, upstream.budget_bytes) == (
-        "upstream:real.example",
-        (443,),
-        ("GET",),
-        10 << 20,
-    )
-    bounds = NetworkBounds(
-        packet_record_bytes=2 << 20, recorded_body_bytes=3 << 10, recorded_stream_bytes=4 << 10
-    )
-    assert plan.bounds == bounds
-    assert (plan.default, plan.sink) == ("simulate", True)
 
 
 def test_a_plan_goes_through_json_and_back() -> None:

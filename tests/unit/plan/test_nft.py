@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,25 +15,6 @@ from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 from belljar.plan.nft import changed_rules, known_rules
 from belljar.plan.rules import render_rules
-
-
-def test_a_first_segment_is_one_that_is_no_answer() -> None:
-    """The two masks part all segments that could begin a connection from those of one that
-    exists."""
-    first, other = nft.FIRST["match"], nft.NOT_FIRST["match"]
-    assert (first["op"], first["right"], set(first["left"]["&"][1])) == (
-        "==",
-        "syn",
-        {"fin", "syn", "rst", "ack"},
-    )
-    assert (other["op"], other["right"], set(other["left"]["&"][1])) == (
-        "!=",
-        "syn",
-        {"syn", "ack"},
-    )
-    assert nft.destination()["concat"][2] == nft.field("th", "dport")
-    assert nft.source()["concat"][2] == nft.field("th", "sport")
-
 
 PLAN = NetworkPlan(
     stand_ins=(
@@ -125,57 +105,6 @@ def test_nfts_versions_list_the_same_in_different_words() -> None:
         changed_rules(KNOWN, json.loads(f'{{"nftables": {text.replace(": 3}", ": 12}")}}}')) != ()
     )
     assert changed_rules(KNOWN, json.loads(f'{{"nftables": {text.replace("rst", "psh")}}}')) != ()
-
-
-EDITS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
-    "no table": (lambda entries: entries.clear(), "table arp range is gone"),
-    "another": (
-        lambda entries: entries.append({"table": {"family": "ip", "name": "nat"}}),
-        "table ip nat is not ours",
-    ),
-    "policy": (
-        lambda entries: entry(entries, "chain", name="forward").update(policy="accept"),
-        "chain forward of inet range is",
-    ),
-    "priority": (
-        lambda entries: entry(entries, "chain", name="prerouting").update(prio=100),
-        "chain prerouting of inet range is",
-    ),
-    "rule": (
-        lambda entries: entry(entries, "rule", chain="checked").update(expr=[nft.ACCEPT]),
-        "rules checked of inet range lack",
-    ),
-    "element": (
-        lambda entries: entry(entries, "set", name="answered")["elem"].append(
-            {"concat": ["8.8.8.8", "tcp", 443]}
-        ),
-        "elements answered of inet range have besides",
-    ),
-    "kind of set": (
-        lambda entries: entry(entries, "set", name="cells").update(type="ipv6_addr"),
-        "set cells of inet range is",
-    ),
-    "no counter": (
-        lambda entries: entries.remove(next(item for item in entries if "counter" in item)),
-        "counter count_spoofed of inet range is gone",
-    ),
-    "garbage": (
-        lambda entries: entries.append({"rule": {"expr": 5}}),
-        "the listed rules can't be read",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_each_difference_is_told(name: str) -> None:
-    """In a sentence that names the object, at most 20 of them."""
-    entries = listed()
-    edit, told = EDITS[name]
-    edit(entries)
-    found = changed_rules(KNOWN, {"nftables": entries})
-    assert found[0].startswith(told)
-    assert len(found) <= 20
-    assert all(len(sentence) < 500 for sentence in found)
 
 
 @pytest.mark.promise("2.5")

@@ -23,6 +23,7 @@ from belljar.plan.obstacles import (
     hardware_obstacle,
     network_obstacles,
     tier_obstacles,
+    user_obstacles,
 )
 from belljar.policy.limits import Resources, Tier
 
@@ -50,6 +51,15 @@ def test_a_vmm_that_will_not_do_is_named(
     assert obstacle.code is code
     assert not path or (version or "unknown") in obstacle.what
     assert obstacle.hint == "run `belljar setup`"
+
+
+@pytest.mark.parametrize("user", ["65536", "1:65536", "9" * 5000, "65535", "root"])
+def test_only_ids_that_a_container_has_will_do(user: str) -> None:
+    """Up to 65,535, also of a number that is too long to be read; a microVM has them all."""
+    refused = user not in {"65535", "root"}
+    assert bool(user_obstacles(user, Tier.CONTAINER)) == bool(user_obstacles(user, Tier.GVISOR))
+    assert bool(user_obstacles(user, Tier.CONTAINER)) == refused
+    assert not user_obstacles(user, Tier.MICROVM)
 
 
 def test_all_obstacles_are_told(facts: HostFacts) -> None:

@@ -159,14 +159,6 @@ def test_a_second_disk(role: Role) -> None:
     assert template_key(INPUTS) != template_key(replace(INPUTS, data_digest="ab" * 32))
 
 
-def test_the_networks_descriptor_goes_with_the_device() -> None:
-    """A device without a socket, or a socket without a device, is a mistake."""
-    fds = VmFds(qmp=10, agent=11, console=12)
-    for shape, given in ((replace(TCG, nic=True), fds), (TCG, replace(fds, net=15))):
-        with pytest.raises(ValueError, match="network"):
-            qemu_argv(PROGRAM, shape, role=Role.PROOF, name="c-0123456789ab", fds=given)
-
-
 def test_kvm_comes_as_a_descriptor() -> None:
     """Under KVM the device is inherited, not opened: the jail has no /dev. There is no timer chip,
     and no counter to tell of."""
@@ -273,12 +265,6 @@ CHANGES: list[dict[str, Any]] = [
     ),
     {"guest": replace(INPUTS.guest, debugger_calls=True)},
 ]
-
-
-def test_the_same_inputs_give_the_same_key() -> None:
-    """And it does not depend on the process: this one was written down."""
-    assert template_key(INPUTS) == template_key(replace(INPUTS))
-    assert len(template_key(INPUTS)) == 64
 
 
 @pytest.mark.promise("3.1")

@@ -17,11 +17,7 @@ from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
 from belljar.plan.rules import (
     FORBIDDEN,
-    TABLE,
-    DropReason,
-    counts,
     forbidden_networks,
-    logged,
     render_rules,
 )
 from belljar.policy.guarding import METADATA_ADDRESS
@@ -117,20 +113,6 @@ def test_nothing_is_forwarded() -> None:
         assert chain(plan, "forward") == [[{"goto": {"target": "drop_forwarded"}}]]
 
 
-@pytest.mark.promise("5.4")
-def test_a_first_segment_to_a_cell_goes_no_further() -> None:
-    """The kernel logs and drops it: what goes on is what the supervisor sends again."""
-    plan = PLANS["everything"]
-    (port, *_) = layout_of(plan).cells
-    to_cells = [
-        rule for rule in chain(plan, f"open_{port.outer_device}") if "@of_cells" in str(rule)
-    ]
-    first, later = to_cells
-    assert "log" in str(first)
-    assert first[-1] == {"drop": None}
-    assert "tproxy" in str(later)
-
-
 @given(st.binary(min_size=16, max_size=32), st.booleans(), st.integers(0, 0xFFFFFFFF))
 def test_what_is_forbidden_is_all_but_the_ranges_own(
     random_bytes: bytes, cloud: bool, number: int
@@ -167,41 +149,3 @@ def test_nothing_allowed_is_outside_the_range(random_bytes: bytes, name: str) ->
                 IPv4Address(address) in prefix or address == METADATA_ADDRESS
                 for address in addresses
             )
-
-
-def test_counts_are_read_by_reason() -> None:
-    """A counter that isn't there counts nothing, one that is nobody's is left out."""
-    found = [("count_port", 3), ("other", 7), ("logged", 2)]
-    named = {"family": "inet", "table": TABLE, "bytes": 9}
-    counters = [{"counter": named | {"name": name, "packets": n}} for name, n in found]
-    listed = {"nftables": [{"metainfo": {}}, *counters]}
-    assert counts(listed) == {**dict.fromkeys(DropReason, 0), DropReason.PORT: 3}
-    assert logged(listed) == 2
-    assert logged({"nftables": []}) == 0
-
-
-def services(plan: NetworkPlan, name: str) -> set[tuple[str, str, int]]:
-    """The elements of a set of services."""
-    (found,) = (item for item in objects(plan, "set") if item["name"] == name)
-    return {tuple(element["concat"]) for element in found.get("elem", [])}
-
-
-def test_only_what_the_plan_names_is_let_through() -> None:
-    """The resolver, each name's address on its stand-in's ports, targets' cells on theirs; nothing
-    for a plan without names."""
-    plan = PLANS["everything"]
-    layout = layout_of(plan)
-    resolver = {(layout.resolver, "udp", 53)}
-    assert services(PLANS["least"], "answered") == {(layout_of(PLANS["least"]).resolver, "udp", 53)}
-    names = {name.pattern: name.address for name in layout.names}
-    assert layout.catch_all is not None
-    assert services(plan, "answered") == resolver | {
-        (names["shop.example"], "tcp", 80),
-        (names["*.shop.example"], "tcp", 80),
-        (METADATA_ADDRESS, "tcp", 80),
-        (names["real.example"], "tcp", 443),
-        (layout.catch_all, "tcp", 80),
-        (layout.catch_all, "tcp", 443),
-    }
-    assert services(plan, "of_cells") == {(layout.cell("db").address, "tcp", 5432)}
-    assert services(PLANS["shop"], "of_cells") == set()

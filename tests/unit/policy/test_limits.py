@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.policy.limits import Risk, Tier, demanded_tier, least_tier, needs_hardware
+from belljar.policy.limits import Risk, Tier, demanded_tier, least_tier
 
 
 def test_words_are_compared_by_place_and_not_by_spelling() -> None:
@@ -15,16 +15,6 @@ def test_words_are_compared_by_place_and_not_by_spelling() -> None:
     assert Tier.MICROVM >= Tier.MICROVM > Tier.GVISOR > Tier.CONTAINER <= Tier.CONTAINER
     with pytest.raises(TypeError):
         assert Risk.LOW < Tier.MICROVM  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("risk", "tier"),
-    [("low", "container"), ("medium", "gvisor"), ("high", "microvm"), ("critical", "microvm")],
-)
-def test_risk_demands_a_least_tier(risk: str, tier: str) -> None:
-    """As the design says, and only `critical` demands hardware."""
-    assert least_tier(Risk(risk)) is Tier(tier)
-    assert needs_hardware(Risk(risk)) is (risk == "critical")
 
 
 @pytest.mark.promise("1.2")

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.plan.network import plan_network
 from belljar.policy.limits import Risk, Tier
 from belljar.policy.load import (
     examine,
@@ -104,41 +103,6 @@ def test_all_that_is_wrong_is_told_at_once_in_the_order_of_the_text(tmp_path: Pa
     assert refused.value.exit_code == 4
 
 
-def test_a_policy_is_called_after_its_file(tmp_path: Path) -> None:
-    """Unless it says its name, or the file's name is none."""
-    for file_name, text, name in [
-        ("mine.yaml", HEAD, "mine"),
-        ("mine.yaml", HEAD + "name: other\n", "other"),
-        ("-a b-.yaml", HEAD, "policy"),
-    ]:
-        (tmp_path / file_name).write_text(text)
-        loaded = load_policy(tmp_path / file_name)
-        assert (loaded.policy.name, loaded.text, loaded.base) == (name, text.encode(), tmp_path)
-
-
-def test_a_policys_files_are_found_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a relative path, and when the process works elsewhere afterwards: a range's gateway does,
-    and so does Inspect."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "a.har").write_text("recorded")
-    (tmp_path / "p.yaml").write_text(
-        "belljar: 1\nrisk: low\nfiles: [{source: site/a.har, target: a}]\n"
-        "network: {stand_ins: {s: {kind: har, names: [a.example], recording: site/a.har}}}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    loaded = load_policy("p.yaml")
-    monkeypatch.chdir("/")
-    assert loaded.read_file(loaded.policy.files[0]) == b"recorded"
-    if loaded.policy.network is None:
-        pytest.fail("no network")
-    (stand_in,) = plan_network(loaded.policy.network, loaded.base).stand_ins
-    assert stand_in.directory == site
-    assert (loaded.base, loaded.source) == (tmp_path, "p.yaml")
-
-
 def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
     """A missing file, a directory, a pipe and a device end in one message, and none is waited
     for."""
@@ -156,24 +120,6 @@ def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"#" * 70_000)
     with pytest.raises(PolicyError, match="at most 64 KiB"):
         load_policy(tmp_path / "large")
-
-
-def test_references_are_presets_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is `high`; a preset's name wins over a file of that name; the rest are paths."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("high", "mine", "mine.yaml"):
-        Path(name).write_text(HEAD + "name: from-file\n")
-    assert resolve_policy(None).source == resolve_policy("high").source == "preset:high"
-    assert [
-        resolve_policy(ref).policy.name
-        for ref in ("./high", "mine", "mine.yaml", tmp_path / "mine.yaml")
-    ] == ["from-file"] * 4
-    with pytest.raises(PolicyError, match="did you mean `critical`"):
-        resolve_policy("critcal")
-    with pytest.raises(PolicyError, match="can't be read"):
-        resolve_policy("absent.yaml")
-    with pytest.raises(PolicyError):
-        resolve_policy("a\0b")
 
 
 def files_policy(*sources: str) -> str:
@@ -296,17 +242,6 @@ def test_a_tier_asked_for_is_never_below_what_the_policy_demands(
     with pytest.raises(PolicyError, match=told) as refused:
         with_tier(parse_policy(text.encode(), source="mine", base=None), asked)
     assert refused.value.hint
-
-
-def test_a_tier_asked_for_is_the_policys() -> None:
-    """Exactly that; without one the policy is as it was."""
-    loaded = parse_policy(b"belljar: 1\nrisk: low\n", source="mine", base=None)
-    assert [with_tier(loaded, tier).policy.tier for tier in (None, "", *Tier)] == [
-        None,
-        None,
-        *Tier,
-    ]
-    assert with_tier(loaded, "gvisor").text == loaded.text
 
 
 SECRETS = [

@@ -286,34 +286,3 @@ def test_what_is_made_is_within_the_task_too(task: str, operator: str) -> None:
         )
         assert made.policy.host_tools_rule.permits([name]) == both
     assert bounded(made, floor).policy == made.policy
-
-
-def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
-    """Ports, methods and the smaller of both budgets, of a run too; none where nothing is
-    common."""
-    made = bounded(policy(upstreams(ONE, OTHER)), policy(upstreams(LESS))).policy.network
-    assert made is not None
-    (left,) = made.upstreams
-    assert (left.host, left.ports, left.methods, left.budget, left.whole_run) == (
-        "a.example",
-        (443,),
-        ("GET",),
-        1 << 20,
-        2 << 20,
-    )
-    apart = bounded(policy(upstreams(ONE)), policy(upstreams(OTHER))).policy.network
-    assert apart is not None
-    assert apart.upstreams == ()
-
-
-def test_what_a_cell_holds_stays_the_tasks() -> None:
-    """It opens nothing."""
-    ours = policy("image: other\nuser: '7'\nworkdir: /x\nenv: {A: b}\n")
-    made = bounded(ours, policy("risk: high\nimage: mine\nenv: {B: c}\n")).policy
-    assert (made.image, made.user, made.workdir, dict(made.env), str(made.risk)) == (
-        "other",
-        "7",
-        "/x",
-        {"A": "b"},
-        "high",
-    )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
-import re
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from belljar.policy.limits import Resources, Risk, Tier
-from belljar.policy.load import load_preset
-from belljar.policy.loaded import PRESETS
 from belljar.policy.model import Policy, policy_schema
 from belljar.policy.sections import FileCopy
 
@@ -66,29 +62,6 @@ def test_a_program_may_give_what_a_file_can_not_write() -> None:
             Policy(belljar=1, risk=Risk.HIGH, resources=wrong)
 
 
-def test_resources_are_read_into_units() -> None:
-    """What a person writes becomes bytes and seconds."""
-    text = {
-        "cpus": 4,
-        "memory": "1GiB",
-        "disk": "2GiB",
-        "processes": 64,
-        "lifetime": "1h30m",
-        "exec_timeout": "90s",
-        "output": "1MiB",
-    }
-    expected = Resources(
-        cpus=4,
-        memory_bytes=1 << 30,
-        disk_bytes=2 << 30,
-        processes=64,
-        lifetime_s=5400,
-        exec_timeout_s=90,
-        output_bytes=1 << 20,
-    )
-    assert Policy.model_validate({**LEAST, "resources": text}).resources == expected
-
-
 def test_a_command_never_outlives_its_cell() -> None:
     """A default shrinks with a shorter lifetime; a written contradiction is refused."""
     assert (
@@ -99,26 +72,11 @@ def test_a_command_never_outlives_its_cell() -> None:
         Policy.model_validate({**LEAST, "resources": {"lifetime": "1m", "exec_timeout": "61s"}})
 
 
-def test_a_tier_below_the_risk_is_refused() -> None:
-    """Raised, yes; lowered, never."""
-    assert Policy.model_validate({**LEAST, "risk": "low", "tier": "microvm"}).tier is Tier.MICROVM
-    with pytest.raises(ValidationError, match="can only be raised"):
-        Policy.model_validate({**LEAST, "tier": "gvisor"})
-
-
 def test_two_files_can_not_have_one_target() -> None:
     """The second would replace the first unseen."""
     files = [{"source": "a", "target": "/x//y"}, {"source": "b", "target": "/x/y"}]
     with pytest.raises(ValidationError, match="two files"):
         Policy.model_validate({**LEAST, "files": files})
-
-
-def test_json_is_canonical() -> None:
-    """Plain JSON values with all defaults; the same for equal policies."""
-    shown = Policy.model_validate(LEAST).to_json()
-    assert json.loads(json.dumps(shown)) == shown
-    assert shown["resources"]["memory_bytes"] == 512 << 20
-    assert (shown["risk"], shown["tier"]) == ("high", None)
 
 
 def _walk(schema: Any) -> Any:  # noqa: ANN401 - a JSON document
@@ -130,8 +88,7 @@ def _walk(schema: Any) -> Any:  # noqa: ANN401 - a JSON document
 
 
 def test_the_schema_describes_what_a_person_writes() -> None:
-    """Every field is described, unknown ones are refused, sizes are strings with a pattern that the
-    defaults fit."""
+    """Every field is described, and unknown ones are refused."""
     schema = policy_schema()
     assert set(schema["properties"]) == set(Policy.model_fields)
     assert schema["required"] == ["belljar", "risk"]
@@ -141,16 +98,3 @@ def test_the_schema_describes_what_a_person_writes() -> None:
         assert part["additionalProperties"] is False
         for field in part["properties"].values():
             assert field["description"]
-            if field.get("type") == "string" and isinstance(field.get("default"), str):
-                assert (
-                    re.search(field["pattern"], field["default"])
-                    if "pattern" in field
-                    else field["default"] in field["enum"]
-                )
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_stand_for_their_risk(name: str) -> None:
-    """A preset is named after its risk and shares nothing with anyone."""
-    policy = load_preset(name).policy
-    assert (policy.name, policy.risk.value, policy.network, policy.files) == (name, name, None, ())

@@ -21,14 +21,6 @@ def model_of(risk: str = "low", **fields: object) -> ModelBlock:
     return block
 
 
-def test_a_block_has_defaults_for_all_but_the_weights() -> None:
-    """llama.cpp, one request at a time, text on record."""
-    model = model_of(weights={"sha256": f"sha256:{DIGEST.upper()}"})
-    assert (model.server, model.parallel, model.record) == ("llama_cpp", 1, "text")
-    assert model.weights.sha256 == DIGEST
-    assert model_of(server=["serve", "--x"]).server == ("serve", "--x")
-
-
 @pytest.mark.parametrize(
     "fields",
     [

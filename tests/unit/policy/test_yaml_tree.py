@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.compose.values import number
 from belljar.policy.yaml_tree import (
     MAX_BYTES,
     MAX_DEPTH,
+    POLICY,
     Mark,
+    Reading,
     closest_mark,
     field_name,
     read_tree,
@@ -130,6 +133,16 @@ def test_a_byte_order_mark_is_no_content() -> None:
 def test_a_path_is_shown_escaped() -> None:
     """A key can be anything; what is shown can't act."""
     assert field_name(("files", 0, "a\x1b[2J")) == "files[0].a\\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    "text", ["%YAML 1.3\n---\na: 1\n", 'a: "\\ud800"', '"\\udfff": 1', "a: 0o"]
+)
+def test_what_the_parser_stumbles_over_is_a_problem(text: str) -> None:
+    """A version that it doesn't know, and half a character, which no file and program can hold."""
+    for reading in (POLICY, Reading(aliases=True, number=number)):
+        tree = read_tree(text.encode(), reading)
+        assert tree.problems or tree.value == {"a": "0o"}
 
 
 @given(st.binary(max_size=300))

@@ -15,6 +15,8 @@ MAX_NAME_BYTES: Final = 255
 MAX_DEPTH: Final = 200
 MAX_METADATA_BYTES: Final = 1 << 20  # Of one extended header, held in memory
 MAX_XATTR_BYTES: Final = 64 << 10  # Linux's bound of one value (xattr(7)), here of all
+# Of all paths and links of an archive, which are held in memory: half a million of usual length.
+MAX_TEXT_BYTES: Final = 256 << 20
 # The kernel's -1 is no id; squashfs keeps ids and times in 32 bits.
 MAX_ID: Final = 0xFFFF_FFFE
 MAX_TIME_S: Final = 0xFFFF_FFFF

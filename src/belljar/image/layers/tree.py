@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from belljar.errors import HostError
-from belljar.image.layers import MAX_DEPTH, ImportLimits, LayerError
+from belljar.image.layers import (
+    MAX_DEPTH,
+    MAX_PATH_BYTES,
+    MAX_TEXT_BYTES,
+    ImportLimits,
+    LayerError,
+)
 from belljar.image.layers.headers import EntryPath, ImageEntryKind, LayerEntry, check_components
 from belljar.image.tools import IDS, drained, failed, plain_env, started, tool
 from belljar.store.home import HINT_SPACE
@@ -44,6 +50,7 @@ class TreeNode:
     """A file of the tree; hard links are one node. `layer` is the last that changed it.
 
     A file's content is in `layer_of_content` (0: it has none), `size_bytes` at `offset`.
+    `path_bytes`: of a directory's own path, with the slash behind it.
     """
 
     kind: ImageEntryKind
@@ -56,6 +63,7 @@ class TreeNode:
     size_bytes: int = 0
     offset: int = 0
     target: bytes = b""
+    path_bytes: int = 0
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
     children: dict[bytes, TreeNode] = field(default_factory=dict)
 
@@ -77,6 +85,7 @@ class MergedTree:
         self._layer = 0
         self._entries = 0
         self._xattr_bytes = 0
+        self._text_bytes = 0
         self._steps = 0
 
     def begin_layer(self) -> None:
@@ -147,6 +156,7 @@ class MergedTree:
 
     def _place(self, parent: TreeNode, name: bytes, entry: LayerEntry) -> None:
         before = parent.children.get(name)
+        path_bytes = self._measured(parent, name, entry.target)
         if entry.kind is ImageEntryKind.HARD_LINK:
             parent.children[name] = self._link_target(entry)
             return
@@ -157,6 +167,7 @@ class MergedTree:
             and entry.kind is ImageEntryKind.DIRECTORY
         ):
             node.children = before.children
+        node.path_bytes = path_bytes
         parent.children[name] = node
 
     def _node(self, entry: LayerEntry) -> TreeNode:
@@ -205,6 +216,14 @@ class MergedTree:
         if self._entries > self._limits.max_entries:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
 
+    def _measured(self, parent: TreeNode, name: bytes, target: bytes = b"") -> int:
+        """Return how long a child's path is: links lead a short name to where a long one ended."""
+        path_bytes = parent.path_bytes + len(name) + 1
+        self._text_bytes += path_bytes + len(target)
+        if path_bytes > MAX_PATH_BYTES or self._text_bytes > MAX_TEXT_BYTES:
+            raise LayerError(f"the path to {printable(name[:100])!r}, or all paths, are too long")
+        return path_bytes
+
     def _prune(self, node: TreeNode) -> bool:
         """Remove lower layers' nodes below; whether `node` itself stays."""
         self._steps += 1 + len(node.children)
@@ -232,7 +251,10 @@ class MergedTree:
             if child is None and make is not None:
                 self._count()  # a short name implies many directories
                 child = above[-1].children[part] = TreeNode(
-                    kind=ImageEntryKind.DIRECTORY, layer=self._layer, mtime_s=make
+                    kind=ImageEntryKind.DIRECTORY,
+                    layer=self._layer,
+                    mtime_s=make,
+                    path_bytes=self._measured(above[-1], part),
                 )
             if child is not None and child.kind is ImageEntryKind.SYMLINK:
                 followed += 1

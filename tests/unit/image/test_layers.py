@@ -1,0 +1,110 @@
+"""Bounds of what a hostile archive can make this host hold in memory or do, beside its entries."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.images import directory, entry, layer, symlink
+
+from belljar.image import origin
+from belljar.image.layers import ImportLimits, LayerError, tree
+from belljar.image.layers.blob import open_layer
+from belljar.image.layers.headers import read_entries
+from belljar.image.layers.tree import MergedTree
+from belljar.image.origin import files_of_archive
+from belljar.image.tools import drained, started
+
+LIMITS = ImportLimits(max_entries=400)
+LONG = "d" * 250
+DEEP = "/".join([LONG] * 16)
+OPAQUE = [entry("d/.wh..wh..opq")] * 250
+XATTRS = {"SCHILY.xattr.user.a": "v" * 500}
+Entries = list[tuple[tarfile.TarInfo, bytes]]
+
+
+@pytest.mark.promise("1.8")
+@pytest.mark.parametrize(
+    ("bound", "entries", "allowed"),
+    [
+        ("", [entry("/".join(f"{n}/{m}" for m in range(60)) + "/f") for n in range(5)], 3),
+        ("_MAX_XATTR_BYTES", [entry(f"{n}", pax_headers=XATTRS) for n in range(50)], 39),
+        ("_MAX_STEPS", [directory("d"), *(entry(f"d/{n}") for n in range(100)), *OPAQUE], 200),
+        ("MAX_TEXT_BYTES", [symlink(f"{n}", "x" * 3000) for n in range(10)], 6),
+        ("MAX_TEXT_BYTES", [directory(LONG), *(entry(f"{LONG}/{n}") for n in range(99))], 78),
+        ("", [directory(DEEP), symlink("l", DEEP), entry("l/f"), entry(f"l/{LONG}")], 3),
+    ],
+    ids=["implied-directories", "attributes", "whiteouts", "links", "paths", "a-path"],
+)
+def test_a_tree_is_bounded(
+    bound: str, entries: Entries, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In directories that names imply, bytes of extended attributes, steps of whiteouts, and bytes
+    of paths and links; a path is as long as where links lead it."""
+    if bound:
+        monkeypatch.setattr(tree, bound, 20_000)
+    merged = MergedTree(LIMITS)
+    merged.begin_layer()
+    content = layer(*entries)
+    found = list(read_entries(_Bytes(content), len(content)))
+    for each in found[:allowed]:
+        merged.apply(each)
+    with pytest.raises(LayerError):
+        merged.apply(found[allowed])
+
+
+class _Bytes:
+    """Reads like a layer."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def pread(self, count: int, offset: int) -> bytes:
+        """Part of it."""
+        return self._content[offset : offset + count]
+
+
+@pytest.mark.promise("1.8")
+@pytest.mark.parametrize("make", [entry, lambda name: symlink(name, "x" * 3000)])
+def test_an_archives_names_are_bounded(
+    tmp_path: Path,
+    make: Callable[[str], tuple[tarfile.TarInfo, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of the outer archive, which are held until its image is found."""
+    monkeypatch.setattr(origin, "MAX_TEXT_BYTES", 20_000)
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(layer(*(make(f"{n}/{LONG}") for n in range(100))))
+    with pytest.raises(LayerError), files_of_archive(archive, tmp_path, LIMITS):
+        pass
+
+
+@pytest.mark.promise("1.8")
+def test_many_empty_members_of_a_gzip_file_cost_little(tmp_path: Path) -> None:
+    """Each is read in a time that doesn't grow with what follows it."""
+    blob = tmp_path / "blob"
+    blob.write_bytes(gzip.compress(b"") * 100_000 + gzip.compress(b"x"))
+    began = time.process_time()
+    opened = open_layer(blob, None, max_bytes=1 << 20, scratch=tmp_path)
+    assert opened.pread(2, 0) == b"x"
+    opened.close()
+    assert time.process_time() - began < 10
+
+
+def test_a_tool_ends_though_nobody_reads_what_it_says() -> None:
+    """Its output is read on: it isn't held by a full pipe."""
+
+    def tell(_line: str) -> None:
+        raise BrokenPipeError
+
+    argv = ["/bin/sh", "-c", "yes | head -c 1000000"]
+    with (
+        started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+        drained(process, on_line=tell),
+    ):
+        assert process.wait(60) == 0
