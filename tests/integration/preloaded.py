@@ -1,8 +1,8 @@
 """A Python process that has imported what `belljar run` imports of others (5 s of processor time),
 and forks for each command.
 
-`server SOCKET` is that process; `client SOCKET ARGS…` runs `python -m belljar ARGS…` in a fork of
-it, with the client's own arguments, environment, directory and streams, and ends with its exit
+`server SOCKET` is that process; `client SOCKET ARGS…` runs `python -m belljar ARGS…`, or another
+module that ARGS name by `-m`, in a fork of it, with the client's own arguments, environment, directory and streams, and ends with its exit
 code. The client passes SIGHUP, SIGINT and SIGTERM on; if it ends first, the command is killed.
 Nothing of Belljar is imported beforehand. What depends on ignored signals, on a session of its own
 or on the start itself is tested with real processes. Belljar takes the operator's variables from
@@ -141,7 +141,7 @@ def serve(listener: socket.socket) -> None:
 
 
 def run(fds: list[int]) -> None:
-    """As `python -m belljar` would."""
+    """As `python -m` would."""
     import atexit
     import random
     import runpy
@@ -156,6 +156,10 @@ def run(fds: list[int]) -> None:
         os.close(fd)
     os.chdir(folder)
     sys.argv[1:], variables = words[: int(count)], words[int(count) :]
+    module = "belljar"
+    if sys.argv[1:2] == ["-m"]:
+        module = sys.argv[2]
+        del sys.argv[1:3]
     sys.path[0] = folder
     os.environ.clear()
     for variable in variables:
@@ -163,11 +167,11 @@ def run(fds: list[int]) -> None:
         os.environ[name] = value
     start_environment = "\0".join([*variables, ""]).encode(errors="surrogateescape")
     if not started_with(start_environment):
-        os.execv(sys.executable, [sys.executable, "-m", "belljar", *sys.argv[1:]])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])  # noqa: S606
     random.seed()
     code = 0
     try:
-        runpy.run_module("belljar", run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:  # noqa: BLE001 - as the interpreter does

@@ -35,8 +35,8 @@ def read_until(terminal: int, words: bytes, deadline_s: float = 120) -> bytes:
 
 
 def quick_command(*arguments: str) -> list[str]:
-    """`belljar ARGUMENTS…` by a fork of a process that has imported what `run` imports of others
-    (see `preloaded`). For commands that run to their end."""
+    """`belljar ARGUMENTS…`, or `python -m MODULE…`, by a fork of a process that has imported what
+    `run` imports of others (see `preloaded`). For commands that run to their end."""
     if not _preloaded:
         path = f"{tempfile.mkdtemp(prefix='preloaded-')}/socket"
         words = [sys.executable, str(PRELOADED), "server", path]

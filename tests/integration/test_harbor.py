@@ -15,6 +15,7 @@ import pytest
 from tests.integration import harbor_calls
 from tests.real_packages import ROOT, harbor_python
 
+from belljar.cli.report import report_of_run
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
@@ -99,30 +100,31 @@ def templates(directory: Path, home: Path) -> None:
     They need a registry for their images and the Internet for packages of the tests: both are
     replaced, and nothing else.
     """
-    cli = ["-m", "harbor.cli.main"]
-    init = [*cli, "init", "--task", "--org", "x", "-o", directory, "--no-pytest"]
-    run(harbor(home, *init, "apart"))
-    run(harbor(home, *init, "steps", "--verifier-mode", "shared", "--steps", "2"))
+    source = directory.parent / "bench" / "hello"
+    init = ["init", "--task", "--org", "x", "-o", str(directory), "--no-pytest"]
+    steps = ["steps", "--verifier-mode", "shared", "--steps", "2"]
+    migrate = ["task", "migrate", "-i", str(source.parent), "-o", str(directory)]
+    packages = next(PYTHON.parents[1].glob("lib/python*/site-packages"))
+    shutil.copytree(packages / "terminal_bench" / "cli" / "template-task", source)
+    (source / "solution.yaml").unlink()
+    with (source / "Dockerfile").open("a") as file:
+        file.write("\nWORKDIR /app\n")
+    hello = {"task.yaml": "instruction: Greet.\n", "run-tests.sh": "grep Hello hello.txt\n"}
+    written(source, hello)
+    # In one process: importing Harbor takes seconds.
+    commands = [[*init, "apart"], [*init, *steps], migrate]
+    program = f"from harbor.cli.main import app\nfor words in {commands}:\n    app(words, standalone_mode=False)"
+    run(harbor(home, "-c", program))
     solve = "#!/bin/bash\necho done >> /logs/artifacts/made\n"
     check = "#!/bin/bash\n" + REWARD.format("grep -q done /logs/artifacts/made")
     for part in ("apart", "steps/steps/step-1", "steps/steps/step-2"):
         written(directory / part, {"solution/solve.sh": solve, "tests/test.sh": check})
-    packages = next(PYTHON.parents[1].glob("lib/python*/site-packages"))
     adapter = packages / "harbor" / "cli" / "template-adapter" / "task-template"
     adapter = Path(shutil.copytree(adapter, directory / "adapter"))
     dockerfile = adapter / "environment" / "Dockerfile"
     dockerfile.write_text(dockerfile.read_text().replace("apt-get", ": apt-get"))
     config = (adapter / "task.toml").read_text()
     (adapter / "task.toml").write_text(config.replace("{{ADAPTER_ID}}__{task_id}", "one"))
-    source = packages / "terminal_bench" / "cli" / "template-task"
-    source = Path(shutil.copytree(source, directory.parent / "bench" / "hello"))
-    (source / "solution.yaml").unlink()
-    with (source / "Dockerfile").open("a") as file:
-        file.write("\nWORKDIR /app\n")
-    hello = {"task.yaml": "instruction: Greet.\n", "run-tests.sh": "grep Hello hello.txt\n"}
-    written(source, hello)
-    migrate = ["task", "migrate", "-i", source.parent, "-o", directory]
-    run(harbor(home, *cli, *migrate))
     for path in directory.glob("*/task.toml"):  # what Harbor writes into each
         path.write_text(path.read_text().replace('"public"', '"no-network"'))
 
@@ -166,9 +168,9 @@ def test_tasks_run_with_their_reference_solutions(tmp_path: Path, home: Path) ->
         evidence = stored_evidence(each, expected_key=local_fingerprint(home))
         assert judge(evidence).exit_code == 0, each
         assert verify(each).ok()
-    report = run(harbor(home, "-m", "belljar", "report", made[0], "-o", tmp_path / "report.html"))
-    assert (tmp_path / "report.html").exists(), report
-    assert "contained" in run(harbor(home, "-m", "belljar", "verdict", made[0]))
+    page = report_of_run(made[0])
+    assert page is not None
+    assert page.exists()
 
 
 def test_an_interrupt_destroys_the_cell(tmp_path: Path, home: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -241,28 +241,22 @@ def belljar_run(tasks: Path, home: Path, *arguments: str, **variables: str) -> F
 @pytest.mark.promise("1.5")
 def test_every_sample_has_a_cell_of_its_own(home: Path, tasks: Path) -> None:
     """The task's own policy, a sample's metadata in its environment, one cell for each epoch, the
-    image and directory of a compose file, and models that a task asks for when it is loaded."""
-    named = [f"tasks.py@{name}" for name in ("flags", "docker", "asks")]
-    models = ("--model", "mockllm/model", "--model-role", "grader=mockllm/grader")
-    run = belljar_run(tasks, home, *named, *models)
+    image and directory of a compose file.
+
+    No source moves commands to this host. One that timed out has no event in the transcript, and
+    reached the cell all the same; a server of MCP in the cell is no tool of this host.
+    """
+    named = [f"tasks.py@{name}" for name in ("flags", "docker", "counted", "serves")]
+    run = belljar_run(tasks, home, *named, INSPECT_EVAL_SANDBOX="local")
     assert run.code == 0, run.errors
-    samples = run.said["samples"]
-    assert [sample["scores"]["said"] for sample in samples] == ["1"] * 6
-    assert len({cell for sample in samples for cell in sample["cells"]}) == 6
-    assert all(sample["destroyed"] and sample["verdict"] == "contained" for sample in samples)
+    samples = run.samples("a", "b", "docker")
+    assert [sample["scores"]["said"] for sample in samples] == ["1"] * 5
+    assert len({cell for sample in samples for cell in sample["cells"]}) == 5
+    assert run.said["verdict"] == "contained"
+    assert all(sample["destroyed"] for sample in run.said["samples"])
     assert verify(run.run_dir).ok(strict=True)
     assert POLICY in [path.read_text() for path in run.run_dir.glob("policy*.yaml")]
     assert list((run.run_dir / "inspect").glob("*.eval"))
-
-
-def test_commands_run_in_the_cell_and_are_counted_against_the_ledger(
-    home: Path, tasks: Path
-) -> None:
-    """No source moves them to this host. A command that timed out has no event in the transcript,
-    and reached the cell all the same; a server of MCP in the cell is no tool of this host."""
-    named = ("tasks.py@counted", "tasks.py@serves")
-    run = belljar_run(tasks, home, *named, INSPECT_EVAL_SANDBOX="local")
-    assert run.said["verdict"] == "contained", run.errors
     assert not (tasks / "on_the_host").exists()
     uses = {use["name"]: (use["calls"], use["reached_cell"]) for use in run.said["tools"]}
     assert (uses["bash"], uses["lookup"]) == ((2, 2), (1, 0))
@@ -285,16 +279,20 @@ def logs_of(finished: Finished) -> dict[str, EvalLog]:
 
 def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     """The model's side reads that it is unavailable; the record has the failure and the
-    destruction; what can't be probed any more is void."""
-    run = belljar_run(tasks, home, "tasks.py@dies")
+    destruction; what can't be probed any more is void, and no other sample. That one has the models
+    that its task asks for when it is loaded."""
+    models = ("--model", "mockllm/model", "--model-role", "grader=mockllm/grader")
+    run = belljar_run(tasks, home, "tasks.py@dies", "tasks.py@asks", *models)
     assert run.code == 2, run.errors
-    (sample,) = run.said["samples"]
+    (other,) = run.samples("asks")
+    assert (other["verdict"], other["scores"]) == ("contained", {"said": "1"})
+    (sample,) = run.samples("dies")
     assert (sample["verdict"], [probing["verdict"] for probing in sample["probes"]]) == (
         "void",
         ["contained", "void"],
     )
     assert sample["scores"] == {"said": "1"}
-    (cell,) = gather_cells(read_events(run.run_dir)).values()
+    cell = gather_cells(read_events(run.run_dir))[sample["cells"][0]]
     assert cell.failures
     assert cell.clean
 
@@ -360,9 +358,9 @@ def test_a_samples_own_sandbox_is_used_or_refused(
     (tasks / "values.yaml").write_text("replicas: 2\n")
     logs = tmp_path_factory.mktemp("logs")
     named = [f"{tasks}/tasks.py@{name}" for name in ("brings", "built")]
-    words = ["eval", *named, "--sandbox", "belljar", "--model", "mockllm/model"]
+    words = ["inspect_ai", "eval", *named, "--sandbox", "belljar", "--model", "mockllm/model"]
     done = subprocess.run(
-        [sys.executable, "-m", "inspect_ai", *words, "--log-dir", str(logs), "--display", "plain"],
+        quick_command("-m", *words, "--log-dir", str(logs), "--display", "plain"),
         cwd=logs,
         capture_output=True,
         text=True,
@@ -378,12 +376,10 @@ def test_a_samples_own_sandbox_is_used_or_refused(
 
 
 @contextmanager
-def running(
-    tasks: Path, *arguments: str, by: Callable[..., list[str]] = quick_command
-) -> Iterator[subprocess.Popen[str]]:
+def running(tasks: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`belljar run …` while it runs; signals to the process reach it."""
     process = subprocess.Popen(
-        by("run", "--model", "mockllm/model", *arguments),
+        quick_command("run", "--model", "mockllm/model", *arguments),
         cwd=tasks,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -424,10 +420,9 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
 )
 def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
-    """The cell is destroyed, the ledger is sealed, the exit code is 130. A process of its own, as a
-    user starts it."""
+    """The cell is destroyed, the ledger is sealed, the exit code is 130."""
     before = attach_sockets(home)
-    with running(tasks, "tasks.py@waits", by=command) as process:
+    with running(tasks, "tasks.py@waits") as process:
         new_cell(home, before)
         process.send_signal(number)
         process.communicate(timeout=PATIENCE_S)

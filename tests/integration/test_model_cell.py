@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Belljar
-from tests.integration.processes import wait_for
+from tests.integration.processes import quick_command, wait_for
 from tests.machine import PATIENCE_S
 from tests.real_packages import JSON_SERVER, store_real_model
 
@@ -76,13 +75,13 @@ def agent():
         return state
     return solve
 
-def talking(cells, *solvers, target=""):
-    samples = [Sample(id=name, input="Say hello.", target=target) for name in ("one", "two")]
+def talking(cells, *solvers, target="", names=("one",)):
+    samples = [Sample(id=name, input="Say hello.", target=target) for name in names]
     return Task(dataset=samples, solver=list(solvers), scorer=includes(), sandbox=("belljar", cells))
 
 @task
 def talk():
-    return talking("cells.yaml", ask())
+    return talking("cells.yaml", ask(), names=("one", "two"))
 
 @task
 def tools():
@@ -164,13 +163,18 @@ def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
 def test_an_evaluation_asks_a_model_in_a_cell(
     tier: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """Tools, log probabilities, usage; one model cell, in no lower tier than the samples', probed,
-    in the verdict and destroyed; each request is on record. Streamed in the second tier."""
+    """Log probabilities, usage; one model cell, in no lower tier than the samples', probed, in the
+    verdict and destroyed; each request is on record. Streamed in the second tier.
+
+    A program in a sample's cell asks it, too, by the range's stand-in `openai`; nothing leaves the
+    host.
+    """
     stream = ["-M", "stream=true"] if tier == "gvisor" else []
     ran = belljar(
         *(
             "run",
             "task.py@talk",
+            "task.py@program",
             "--model",
             "belljar/model.yaml",
             "--tier",
@@ -183,17 +187,20 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     assert ran.returncode == 0, ran.stderr.decode()
     found = json.loads(ran.stdout)
     assert found["verdict"] == "contained"
-    assert [row["error"] for row in found["samples"]] == ["", ""]
+    assert [row["error"] for row in found["samples"]] == ["", "", ""]
+    assert [list(row["scores"].values()) for row in found["samples"]][-1] == ["C"]
+    left = found["left_this_host"]
+    assert (left["claim"], left["destinations"], left["unknown"]) == ("nothing", [], [])
     (model,) = found["model_cells"]
     assert (model["name"], model["weights"], model["tier"]) == ("smollm2", DIGEST, tier)
-    assert (model["requests"], model["failed"]) == (2, 0)
+    assert (model["requests"], model["failed"]) == (3, 0)
     assert model["completion_tokens"] > 0
     assert [each["phase"] for each in model["probes"]] == ["start", "end"]
     assert model["destroyed"]
     run = clean_after()
     started = events(belljar, run, "model.request.started")
     completed = events(belljar, run, "model.request.completed")
-    assert len(started) == len(completed) == 2
+    assert len(started) == len(completed) == 3
     assert all(each["path"] == "/v1/chat/completions" for each in started)
     plan = json.loads(next(run.glob("plan*.json")).read_text())
     assert plan["network"] is None
@@ -213,36 +220,26 @@ def write_script(folder: Path, belljar: Belljar, program: str, **fields: object)
     return str(added["digest"])
 
 
-def test_a_model_calls_tools(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """A server of the author's own, whose tool calls reach the task and whose answers come back."""
-    write_script(folder, belljar, TOOL_CALLER)
-    ran = belljar("run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json")
-    assert ran.returncode == 0, ran.stderr.decode()
-    found = json.loads(ran.stdout)
-    assert list(found["samples"][0]["scores"].values()) == ["C"]
-    assert found["model_cells"][0]["requests"] == 2
-    clean_after()
-
-
 ROLE = ("--model-role", "grader=belljar/model.yaml")
 
 
-def test_a_model_in_a_cell_has_a_role(
+def test_a_model_calls_tools_and_has_a_role(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """A grader that an option or the task names, beside the evaluated model: one cell for whatever
-    asks it, its requests and its verdict on record."""
+    """A server of the author's own, whose tool calls reach the task and whose answers come back.
+
+    A grader that an option or the task names, beside the evaluated model: one cell for whatever
+    asks it, its requests and its verdict on record.
+    """
     write_script(folder, belljar, TOOL_CALLER)
-    tasks = ("task.py@judged", "task.py@own_judge")
-    ran = belljar("run", *tasks, "--model", "belljar/model.yaml", *ROLE, "--limit", "1", "--json")
+    tasks = [f"task.py@{name}" for name in ("tools", "judged", "own_judge")]
+    ran = belljar("run", *tasks, "--model", "belljar/model.yaml", *ROLE, "--json")
     assert ran.returncode == 0, ran.stderr.decode() + ran.stdout.decode()
     found = json.loads(ran.stdout)
     scores = [list(sample["scores"].values()) for sample in found["samples"]]
-    assert (found["verdict"], scores) == ("contained", [["C"], ["C"]])
+    assert (found["verdict"], scores) == ("contained", [["C"]] * 3)
     (model,) = found["model_cells"]
-    assert (model["requests"], model["failed"], model["destroyed"]) == (4, 0, True)
+    assert (model["requests"], model["failed"], model["destroyed"]) == (6, 0, True)
     assert [each["verdict"] for each in model["probes"]] == ["contained", "contained"]
     clean_after()
 
@@ -253,40 +250,30 @@ POSTED = """\
 SLEEPS = "        import time; time.sleep(600)\n"
 
 
-def test_a_model_cell_ends_with_its_lifetime(
+def test_a_model_cell_that_ends_in_mid_request(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """In mid-request: the run is void, says why, and waits for no more answers."""
-    slow = TOOL_CALLER.replace(POSTED, POSTED + SLEEPS)
-    write_script(folder, belljar, slow, resources={"lifetime": "20s"})
-    words = ["run", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1", "--json"]
-    ran = belljar(*words, timeout_s=PATIENCE_S)
-    found = json.loads(ran.stdout)
-    assert (ran.returncode, found["verdict"]) == (2, "void")
-    died = found["problems"][0]
-    assert died["code"] == "model_cell_died"
-    assert "lifetime" in died["detail"]
-    assert found["model_cells"][0]["requests"] == 1
-    clean_after()
+    """As by an operator's kill: the run is void, says why, and waits for no more answers."""
+    write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + SLEEPS))
+    known = set(belljar.runs())
+    process = belljar.start("run", "task.py@tools", "--model", "belljar/model.yaml", "--json")
+    asked: list[str] = []
 
+    def is_asked() -> bool:
+        assert process.poll() is None
+        ledgers = [run / "ledger.jsonl" for run in set(belljar.runs()) - known]
+        known_lines = ledgers[0].read_bytes() if ledgers and ledgers[0].exists() else b""
+        for line in known_lines.splitlines(keepends=True):
+            if b'"model.request.started"' in line and line.endswith(b"\n"):
+                asked.append(json.loads(line)["cell"])
+        return bool(asked)
 
-def test_a_program_in_a_cell_talks_to_a_model_in_a_cell(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """The range's stand-in `openai` is answered by the model cell, and nothing else exists."""
-    ran = belljar(
-        "run", "task.py@program", "--model", "belljar/model.yaml", "--limit", "1", "--json"
-    )
-    assert ran.returncode == 0, ran.stderr.decode() + ran.stdout.decode()
-    found = json.loads(ran.stdout)
-    assert list(found["samples"][0]["scores"].values()) == ["C"]
-    assert found["verdict"] == "contained"
-    assert found["left_this_host"] == {
-        "claim": "nothing",
-        "destinations": [],
-        "unknown": [],
-        "lines": [],
-    }
+    wait_for(is_asked, "a request", within_s=PATIENCE_S)
+    assert belljar("kill", asked[0]).returncode == 0
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    found = json.loads(said)
+    assert (process.returncode, found["verdict"]) == (2, "void")
+    assert "model_cell_died" in [each["code"] for each in found["problems"]]
     assert found["model_cells"][0]["requests"] == 1
     clean_after()
 
@@ -298,9 +285,9 @@ def test_samples_without_a_cell_leave_the_models_verdict(
     that is."""
     write_script(folder, belljar, TOOL_CALLER)
     (folder / "task.py").write_text(TASK.replace(', sandbox=("belljar", cells))', ")"))
-    words = ["inspect_ai", "eval", "task.py@tools", "--model", "belljar/model.yaml", "--limit", "1"]
+    words = ["inspect_ai", "eval", "task.py@tools", "--model", "belljar/model.yaml"]
     ran = subprocess.run(
-        [sys.executable, "-m", *words, "--log-dir", "logs", "--display", "plain"],
+        quick_command("-m", *words, "--log-dir", "logs", "--display", "plain"),
         env=belljar.environment(),
         capture_output=True,
         timeout=PATIENCE_S,
@@ -415,44 +402,34 @@ def test_people_and_clients_are_served_with_a_token(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
     """On loopback and at a unix socket: whoever lacks the token gets nothing, and only `/v1/` reaches
-    the server."""
-    write_script(folder, belljar, TOOL_CALLER)
+    the server.
+
+    Two such processes share one model's weights: each has a cell of its own, and ends with it at
+    once, with the reason, though nobody asks; the weights stay until both have ended.
+    """
+    digest = write_script(folder, belljar, TOOL_CALLER)
     asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
-    with serving(belljar) as at:
-        assert at.ask(asked)["choices"]
+    with serving(belljar) as one:
+        server = serving(belljar, "--socket", "model.sock")
+        other = server.__enter__()
+        assert one.cell != other.cell
+        assert one.ask(asked)["choices"][0]["message"]["content"] == "it is 3"
         for refused, status in (
             ({"token": "x"}, 401),
             ({"path": "/../slots"}, 404),
             ({"path": "//x"}, 404),
         ):
             with pytest.raises(urllib.error.HTTPError) as caught:
-                at.ask(asked, **refused)
+                one.ask(asked, **refused)
             assert caught.value.code == status
             caught.value.close()
-    with serving(belljar, "--socket", "model.sock") as at:
-        assert Path(at.address).stat().st_mode & 0o777 == 0o600
-        for token, word in ((at.token, b"choices"), ("x", b"token")):
-            words = ["curl", "-sS", "--unix-socket", at.address, "-d", json.dumps(asked)]
+        assert Path(other.address).stat().st_mode & 0o777 == 0o600
+        for token, word in ((other.token, b"choices"), ("x", b"token")):
+            words = ["curl", "-sS", "--unix-socket", other.address, "-d", json.dumps(asked)]
             header = f"Authorization: Bearer {token}"
             words += ["-H", header, "http://localhost/v1/chat/completions"]
             ran = subprocess.run(words, capture_output=True, timeout=PATIENCE_S, check=True)
             assert word in ran.stdout, ran.stdout
-    assert len(events(belljar, clean_after(), "model.request.started")) == 1
-
-
-def test_two_processes_share_one_models_weights(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """Each has a cell of its own, and ends with it at once, with the reason, though nobody asks; the
-    weights stay until both have ended."""
-    digest = write_script(folder, belljar, TOOL_CALLER)
-    asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
-    with serving(belljar) as one:
-        server = serving(belljar)
-        other = server.__enter__()
-        assert one.cell != other.cell
-        for at in (one, other):
-            assert at.ask(asked)["choices"][0]["message"]["content"] == "it is 3"
         assert b"in use" in belljar("model", "rm", digest).stderr
         assert belljar("kill", other.cell).returncode == 0
         said, _ = server.process.communicate(timeout=PATIENCE_S)
@@ -460,4 +437,4 @@ def test_two_processes_share_one_models_weights(
         assert "killed by the operator" in json.loads(said)["error"]["message"]
         assert one.ask(asked)["choices"]
     assert belljar("model", "rm", digest).returncode == 0
-    clean_after()
+    assert len(events(belljar, clean_after(), "model.request.started")) == 1

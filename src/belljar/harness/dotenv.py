@@ -28,7 +28,9 @@ _OF_A_SERVICE: Final = re.compile(r"(?!INSPECT_|BELLJAR_)[A-Z][A-Z0-9_]*_(API_KE
 # To these, credentials are sent that are in no variable: of a home directory or a machine.
 _OF_A_CLOUD: Final = re.compile(r".*(AWS|AZURE|BEDROCK|GOOGLE|VERTEX).*_BASE_URL")
 # The operator's own keys, which an address from a file could be sent.
-_KEY: Final = re.compile(r".*_API_KEY|ANTHROPIC_AUTH_TOKEN|.*_API_TOKEN|AWS_BEARER_TOKEN_BEDROCK")
+_KEY: Final = re.compile(
+    r".*_API_KEY|ANTHROPIC_AUTH_TOKEN|.*_API_TOKEN|AWS_BEARER_TOKEN_BEDROCK|HF_TOKEN"
+)
 
 # What chooses this host's programs, their code, the store and its keys, trust roots and proxies.
 _OF_THE_HOST: Final = re.compile(
@@ -47,8 +49,8 @@ class DotEnv:
 def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
     """Find and judge the file that Inspect will read. Changes nothing.
 
-    Raises `PolicyError` for a name that is not allowed, and for an address whose requests would
-    carry a key of `environ`.
+    Raises `PolicyError` for a name that is not allowed, for a value made of other variables, and
+    for an address whose requests would carry a key of `environ`.
     """
     from io import BytesIO, TextIOWrapper
 
@@ -65,7 +67,7 @@ def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
         if len(data) > MAX_BYTES:
             raise ValueError("it has more than 1 MiB")
         stream = TextIOWrapper(BytesIO(data), encoding="utf-8")  # as Inspect opens it
-        # Only names are judged, so values are not expanded.
+        # Values as they are written: what would be expanded in them is refused.
         values = dotenv_values(stream=stream, interpolate=False)
     except (OSError, ValueError) as error:
         why = "it is not UTF-8" if isinstance(error, UnicodeError) else str(error)
@@ -85,6 +87,14 @@ def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
             f" {' and '.join(sorted(SETTINGS))}, and keys and addresses of model providers",
             where=where,
             hint="remove it there; if you want it, set it in the environment of belljar",
+        )
+    # An address of the file could be sent any secret of the environment as its key.
+    if expanded := [name for name in names if "${" in str(values[name])]:
+        raise PolicyError(
+            f"{printable(', '.join(expanded), max_chars=600)} of this file would take values of "
+            "other variables",
+            where=where,
+            hint="write the value itself, or set it in the environment of belljar",
         )
     addresses = [name for name in names if name.endswith("_BASE_URL")]
     keys = sorted(name for name, value in environ.items() if value and _KEY.fullmatch(name))

@@ -64,6 +64,7 @@ TOOLS: Final = "tools.json"
 # Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
 # record of a process that died.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
+_HINT_EXIT: Final = "take `sys.exit` out of it; to end a run's evaluation, raise an error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +118,13 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         operator = read_operator(**session.operator_options)
         with _stops(session):
             tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
-        if not previews:
-            where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
-            raise PolicyError("no sample is selected", where=printable(where), hint=hint)
-        policies = _show_preview(previews, session)
-        for policy in policies:
-            session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
-        session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
+            if not previews:
+                where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
+                raise PolicyError("no sample is selected", where=printable(where), hint=hint)
+            policies = _show_preview(previews, session)
+            for policy in policies:
+                session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
+            session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
         return _run_tasks(request, options, tasks, session, [*policies, *models])
 
 
@@ -164,11 +165,16 @@ def load_only(
 
 @contextlib.contextmanager
 def _stops(session: Session) -> Iterator[None]:
-    """Raise what stopped the session, whatever a task's module made of it while it was loaded."""
+    """Raise what stopped the session, whatever a task's code made of it while it was loaded.
+
+    Raises `PolicyError` for its `sys.exit`, whose 0 would read as "contained".
+    """
     try:
         yield
-    except BelljarError:
+    except BaseException as error:
         if session.stopped is None:
+            if isinstance(error, SystemExit):
+                raise PolicyError("the task's code ended the process", hint=_HINT_EXIT) from error
             raise
     if session.stopped is not None:
         raise session.stopped
@@ -260,7 +266,7 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
         return evidence, bind_verdicts(
             run.inspect_log_dir, judge(evidence), require_contained=require_contained
         )
-    except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - Inspect's log, and a task's metrics
         # The ledger is the record: this is a problem of the run only when numbers depend on it.
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
         print_status(f"belljar: {Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)}")
@@ -473,8 +479,9 @@ def invoke(
         session.failure = session.failure or f"the evaluation did not run: {_unmarked(error)}"
     except (KeyboardInterrupt, click.Abort):
         return True
-    except Exception as error:  # noqa: BLE001
-        # Whatever ends the evaluation, its record is closed and judged.
+    except BaseException as error:  # noqa: BLE001
+        # Whatever ends the evaluation, its record is closed and judged: the code of a solver's
+        # `sys.exit(0)` would read as "contained".
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
         session.failure = session.failure or f"the evaluation ended with {message}"
     return False

@@ -51,6 +51,8 @@ CONTAINMENT: Final = "containment"
 NOTE: Final = "containment_note"
 # Metadata key of Belljar's own score.
 OWN_SCORE: Final = "judged_by_run"
+# What the readers of events raise for data that no Belljar writes.
+_NOT_UNDERSTOOD: Final = (AttributeError, KeyError, TypeError, ValueError)
 
 
 def logs_in(directory: Path) -> list[str]:
@@ -329,7 +331,7 @@ def _evidence(
         try:
             for each in (record, cells, ranges, left, signals):
                 each.take(line)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except _NOT_UNDERSTOOD as error:
             if ledger[0] is not LedgerState.BAD:
                 why = f"event {line.seq} can't be understood: {type(error).__name__}"
                 ledger = LedgerState.BAD, why
@@ -361,8 +363,8 @@ def _begun_elsewhere(
     for run in path.parent.iterdir() if any(named) else ():
         if run.name not in named or not run.is_dir():
             continue
-        with suppress(OSError, LedgerError):
-            # A neighbour's word counts only if the same key signed it.
+        # A neighbour's word counts only if the same key signed it, and can be understood.
+        with suppress(OSError, LedgerError, *_NOT_UNDERSTOOD):
             if verify(run, expected_key=key, expected_run=run.name).problem is None:
                 cells = gather_cells(_readable(run)).values()
                 begun[run.name] = frozenset(cell.uuid for cell in cells if cell.uuid)

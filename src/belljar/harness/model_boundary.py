@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
+TOO_DEEP: Final = "what was to be sent to the model is nested too deeply to be looked at"
 _called: ContextVar[str] = ContextVar("belljar_called_model", default="")
 _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
@@ -107,6 +108,9 @@ async def _look_at(
         )
     except LimitExceededError:
         raise
+    except RecursionError:
+        # A model chooses how deep its own arguments are: that ends its sample, not the run.
+        raise LimitExceededError("custom", value=1, limit=0, message=TOO_DEEP) from None
     except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
         await current_session().end_sample(error, where="model boundary")
 

@@ -28,7 +28,7 @@ from typing_extensions import override
 from belljar.cell.health import HealthWatch, may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
-from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
+from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError, first_of
 from belljar.harness import config as configs
 from belljar.harness import lifecycle
 from belljar.harness.adapt import of_active_sample
@@ -207,9 +207,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         import belljar.harness.model_boundary  # noqa: F401 - its hook looks at what models are sent
 
         session = current_session()
-        lifecycle.enter(session)
-        session.directories.append(Path.cwd())  # the task's, here
         try:
+            lifecycle.enter(session)
+            session.directories.append(Path.cwd())  # the task's, here
             operator = read_operator(**session.operator_options)
             ours = configs.settled(configs.as_config(config), None)
             made = configs.within(ours, operator)
@@ -311,8 +311,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
-            if isinstance(error, ContainmentBreach):
-                session.breached(error)
+            if (breach := first_of(error, ContainmentBreach)) is not None:
+                session.breached(breach)
             session.note_no_room(error)
             raise
         return environment

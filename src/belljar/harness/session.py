@@ -122,11 +122,10 @@ class Session:
         """The run directory, opened if needed. Raises `HostError`."""
         if self.run is None:
             # A second evaluation in this process must not inherit the first one's breaches.
-            self.own, self.breaches, self.refusal = ExitStack(), [], None
+            own, self.breaches, self.refusal = ExitStack(), [], None
             self.failure, self.failure_code = "", 0
-            self.run = self.own.enter_context(
-                self.source.start_run("inspect", sys.argv, home=self.home)
-            )
+            self.run = own.enter_context(self.source.start_run("inspect", sys.argv, home=self.home))
+            self.own = own
         return self.run
 
     async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
@@ -450,6 +449,7 @@ class SampleCell:
             return
         # Before the first await: a second call meanwhile returns at once.
         self._closed = True
+        report: ProbeReport | None = None
         with anyio.CancelScope(shield=True):
             try:
                 if outcome == "completed":  # an interrupted sample has no score to be doubted
@@ -457,7 +457,13 @@ class SampleCell:
                         await environment.health.look("end")
                 report = await self._probe_noted(self.range, "end")
             finally:
-                await self._end(outcome)
+                try:
+                    await self._end(outcome)
+                except BelljarError:
+                    # This error leaves first; a breach stops the run all the same.
+                    if (breach := breach_of(report, self.cell.id)) is not None:
+                        self._session.breached(breach)
+                    raise
         await self._stop_if_breached(report, self.cell, cancelled=outcome == "interrupted")
 
     async def _end(self, outcome: str) -> None:

@@ -294,12 +294,14 @@ async def open_model(
         in_vm = cell.tier == Tier.MICROVM.value
         look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)
         try:
-            await _wait_healthy(served, stored)
-            await served.health.take_baseline()
-            spawn_task(watch)
-            yield served
+            try:
+                await _wait_healthy(served, stored)
+                await served.health.take_baseline()
+                spawn_task(watch)
+                yield served
+            finally:
+                await _end(served, run, watching)
         except BaseException as error:
-            await _end(served, run, watching)
             try:
                 await _looked(look)
             except HostError:
@@ -307,10 +309,7 @@ async def open_model(
                     raise
             raise
         else:
-            try:
-                await _end(served, run, watching)
-            finally:
-                await _looked(look)
+            await _looked(look)
 
 
 async def _end(served: ModelCell, run: RunDirectory, watching: anyio.CancelScope) -> None:

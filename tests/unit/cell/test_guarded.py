@@ -204,6 +204,32 @@ def test_what_a_flooded_record_keeps_nothing_of_is_on_record_as_not_scanned() ->
     assert [e.data["bytes"] for e in inner.events if e.kind is Kind.GUARD_UNSCANNED] == [5000]
 
 
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_is_being_scanned_at_the_end_is_found_or_not_scanned(
+    monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """Never neither: the cell's end waits for it, and past that wait it is on record."""
+    began, go, feed = threading.Event(), threading.Event(), StreamScanner.feed
+
+    def slow(*args: Any) -> object:  # noqa: ANN401 - it only forwards
+        began.set()
+        go.wait(60)
+        return feed(*args)
+
+    monkeypatch.setattr(StreamScanner, "feed", slow)
+    monkeypatch.setattr(guarded_module, "DRAIN_TIMEOUT_S", 0.01 if is_late else 60)
+    inner, recorder = guarded()
+    recorder.record(output(f"key={SECRET}\n".encode()))
+    assert began.wait(60)
+    if not is_late:
+        go.set()
+    recorder.close()
+    found = Kind.GUARD_UNSCANNED if is_late else Kind.DECOY_TAKEN
+    assert inner.kinds() == [Kind.EXEC_COMPLETED, found]
+    go.set()
+
+
 def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their number counts, not only their bytes; those beyond the bound are on record as not
     scanned."""

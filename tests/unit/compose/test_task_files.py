@@ -12,7 +12,9 @@ from belljar.compose.document import (
     MAX_TEXT_BYTES,
     TaskFiles,
     files_of,
+    read_document,
 )
+from belljar.errors import PolicyError
 
 
 @pytest.mark.promise("1.7")
@@ -31,11 +33,14 @@ def test_the_root_is_the_package(tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.7")
 def test_a_home_directory_is_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is in it."""
+    """Whatever is in it, for a task below it and for one that lies there itself."""
     (tmp_path / "__init__.py").touch()
     (tmp_path / "task").mkdir()
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: i, env_file: .netrc}}")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert files_of(tmp_path / "task") == TaskFiles(tmp_path / "task")
+    with pytest.raises(PolicyError, match="open to the task"):
+        read_document(tmp_path / "compose.yaml")
 
 
 @pytest.mark.promise("1.7")

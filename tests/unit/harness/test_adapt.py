@@ -11,7 +11,6 @@ from inspect_ai.util import SandboxEnvironmentSpec as Spec
 from belljar.errors import PolicyError
 from belljar.harness.adapt import brought
 from belljar.harness.config import BelljarConfig
-from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
 
@@ -67,9 +66,3 @@ def test_what_no_cell_can_stand_in_for_is_refused(tmp_path: Path) -> None:
     for written in (Spec("k8s", "values.yaml"), Spec("docker", "not-there.yaml")):
         with pytest.raises(PolicyError):
             made(tmp_path, written)
-
-
-@pytest.mark.promise("1.6")
-def test_a_dockerfile_beside_a_task_is_found_as_docker_finds_it() -> None:
-    """After a policy and a compose file; `task_init` judges it."""
-    assert BelljarSandboxEnvironment.config_files()[-1] == "Dockerfile"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.harness.runs import close, opened
 
-from belljar.harness import lifecycle
 from belljar.harness.attach import (
     MAX_PAYLOAD_BYTES,
     AttachError,
@@ -78,19 +77,3 @@ async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     assert await anyio.to_thread.run_sync(release_cells, environment.cell.id, session.home) == []
     await close(other)
     await close(environment)
-
-
-@pytest.mark.anyio
-async def test_hold_ends_when_the_last_cell_is_released(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`--no-sandbox-cleanup`: the owner stays until nobody needs the cells, then destroys them."""
-    monkeypatch.setattr(lifecycle, "_CHECK_INTERVAL_S", 0.05)
-    environment = await opened()
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lifecycle.keep_cells, session)
-            while not await anyio.to_thread.run_sync(release_cells, None, session.home):  # noqa: ASYNC110 - another process would poll too
-                await anyio.sleep(0.05)
-    assert not session.live
-    assert not environment.attach_socket.path.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,12 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai._util.json import to_json_safe
-from inspect_ai.log import EvalSample
+from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.model import ChatMessageTool, GenerateConfig, ModelOutput, ModelUsage, get_model
 from inspect_ai.model._model import init_active_model
+from inspect_ai.util import LimitExceededError
 from inspect_ai.util._concurrency import init_concurrency
+from tests.unit.harness.runs import MODEL, evaluated
 
 from belljar.harness.bridge import ModelBridge, messages_of, read_request, tools_of
+from belljar.harness.model_boundary import STOPPED
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +100,52 @@ async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -
         await anyio.to_thread.run_sync(asking)
     assert not begun.is_set()
     assert refused == [True, True]
+
+
+STOPPING = """
+from contextlib import suppress
+import anyio
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from belljar.harness.bridge import ModelBridge
+
+@solver
+def asks():
+    async def solve(state, generate):
+        bridge = ModelBridge()
+        with suppress(Exception):
+            await anyio.to_thread.run_sync(bridge, "chat", b'{"messages": []}')
+        await anyio.sleep(1)
+        state.metadata["went_on"] = True
+        return state
+    return solve
+
+@task
+def one():
+    return Task(dataset=[Sample(id="s", input="x")], solver=asks())
+"""
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("why", [STOPPED, "a limit of the model's"])
+def test_what_the_guard_stops_ends_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Though the request was a program's in the cell, which reads of an error alone; another limit
+    stays that request's."""
+
+    async def stopped(_request: object) -> None:
+        raise LimitExceededError("custom", value=1, limit=0, message=why)
+
+    monkeypatch.setattr("belljar.harness.bridge._answer", stopped)
+    (tmp_path / "task.py").write_text(STOPPING)
+    outcome = evaluated(tmp_path, str(tmp_path / "task.py"), *MODEL)
+    (info,) = list_eval_logs(str(outcome.path / "inspect"))
+    (sample,) = read_eval_log(info).samples or []
+    assert (sample.limit is not None) is (why == STOPPED)
+    assert ("went_on" in sample.metadata) is (why != STOPPED)
+    assert outcome.exit_code == 0
 
 
 async def test_only_chat_is_answered() -> None:

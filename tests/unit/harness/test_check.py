@@ -14,7 +14,6 @@ from belljar.harness.operator import OperatorOptions
 from belljar.harness.preview import (
     Host,
     Outlook,
-    as_json,
     check_compose,
     check_policy,
     exit_code,
@@ -146,21 +145,3 @@ def test_an_image_that_is_built_is_missed_with_its_build(tmp_path: Path) -> None
     assert commands["built"][-1] == str(tmp_path / "web dir")
     assert {"A=b c", "last", str(tmp_path / "web dir/Own")} <= set(commands["built"])
     assert commands["other"][2] == "import"
-
-
-@pytest.mark.promise("1.5")
-def test_json_has_all_that_the_text_has(tmp_path: Path) -> None:
-    """With a group's plan, images, differences and error."""
-    found = check(tmp_path, "services: {a: {image: gone, tty: true}}", home=tmp_path / "home")
-    said = as_json("compose.yaml", "compose", [found])
-    (group,) = said["groups"]
-    assert (said["exit_code"], group["outcome"]) == (3, "missing")
-    assert group["images"] == [{"image": "gone", "present": False}]
-    assert [item["image"] for item in said["missing_images"]] == ["gone"]
-    assert "belljar image import" in said["missing_images"][0]["command"]
-    assert (group["plan"]["tier"], group["error"]) == ("microvm", None)
-    assert [fact["key"] for fact in group["differences"]] == ["tty"]
-    refused = check(tmp_path, "services: {a: {image: gone, gpus: all}}", home=tmp_path / "home")
-    (group,) = as_json("compose.yaml", "compose", [refused])["groups"]
-    assert group["plan"] is None
-    assert group["error"]["what"]

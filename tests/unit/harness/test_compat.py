@@ -15,11 +15,10 @@ from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
 from belljar.harness.compat import (
     TaskRefused,
-    judge,
     judge_compose,
     judge_for_sample,
 )
-from belljar.harness.config import BelljarConfig, load
+from belljar.harness.config import BelljarConfig
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
 
@@ -51,15 +50,6 @@ def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
     with pytest.raises(TaskRefused):
         judge_for_sample(FLAGGED, {})
     assert judge_for_sample(FLAGGED, {}, blanks=True).changes
-
-
-def test_other_sandboxes() -> None:
-    """Docker or another without a configuration can be replaced, with one it can't; the host itself
-    gladly."""
-    assert judge("docker", has_config=False, where="").changes
-    assert judge("local", has_config=False, where="").differences
-    with pytest.raises(TaskRefused):
-        judge("k8s", has_config=True, where="")
 
 
 def adapted(
@@ -170,23 +160,6 @@ def test_samples_are_judged_too(tmp_path: Path) -> None:
     assert "sample 1" in caught.value.where
 
 
-def test_rights_of_a_compose_file_are_its_policys() -> None:
-    """From the file through Inspect's configuration to the policy that is planned."""
-    judgement = judge_compose(
-        service(image="x", cap_add=["SYS_PTRACE"], security_opt=["seccomp=unconfined"])
-    )
-    config = BelljarConfig().model_copy(update=dict(judgement.changes))
-    assert BelljarConfig.model_validate(config.model_dump()) == config
-    rights = load(config).policy.rights
-    assert rights == Rights(
-        capabilities=("SYS_PTRACE",), seccomp="unconfined", setuid_programs="auto"
-    )
-    assert [fact.kind for fact in judgement.differences] == [
-        DifferenceKind.GRANTED,
-        DifferenceKind.GRANTED,
-    ]
-
-
 @pytest.mark.promise("2.4")
 def test_set_user_id_programs_are_as_in_docker() -> None:
     """Every service's work where the tier lets them, unless the service refuses new privileges."""
@@ -195,15 +168,3 @@ def test_set_user_id_programs_are_as_in_docker() -> None:
     assert plain.changes["network"].stand_ins["web"].rights == AS_IN_DOCKER
     refusing = judge_compose(service(image="x", security_opt=["no-new-privileges:true"]))
     assert refusing.changes["rights"] == Rights(setuid_programs="off")
-
-
-@pytest.mark.promise("1.5")
-def test_a_refusal_names_the_keys_to_remove_and_both_ways_to_give_a_policy() -> None:
-    """Under `belljar run` and under `inspect eval`; a capability that no tier grants says which are
-    granted."""
-    with pytest.raises(TaskRefused) as caught:
-        judge_compose(service(image="x", cap_add=["SYS_MODULE"], gpus="all"))
-    refused = caught.value
-    for words in ("`cap_add`", "`gpus`", "--policy FILE", "--sandbox belljar:FILE"):
-        assert words in refused.hint
-    assert "SYS_PTRACE" in refused.what

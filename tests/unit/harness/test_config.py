@@ -98,24 +98,6 @@ def compose_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.promise("1.8")
-def test_an_image_of_a_compose_file_may_pin_a_digest() -> None:
-    """It reaches the policy in its normal form; a name that is none is the author's error, with the
-    service."""
-    from inspect_ai.util import ComposeConfig
-
-    pinned = "python:3.12@sha256:" + "1a" * 32
-    given = as_config(
-        ComposeConfig.model_validate(
-            {"services": {"default": {"image": f"docker.io/library/{pinned}"}}}
-        )
-    )
-    assert load(given).policy.image == pinned
-    for wrong in ("python@sha256:12", "Python:3", "python@sha512:" + "1a" * 64):
-        with pytest.raises(PolicyError, match=r"default.*image"):
-            as_config(ComposeConfig.model_validate({"services": {"default": {"image": wrong}}}))
-
-
 def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -> None:
     """As Inspect hands it over, a file's path or a `ComposeConfig`; the policy beside it is what it
     is put on. A Dockerfile names the image that is built of it."""

@@ -12,7 +12,7 @@ from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
 from tests.unit.harness.runs import opened
 
-from belljar.errors import ContainmentBreach
+from belljar.errors import ContainmentBreach, HostError
 from belljar.harness import session as session_module
 from belljar.harness.sample_record import Containment
 from belljar.harness.session import Session
@@ -109,14 +109,18 @@ async def test_a_breach_at_the_start(
     assert len(cells.opened) == 1
 
 
-async def test_a_breach_at_the_end_stops_the_others(session: Session, cells: FakeCells) -> None:
-    """A breach that shows at one sample's end: no cell of another takes work any more, and each can
-    still be closed."""
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_breach_at_the_end_stops_the_others(
+    session: Session, cells: FakeCells, *, is_left: bool
+) -> None:
+    """A breach that shows at one sample's end, also of a cell that can't be destroyed: no cell of
+    another takes work any more, and each can still be closed."""
     cells.on_probe = at("end", read_canary)
     first, second = await opened(), await opened()
-    with pytest.raises(ContainmentBreach):
+    cells.destroy_error = HostError("it is left") if is_left else None
+    with pytest.raises(HostError if is_left else ContainmentBreach):
         await first.close(outcome="completed")
-    cells.on_probe = at("never", read_canary)
+    cells.on_probe, cells.destroy_error = at("never", read_canary), None
     for call in (second.exec(["true"]), second.read_file("x"), second.write_file("x", "y")):
         with pytest.raises(ContainmentBreach, match="stopped"):
             await call
@@ -153,17 +157,19 @@ async def test_a_sample_whose_probes_refuse_is_void(session: Session, cells: Fak
 
 async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:
     """A scorer's second cell of the sample is probed at both ends, and its breach stops the run as
-    well."""
+    well, whatever the scorer raised."""
     environment = await opened()
     seen: list[tuple[str, str]] = []
     cells.on_probe = lambda cell, phase: seen.append((cell.id, phase))
     async with environment.another_cell() as other:
         pass
     assert seen == [(other.id, "start"), (other.id, "end")]
-    cells.on_probe = at("start", read_canary)
-    with pytest.raises(ContainmentBreach):
-        async with environment.another_cell():
-            pass
-    assert session.stopped is not None
+    for phase in ("start", "end"):
+        session.stopped = None
+        cells.on_probe = at(phase, read_canary)
+        with pytest.raises(ContainmentBreach):
+            async with environment.another_cell():
+                raise ValueError("the scorer failed")
+        assert isinstance(session.stopped, ContainmentBreach)
     cells.on_probe = at("never", read_canary)
     await environment.close(outcome="completed")

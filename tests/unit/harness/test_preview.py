@@ -16,7 +16,6 @@ from belljar.harness.preview import (
     Preview,
     grouped,
     preview,
-    summary,
     with_images,
 )
 from belljar.harness.source import differences_of_images
@@ -84,19 +83,6 @@ def test_a_reading_serves_every_sample_that_means_the_same(
     assert len(found) == 500
     assert len(made) == 2
     assert [len(group.samples) for group in grouped(found)] == [250, 250]
-
-
-@pytest.mark.promise("1.5")
-def test_a_summary_is_silent_where_nothing_differs(tmp_path: Path) -> None:
-    """And names samples where the others don't differ."""
-    (tmp_path / "compose.yaml").write_text("services: {default: {image: i}}")
-    (tmp_path / "own-compose.yaml").write_text("services: {default: {image: i, tty: true}}")
-    own = Sample(id="b", input="x", sandbox=("docker", "own-compose.yaml"))
-    assert summary(previews(tmp_path, Sample(id="a", input="x"))) == []
-    (line,) = summary(previews(tmp_path, Sample(id="a", input="x"), own))
-    assert "sample b" in line
-    (line,) = summary(previews(tmp_path, own))
-    assert "sample" not in line
 
 
 def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> None:

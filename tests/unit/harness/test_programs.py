@@ -53,33 +53,6 @@ async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
     return machine.ran
 
 
-async def test_as_a_container_runs_it() -> None:
-    """The image's own; arguments behind its entrypoint; a whole command instead; and nothing where
-    that only waits."""
-
-    def image() -> Machine:
-        return Machine(entrypoint=["/enter"], command=["serve"])
-
-    assert await started(image(), {}) == [["/enter", "serve"]]
-    assert await started(image(), {"arguments": ["sleep", "infinity"]}) == [
-        ["/enter", "sleep", "infinity"]
-    ]
-    assert await started(image(), {"arguments": []}) == [["/enter"]]
-    assert await started(image(), {"command": ["other"]}) == [["other"]]
-    assert await started(Machine(), {"arguments": ["sleep", "infinity"]}) == []
-    assert await started(Machine(command=["/bin/bash"]), {}) == []
-
-
-async def test_it_is_healthy_before_the_sample_begins() -> None:
-    """Or the sample does not begin: the error names the service."""
-    health = {"command": ["ask"], "interval": "100ms", "retries": 2}
-    assert (await started(Machine(), {"arguments": ["serve"], "health": health}))[-1] == ["ask"]
-    with pytest.raises(
-        CellError, match="agent does not serve: it did not become healthy in 2 tries"
-    ):
-        await started(Machine(healthy=False), {"health": health})
-
-
 @pytest.mark.promise("1.6")
 async def test_an_image_of_the_authors_runs_its_program() -> None:
     """Also without a compose file: its entrypoint and command; of Belljar's own image, which has a

@@ -163,21 +163,6 @@ async def test_the_score_counts_the_signals_of_all_machines(
         await each.close(outcome="completed")
 
 
-@pytest.mark.parametrize("content", [b"small", bytes(2 << 20)], ids=["small", "large"])
-async def test_the_samples_files_are_in_each_new_machine(
-    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
-    """Those that Inspect wrote to prepare the sample, from memory or from a file."""
-    environment = await opened()
-    monkeypatch.setattr(session_module, "is_preparing", lambda: True)
-    await environment.write_file("file", content)
-    monkeypatch.undo()
-    for _ in range(2):
-        await environment.revert()
-        assert await environment.read_file("file", text=False) == content
-    await environment.close(outcome="completed")
-
-
 async def test_the_samples_files_are_not_kept_in_memory(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

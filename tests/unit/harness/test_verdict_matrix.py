@@ -15,7 +15,7 @@ import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log, write_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
-from tests.fakes.probing import dead, read_canary
+from tests.fakes.probing import read_canary
 
 from belljar.cell.health import HealthFinding
 from belljar.errors import HostError
@@ -96,11 +96,6 @@ def silent(cell: FakeCell) -> None:
     cell.run_probe_program.spoil = lambda _: b""
 
 
-def fallen(cell: FakeCell) -> None:
-    """The cell is dead."""
-    cell.run_probe_program.error = dead()
-
-
 def loses_shell(cell: FakeCell) -> None:
     """From the second check on no command can be run."""
     cell.healths.append(HealthFinding(stage="exec", errno=errno.ENOENT))
@@ -109,28 +104,6 @@ def loses_shell(cell: FakeCell) -> None:
 def escaped(cell: FakeCell) -> None:
     """The program reads the host's canary."""
     cell.run_probe_program.touch = read_canary
-
-
-def in_range(kind: Kind, **data: Any) -> Callable[[FakeCell], None]:  # noqa: ANN401 - JSON values
-    """An event of a range that the cell is in, which is destroyed as it should be."""
-
-    def record(cell: FakeCell) -> None:
-        recorder: Any = cell.run.recorder
-        planned: dict[str, Any] = {
-            "policy_sha256": "0" * 64,
-            "tier": "microvm",
-            "emulated": True,
-            "layers": [],
-            "range": "r-1",
-        }
-        recorder.record(
-            Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data={**planned, "name": "default"})
-        )
-        recorder.record(Event(kind=kind, data={"range": "r-1", **data}))
-        ended: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1, **data}
-        recorder.record(Event(kind=Kind.RANGE_DESTROYED, data={"range": "r-1", **ended}))
-
-    return record
 
 
 def another_sample(cell: FakeCell) -> None:
@@ -179,18 +152,6 @@ def change_a_byte(run: RunDirectory) -> None:
     path.write_bytes(path.read_bytes().replace(b'"sample":"s"', b'"sample":"t"', 1))
 
 
-def limit(name: str, count: int = 1) -> Callable[[FakeCell], None]:
-    """What was read out of the packet record has a hole."""
-    said = {
-        "limit": name,
-        "value": 1,
-        "count": count,
-        "effect": "it was killed",
-        "traffic_analysis": True,
-    }
-    return in_range(Kind.LIMIT_HIT, **said)
-
-
 CAUSES: dict[str, Cause] = {
     "nothing": Cause("contained", 0, set()),
     "an error of the task": Cause("contained", 1, set(), options=("-T", "fails=true")),
@@ -214,33 +175,7 @@ CAUSES: dict[str, Cause] = {
         options=("-T", "fails=true", "--retry-on-error", "1"),
         arm=at(3, silent),
     ),
-    "overwritten packets": Cause(
-        "void", 2, {Code.PACKETS_OVERWRITTEN}, arm=at(1, limit("traffic_analysis_packets", 9))
-    ),
-    **{
-        f"the counter {name} of a range": Cause(
-            "void", 2, {code}, arm=at(1, in_range(Kind.RANGE_OPENING, counters={name: 3}))
-        )
-        for name, code in {
-            "logs_lost": Code.FLOWS_NOT_RECORDED,
-            "unreported_at_end": Code.EVENTS_CUT_AT_END,
-            "packets_unaccounted": Code.PACKETS_OVERWRITTEN,
-        }.items()
-    },
-    "a range that ended by itself": Cause(
-        "void",
-        2,
-        {Code.RANGE_FAILED},
-        arm=at(1, in_range(Kind.RANGE_FAILED, error="CellError", reason="x")),
-    ),
-    "rules that were changed": Cause(
-        "breached",
-        2,
-        {Code.RANGE_BREACHED},
-        arm=at(1, in_range(Kind.RANGE_FAILED, error="ContainmentBreach", reason="x")),
-    ),
     "no answer at the start": Cause("void", 2, {Code.PROBES_VOID}, arm=at(0, silent)),
-    "a cell that died": Cause("void", 2, {Code.PROBES_VOID}, arm=at(1, fallen)),
     "a destruction that is not clean": Cause(
         "void", 2, {Code.CELL_SURVIVORS, Code.RUN_ERROR}, destroy_error=HostError("a survivor")
     ),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
+from belljar.policy.guarding import ACTIONS, DEFAULT_ACTIONS, Action, Place
 from belljar.policy.limits import Risk
 from belljar.policy.load import parse_policy
 from belljar.policy.loaded import LoadedPolicy
@@ -118,6 +119,18 @@ def test_where_a_policy_goes_beyond_another(
     ours, floor = policy(task), policy(operator)
     assert beyond(ours, floor) == keys
     assert beyond(bounded(ours, floor), floor) == ()
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("place", Place)
+def test_a_tasks_guard_is_no_milder_than_what_holds_without_it(place: Place) -> None:
+    """Where the operator has written none, its defaults hold: a stricter action is kept."""
+    for action in ACTIONS[place]:
+        ours = policy(f"guard: {{classes: [card], action: {{{place}: {action}}}}}\n")
+        made = bounded(ours, policy("")).policy.guard
+        assert made is not None
+        wanted = DEFAULT_ACTIONS[place] if action is Action.FLAG else action
+        assert (made.action(place), made.classes) == (wanted, ("card",))
 
 
 @pytest.mark.parametrize("is_tasks", [True, False])

@@ -1,0 +1,63 @@
+"""The end of a model cell, as far as no cell is needed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from belljar.errors import ContainmentBreach, HostError
+from belljar.model import serve
+from belljar.policy.load import policy_of
+
+MODEL = {"weights": {"sha256": "ab" * 32}}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_breach_outweighs_weights_that_were_changed(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """Whether the block was left well or not: it is what the caller ends with."""
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def breached(*_: object) -> None:
+        raise ContainmentBreach("a way out")
+
+    async def changed(_look: object) -> None:
+        raise HostError("a file was changed")
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[Any]:
+        yield SimpleNamespace(id="c", tier="container", connect=nothing, start=nothing)
+
+    weights = SimpleNamespace(served="", name="w")
+    health = SimpleNamespace(take_baseline=nothing)
+    patches = {
+        "find_weights": lambda *_, **__: weights,
+        "verify_weights": lambda *_, **__: weights,
+        "open_cell": opened,
+        "_probe": nothing,
+        "_wait_healthy": nothing,
+        "HealthWatch": lambda *_: health,
+        "spawn_task": lambda _: None,
+        "_end": breached,
+        "_looked": changed,
+    }
+    for name, double in patches.items():
+        monkeypatch.setattr(serve, name, double)
+    policy = policy_of({"belljar": 1, "risk": "low", "model": MODEL})
+    run: Any = SimpleNamespace(recorder=SimpleNamespace(record=None))
+
+    async def use() -> None:
+        async with serve.open_model(policy, run=run):
+            if fails:
+                raise ValueError("the block failed")
+
+    with pytest.raises(ContainmentBreach):
+        await use()
