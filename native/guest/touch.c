@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-enum { MAX_WATCHED = 256, MAX_NAMED = 64, MAX_TOUCHED = MAX_NAMED + 2 * MAX_WATCHED, EVENTS = 64, FLUSH_MS = 250, MAX_READS = 300, STATUS_BYTES = 4096 };
+enum { MAX_WATCHED = 256, MAX_NAMED = 64, MAX_TOUCHED = MAX_NAMED + 2 * MAX_WATCHED + 1, LOST = 3, EVENTS = 64, FLUSH_MS = 250, MAX_READS = 300, STATUS_BYTES = 4096 };
 
 struct watched { dev_t device; ino_t inode; };
 struct touched { uint32_t index, count, inner_pid; pid_t pid; uint8_t operation; char name[24]; };
@@ -85,8 +85,10 @@ static void count(uint32_t index, uint8_t operation, pid_t pid)
 static void one_event(const struct fanotify_event_metadata *event)
 {
     struct stat s;
-    if (event->fd < 0)
+    if (event->fd < 0) { /* the kernel's queue was full, or this process has no descriptor left */
+        count(0, LOST, -1);
         return;
+    }
     bool known = fstat(event->fd, &s) == 0 && !ops_reads(event->pid);
     close(event->fd);
     for (uint32_t i = 0; known && i < watched_n; i++)
@@ -149,6 +151,7 @@ static int mark(const char *path)
     struct stat s;
     char name[40];
     int error = 0, fd = (int)syscall(SYS_openat2, container.root, path, &how, sizeof how);
+    watched[watched_n] = (struct watched){0}; /* not what was there in the watch before */
     if (fd < 0)
         return errno;
     format(name, sizeof name, "/proc/self/fd/%d", fd);
@@ -156,8 +159,9 @@ static int mark(const char *path)
         error = EINVAL;
     else if (fanotify_mark(queue, FAN_MARK_ADD, FAN_OPEN | FAN_ACCESS, AT_FDCWD, name) != 0)
         error = errno;
+    else
+        watched[watched_n] = (struct watched){.device = s.st_dev, .inode = s.st_ino};
     close(fd);
-    watched[watched_n] = (struct watched){.device = s.st_dev, .inode = error == 0 ? s.st_ino : 0};
     return error;
 }
 

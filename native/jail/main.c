@@ -60,6 +60,7 @@ int main(int argc, char **argv) {
     /* Away from the terminal: an interrupt typed there is the owner's to act on. */
     if (getpid() != getsid(0)) must(setsid(), "setsid");
     must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
+    signal(SIGPIPE, SIG_IGN); /* a child that was killed on the way is a failed step, and not a silent end */
     int owner_pidfd = watch_owner(options.owner_pid);
 
     int go[2], errors[2], child_pidfd = -1;

@@ -92,7 +92,6 @@ void supervise(const struct options *o, pid_t child, int child_pidfd, int owner_
     char line[32];
     snprintf(line, sizeof line, "child %d\n", child);
     say(o, line);
-    signal(SIGPIPE, SIG_IGN);
     int64_t deadline_ms = o->lifetime_ms ? now_ms() + o->lifetime_ms : INT64_MAX;
     struct pollfd watched[] = {{o->lifeline_fd, POLLIN, 0}, {owner_pidfd, POLLIN, 0}, {child_pidfd, POLLIN, 0}, {error_fd, POLLIN, 0}};
     const char *cause = NULL;

@@ -16,6 +16,8 @@ import pytest
 from tests.integration.conftest import Belljar
 from tests.integration.remains import Remains, cells_of, within
 
+from belljar.ledger.verification import Status, verify
+
 SITE = (
     "    site: {kind: http, names: [shop.example], ports: [80], routes: [{path: /, body: hello}]}\n"
 )
@@ -98,8 +100,8 @@ class Host:
         """Nothing is left of a run's cells; its record verifies."""
         remains = Remains(self.belljar.home, os.getpid(), self.scratch)
         assert within(60, lambda: remains.of(cells_of(run), ())) == []
-        verified = self.belljar("ledger", "verify", str(run))
-        assert verified.returncode == 0, verified.stdout + verified.stderr
+        found = verify(run)
+        assert found.status is Status.VERIFIED, found.problem
 
 
 @pytest.fixture

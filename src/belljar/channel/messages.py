@@ -86,7 +86,10 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """A watched file, by its place in WATCH, was opened (`operation` 1) or read (2)."""
+    """A watched file, by its place in WATCH, was opened (`operation` 1) or read (2).
+
+    3: accesses of any of them were lost.
+    """
 
     index: int
     operation: int

@@ -267,7 +267,7 @@ class HostConnection:
 
     def _on_touched(self, payload: Payload) -> Touched:
         index, operation, count, pid = payload.u32(), payload.u16(), payload.u32(), payload.u32()
-        if index >= self._watched_files or operation not in (1, 2) or not count:
+        if index >= self._watched_files or operation not in (1, 2, 3) or not count:
             payload.violated(f"operation {operation} on file {index}, {count} times")
         if not self._touches_left:
             payload.violated("more touches than may be reported")

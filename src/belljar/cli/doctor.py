@@ -43,16 +43,11 @@ class Check:
     is_flag=True,
     help="Only look: boot no test guest, run and halt no test container.",
 )
-@click.option(
-    "--prove-again",
-    is_flag=True,
-    help="Test again, even if earlier results are stored.",
-)
-def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
+def doctor(*, as_json: bool, no_prove: bool) -> int:
     """Check which tiers this host can run, and how to fix the others.
 
     Installs nothing. KVM is tested by booting a guest, an OCI runtime by running a container.
-    Results are stored for each kernel and program; a runtime that failed is tested each time.
+    Results are stored for each kernel and program; what failed is tested each time.
 
     \b
     States:
@@ -71,7 +66,7 @@ def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
 
     home = belljar_home()
     with reported_if_slow("trying what works here, once: up to half a minute"):
-        facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
+        facts = host_facts(home, prove=not no_prove, doubt=True)
         of_store = store_checks(home)
         found = [*host_checks(facts), *of_store, *switch_checks(home, facts, prove=not no_prove)]
     ready = all(check.state != "no" for check in found)

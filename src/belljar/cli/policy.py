@@ -181,16 +181,13 @@ def _in_red(text: str) -> str:
     return click.style(text, fg="red", bold=True)
 
 
-def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = False) -> HostFacts:
-    """With `prove`, unknown facts are tried out here.
-
-    `again`: tried anew. `doubt`: a runtime that failed is tried anew, however recently that was.
-    """
+def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
+    """With `prove`, unknown facts are tried out here; with `doubt`, too, what failed."""
     from belljar.image.kernel import current_kernel
     from belljar.isolation.trials import find_facts
 
     kernel = partial(current_kernel, home) if prove else None
-    return find_facts(home, kernel=kernel, runtimes=prove, prove_again=again, doubt=doubt)
+    return find_facts(home, kernel=kernel, runtimes=prove, doubt=doubt)
 
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:

@@ -46,7 +46,6 @@ def gather_facts(
     try_namespaces: Callable[[], str],
     prove_kvm: ProveKvm | None = None,
     prove_runtime: ProveRuntime | None = None,
-    prove_again: bool = False,
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
@@ -55,7 +54,7 @@ def gather_facts(
     `isolation.trials.find_facts` gives the trials. `try_namespaces` returns why a jail's namespaces
     can't be made, "" if they can.
 
-    `prove_again`: ignore remembered results. `doubt`: only runtimes' failures.
+    `doubt`: ignore remembered failures.
     """
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
@@ -80,9 +79,7 @@ def gather_facts(
         memory_available_mib=available_mib,
         disk_free_mib=_disk_free_mib(home),
         home=str(home),
-        kvm=kvm_fact(
-            home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again
-        ),
+        kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
         userns=userns_fact(proc, try_namespaces, is_root=is_root),
         cgroup=group,
         tools=tools,
@@ -91,7 +88,6 @@ def gather_facts(
             environ=os.environ,
             kernel_release=kernel_release,
             prove=prove_runtime,
-            again=prove_again,
             doubt=doubt,
         ),
         ids=ids_fact(is_root=is_root),

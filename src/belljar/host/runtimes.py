@@ -66,10 +66,10 @@ def kvm_fact(
     key: str,
     prove: ProveKvm | None,
     *,
-    again: bool = False,
+    doubt: bool = False,
     device: Path = Path("/dev/kvm"),
 ) -> KvmFact:
-    """KVM's state; calls `prove` if unknown or `again`."""
+    """KVM's state; calls `prove` if it is unknown, or with `doubt` if it failed."""
     if not device.exists():
         reason = f"{device} does not exist: this machine is offered no hardware virtualisation"
         return KvmFact(state=KvmState.ABSENT, reason=reason)
@@ -77,7 +77,8 @@ def kvm_fact(
         reason = f"this user may not open {device}; an administrator can add it to the group kvm"
         return KvmFact(state=KvmState.ABSENT, reason=reason)
     states = {KvmState.PROVEN, KvmState.REFUTED}
-    if not (again and prove) and (entry := _recall(cache_file, key, states)):
+    entry = _recall(cache_file, key, states)
+    if entry and not (doubt and prove and entry["state"] == KvmState.REFUTED):
         state, reason = KvmState(entry["state"]), str(entry.get("reason", ""))
         return KvmFact(state=state, reason=reason, proved_for=key)
     if prove is None:
@@ -100,19 +101,18 @@ def runtime_facts(
     environ: Mapping[str, str],
     kernel_release: str,
     prove: ProveRuntime | None = None,
-    again: bool = False,
     doubt: bool = False,
 ) -> tuple[RuntimeFact, ...]:
     """The container tier's runtime, then gVisor's.
 
-    Each is tried when no result is remembered and `prove` is given, or with `again`.
-    `doubt`: one that failed is tried again, however recently that was.
+    Each is tried when no result is remembered and `prove` is given. `doubt`: one that failed is
+    tried again, however recently that was.
     """
     found = []
     for tier, name in (("container", environ.get(RUNTIME_VARIABLE) or "runc"), ("gvisor", "runsc")):
         fact = _look(tier, name, cache_file)
         if fact.state is not RuntimeState.UNUSABLE:
-            fact = _tried(fact, cache_file, kernel_release, prove, again=again, doubt=doubt)
+            fact = _tried(fact, cache_file, kernel_release, prove, doubt=doubt)
         found.append(fact)
     return tuple(found)
 
@@ -188,7 +188,6 @@ def _tried(
     kernel_release: str,
     prove: ProveRuntime | None,
     *,
-    again: bool,
     doubt: bool,
 ) -> RuntimeFact:
     # Another build of Belljar's own programs may fail where an older one ran.
@@ -200,7 +199,7 @@ def _tried(
         # From 0 on: after the clock was set back no result is recent.
         is_recent = isinstance(at_s, int) and 0 <= time.time() - at_s < REFUTED_FOR_S
         is_refuted = entry["state"] == RuntimeState.REFUTED
-        if again or (is_refuted and (doubt or not is_recent)):
+        if is_refuted and (doubt or not is_recent):
             entry = {}
     if entry:
         words = {name: str(entry.get(name, "")) for name in ("reason", "hint")}

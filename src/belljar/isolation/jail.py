@@ -13,6 +13,7 @@ import os
 import re
 import select
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from belljar.process import (
     kill,
     namespaces_of,
     pin_namespaces,
+    signal_name,
 )
 from belljar.subids import grant_hint
 from belljar.units import printable
@@ -172,6 +174,7 @@ class Jail:
         self._diagnosis: int | None = diagnosis
         self._go = go
         self._status_text = b""
+        self._reading = threading.Lock()  # a cell's end is asked for in several threads
         self._diagnosed = b""
         # A supervisor that falls silent must not block the owner's event loop.
         for fd in (status, diagnosis):
@@ -229,20 +232,21 @@ class Jail:
 
     def read_status(self) -> JailEnd | None:
         """How the program ended, if it has. Doesn't wait."""
-        self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
-        # A compromised supervisor may send any bytes.
-        for line in self._status_text.decode("utf-8", "replace").splitlines():
-            # Only the first one counts: a later one could name another process to be killed.
-            if (match := _CHILD.fullmatch(line)) and self.child is None:
-                self.child = identify(int(match[1]))
-            elif match := ENDED.fullmatch(line):
-                number = int(match[2])
-                signalled = match[1] == "signal"
-                self.ended = JailEnd(
-                    signal=number if signalled else None,
-                    status=None if signalled else number,
-                    cause=match[3],
-                )
+        with self._reading:
+            self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
+            # A compromised supervisor may send any bytes.
+            for line in self._status_text.decode("utf-8", "replace").splitlines():
+                # Only the first one counts: a later one could name another process to be killed.
+                if (match := _CHILD.fullmatch(line)) and self.child is None:
+                    self.child = identify(int(match[1]))
+                elif match := ENDED.fullmatch(line):
+                    number = int(match[2])
+                    signalled = match[1] == "signal"
+                    self.ended = JailEnd(
+                        signal=number if signalled else None,
+                        status=None if signalled else number,
+                        cause=match[3],
+                    )
         return self.ended
 
     def diagnosis(self) -> str:
@@ -254,9 +258,8 @@ class Jail:
 
     async def end(self) -> None:
         """Kill everything and wait, at most six seconds. Idempotent."""
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+        lifeline, self._lifeline = self._lifeline, None
+        _close((lifeline,))
         # First the closed lifeline alone: then the supervisor can end all in order, and report how.
         for victim in (None, self.child, self.supervisor):
             if victim is not None:
@@ -303,8 +306,8 @@ class Jail:
 
     def release_namespaces(self) -> None:
         """After the last look: their numbers may be reused."""
-        close_all(self._pins.values())
-        self._pins = {}
+        pins, self._pins = self._pins, {}
+        close_all(pins.values())
 
     def lend_lifeline(self) -> int:
         """The descriptor that keeps the jail alive, once: closing it ends the jail.
@@ -329,16 +332,16 @@ class Jail:
         return self._process.poll() is not None
 
     def _close(self) -> None:
-        _close((self._status, self._diagnosis, self._go))
+        fds = (self._status, self._diagnosis, self._go)
         self._status = self._diagnosis = self._go = None
+        _close(fds)
 
     def _start_error(self) -> BelljarError:
-        ended = self._process.poll() is not None
         return start_error(
             self.cell_id,
             self._status_text.decode("utf-8", "replace"),
             self.diagnosis(),
-            ended=ended,
+            supervisor=self._process.poll(),
         )
 
 
@@ -426,8 +429,10 @@ class RuntimeFailedError(CellError):
         )
 
 
-def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = False) -> BelljarError:
-    """A failed start's error, from status and diagnosis."""
+def start_error(
+    cell_id: str, status: str, diagnosis: str, *, supervisor: int | None = None
+) -> BelljarError:
+    """A failed start's error, from status and diagnosis; `supervisor`: its status, if it ended."""
     where = f"jail of cell {cell_id}"
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too
@@ -442,10 +447,13 @@ def start_error(cell_id: str, status: str, diagnosis: str, *, ended: bool = Fals
     if failed is None:
         what = f"the jail did not come up in {START_DEADLINE_S:.0f} s"
         found = next(filter(None, map(ENDED.fullmatch, status.splitlines())), None)
-        if found is not None and found[3] != "owner":
+        if found is not None:
             what = f"the jail ended while it came up ({found[1]} {found[2]}, cause: {found[3]})"
-        elif ended:
-            what = "the jail ended while it came up"
+        elif supervisor is not None:
+            # Without a word: somebody killed it, and its child with it
+            is_killed = supervisor < 0
+            how = f"signal {signal_name(-supervisor)}" if is_killed else f"status {supervisor}"
+            what = f"the jail ended while it came up (its supervisor: {how})"
         return CellError(f"{what}{more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"

@@ -30,7 +30,7 @@ from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now, reap_one
-from belljar.isolation.survivors import cells_named
+from belljar.isolation.survivors import cells_named, read_start
 from belljar.process import (
     PORTS_DOWN,
     PROC,
@@ -38,7 +38,6 @@ from belljar.process import (
     boot_id,
     identify,
     is_alive,
-    raise_if_blind,
     urgently,
 )
 from belljar.process import kill as kill_process
@@ -342,13 +341,9 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
         # This process's own command line may name the cells that it was asked to kill.
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
-        try:
-            words = (directory / "cmdline").read_bytes()[: 1 << 16]
-        except OSError as exc:
-            raise_if_blind(exc)
-            continue
-        for name in names.intersection(cells_named(words)):
-            if (process := identify(int(directory.name))) is not None:
+        pid = int(directory.name)
+        for name in names.intersection(cells_named(read_start(pid, "cmdline"))):
+            if (process := identify(pid)) is not None:
                 found.setdefault(name, []).append(process)
     return {name: tuple(processes) for name, processes in found.items()}
 
@@ -393,9 +388,12 @@ def _settled_one(
 def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[str, ...]]:
     """Return who ended it, and what is left of it."""
     journal = Journal(home)
+    gone_by: EndedBy = "owner"
     while (entry := journal.read(cell_id)) is not None:
         ended_by: EndedBy = "reap"
         if not entry.owner_lives():
+            if journal.read(cell_id) is not None:  # the dead can't have removed it
+                gone_by = "reap"
             reaped = next(iter(reap_now(home, cell_id)), None)
         elif time.monotonic() < give_up:
             time.sleep(_PAUSE_S)
@@ -404,13 +402,15 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[st
             ended_by, reaped = "kill", reap_one(home, entry, hangs=True)
         if reaped is not None:
             return ended_by, reaped.remaining
-    return "owner", ()
+    if any(path.stem == cell_id for path in journal.unreadable()):
+        return "", ("unproven, as its journal entry can't be read",)
+    return gone_by, ()
 
 
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
     paths = journal.unreadable()
     names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
-    # The dying too, as in `_look_at`
+    # The dying too, as in `halt`
     struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
     while time.monotonic() < give_up:
         struck.update(itertools.chain(*started_for(names).values()))

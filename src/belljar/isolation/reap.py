@@ -5,6 +5,7 @@ Living owners' cells are never touched.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -148,8 +149,8 @@ def _without_reused_numbers(
 ) -> Iterator[JournalEntry]:
     """The entry without numbers that may be others'; stable in the block.
 
-    Namespace numbers are the cell's while its process 1 lives (after it, nothing is left in there),
-    uids while its owner holds them (`hangs`) or no other process can lock them.
+    Namespace numbers are the cell's while its process 1 is in them (after it, nothing is left in
+    there), uids while its owner holds them (`hangs`) or no other process can lock them.
     """
     processes, pins = list[ProcessId](), dict[str, int]()
     if entry.boot_id == boot_id():
@@ -161,7 +162,13 @@ def _without_reused_numbers(
         with hold_uids(home, None if hangs else entry.host_uid) as uid_is_free:
             yield replace(
                 entry,
-                namespaces=entry.namespaces if pins else {},
+                # A process 1 that dies leaves most of them first, and then waits for the others
+                # to die: what it has left may be a living cell's by now
+                namespaces={
+                    name: number
+                    for name, number in entry.namespaces.items()
+                    if name in pins and os.fstat(pins[name]).st_ino == number
+                },
                 processes=tuple(processes),
                 host_uid=entry.host_uid if uid_is_free or hangs else None,
             )

@@ -390,10 +390,10 @@ class Sandbox:
                 duration_ms = (time.monotonic() - started) * 1000
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
             destruction = destroy_remains(self._entry, started)
-            if self.jail is not None:
-                self.jail.release_namespaces()
             # What resisted its removal, or could not be looked at, `reap` looks for again
             left = look(self._entry).remaining if destruction.survivors else destruction.unproven
+            if self.jail is not None:
+                self.jail.release_namespaces()
             if not left:
                 self.killed()
                 with suppress(OSError):

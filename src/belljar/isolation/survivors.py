@@ -362,7 +362,7 @@ def _hides(pid: str, since_ticks: int) -> bool:
 def _has_uid(entry: JournalEntry, pid: int) -> str:
     if entry.host_uid is None:
         return ""
-    _, named, rest = _read(pid, "status").partition(b"\nUid:")
+    _, named, rest = read_start(pid, "status").partition(b"\nUid:")
     uids = rest.partition(b"\n")[0].split() if named else []
     found = next((uid for uid in uids if int(uid) in entry.own_uids), None)
     return f"with the cell's uid {int(found)}" if found is not None else ""
@@ -378,7 +378,7 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _started_for(entry: JournalEntry, pid: int) -> str:
-    named = entry.cell_id in cells_named(_read(pid, "cmdline"))
+    named = entry.cell_id in cells_named(read_start(pid, "cmdline"))
     return "started for the cell" if named else ""
 
 
@@ -394,8 +394,8 @@ def cells_named(cmdline: bytes) -> Iterator[str]:
             yield word.removeprefix(b"guest=").decode("ascii", "replace")
 
 
-def _read(pid: int, name: str) -> bytes:
-    """64 KiB at most: hundreds are read for each cell."""
+def read_start(pid: int, name: str) -> bytes:
+    """64 KiB at most of a process's file: hundreds are read for each cell."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -378,6 +378,8 @@ _MAX_TOUCHES: Final = 1 << 20
 _MAX_EARLY: Final = 1024
 # TASK_COMM_LEN is 16; gVisor sends what the guest wrote.
 _MAX_NAME: Final = 64
+_OPERATIONS: Final[Mapping[int, Operation]] = {1: "open", 2: "read"}
+_LOST: Final = "more happened than the guest's kernel kept: accesses were lost"
 
 
 class GuestWatch:
@@ -395,7 +397,7 @@ class GuestWatch:
         self._early: list[Touched] = []
         self._on_access: OnAccess | None = None
         self._on_end: OnEnd | None = None
-        self._has_ended = self._is_closed = False
+        self._has_ended = self._has_lost = self._is_closed = False
 
     async def start(self) -> None:
         """Raises `HostError` or `CellError`."""
@@ -430,15 +432,19 @@ class GuestWatch:
                 self._early.append(touched)
             return
         self._reported += 1
-        access = Access(
-            path=self._paths[touched.index],
-            operation="open" if touched.operation == 1 else "read",
-            process=printable(touched.process, max_chars=_MAX_NAME),
-            pid=touched.pid or None,
-            count=touched.count,
-        )
-        now_s = time.monotonic()
-        first = self._limit.add(access, now_s)
+        now_s, first = time.monotonic(), None
+        if (operation := _OPERATIONS.get(touched.operation)) is not None:
+            access = Access(
+                path=self._paths[touched.index],
+                operation=operation,
+                process=printable(touched.process, max_chars=_MAX_NAME),
+                pid=touched.pid or None,
+                count=touched.count,
+            )
+            first = self._limit.add(access, now_s)
+        elif not self._has_lost:
+            self._has_lost = True
+            self._tell(_LOST)
         self._report([*([] if first is None else [first]), *self._limit.due(now_s)])
         if self._reported == _MAX_TOUCHES:
             self._end("its guest agent has reported as many touches as it may")
@@ -453,6 +459,9 @@ class GuestWatch:
 
     def _end(self, reason: str) -> None:
         self._has_ended = True
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
         with suppress(Exception):
             if self._on_end is not None:
                 self._on_end(reason)

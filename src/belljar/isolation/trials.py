@@ -29,13 +29,12 @@ def find_facts(
     *,
     kernel: Callable[[], Kernel] | None = None,
     runtimes: bool = False,
-    prove_again: bool = False,
     doubt: bool = False,
 ) -> HostFacts:
     """`gather_facts` with groups and namespaces tried.
 
     `kernel`: gives the guest kernel by which KVM is tried, if it is unknown; None: it is not tried.
-    `runtimes`: they are tried, where they are unknown.
+    `runtimes`: they are tried, where they are unknown. `doubt`: too, what failed.
     """
     from belljar.host.facts import gather_facts
     from belljar.isolation.cgroup import try_group
@@ -62,7 +61,6 @@ def find_facts(
         try_namespaces=try_namespaces,
         prove_kvm=None if kernel is None else partial(prove_kvm, kernel),
         prove_runtime=prove_runtime if runtimes else None,
-        prove_again=prove_again,
         doubt=doubt,
     )
 

@@ -49,8 +49,7 @@ KVM_STATES: Final = {
 # How to get proven hardware virtualisation.
 KVM_HINTS: Final = {
     KvmState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
-    KvmState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor --prove-again` tests "
-    "it again",
+    KvmState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor` tests it again",
     KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
 }
 # Distributions append to it (`6.12.48+deb13-amd64`): only the first two numbers are compared.

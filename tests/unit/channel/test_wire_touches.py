@@ -63,7 +63,7 @@ def test_touches_are_reported_until_the_watch_ends() -> None:
         (asked, watched(0, 0, 4096), "errno"),
         (watching, touched(2), "on file 2"),
         (watching, touched(0, 0), "operation 0"),
-        (watching, touched(0, 3), "operation 3"),
+        (watching, touched(0, 4), "operation 4"),
         (watching, touched(0, 1, 0), "0 times"),
         (watching, touched(name="x" * 257), "too long"),
         (watching, touched() * 4, "more touches"),

@@ -58,7 +58,8 @@ def test_no_device_is_absent_and_nothing_is_tried(tmp_path: Path) -> None:
 def test_a_proof_is_made_once_for_what_it_holds_for(
     device: Path, tmp_path: Path, proof: HostTrial, state: KvmState
 ) -> None:
-    """Remembered per kernel, VMM and processor; another of them needs another proof."""
+    """Remembered per kernel, VMM and processor; another of them needs another proof, and in doubt a
+    failure does."""
     cache, prove = tmp_path / "facts" / "kvm.json", Prover(proof, proof, proof)
     facts = [kvm_fact(cache, KEY, prove, device=device) for _ in range(3)]
     assert {(fact.state, fact.reason, fact.proved_for) for fact in facts} == {
@@ -69,8 +70,8 @@ def test_a_proof_is_made_once_for_what_it_holds_for(
     other = proof_key(kernel_release="6.2", vmm_version="10.0", cpu_model="A")
     assert kvm_fact(cache, other, None, device=device).state is KvmState.UNPROVEN
     kvm_fact(cache, other, prove, device=device)
-    kvm_fact(cache, KEY, prove, again=True, device=device)
-    assert not prove.answers
+    kvm_fact(cache, KEY, prove, doubt=True, device=device)
+    assert len(prove.answers) == (state is KvmState.PROVEN)
 
 
 def test_what_could_not_be_tried_is_not_remembered(device: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ they go."""
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -35,35 +34,10 @@ def test_version_2_is_one_group(tmp_path: Path) -> None:
     assert written == {"memory.max": str(1 << 29), "cpu.max": "150000 100000", "pids.max": "81"}
 
 
-def test_version_1_is_a_group_a_controller(tmp_path: Path) -> None:
-    """Each hierarchy has its own directory and file names; swap counts where the kernel counts
-    it."""
-    parents = {name: tmp_path / name for name in ("cpu", "memory", "pids")}
-    for parent in parents.values():
-        parent.mkdir()
-    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=False)
-    cgroup.make_groups(groups, LIMITS)
-    written = {
-        path.parent.parent.name + "/" + path.name: path.read_text()
-        for path in tmp_path.glob("*/*/*")
-    }
-    assert written == {
-        "memory/memory.limit_in_bytes": str(1 << 29),
-        "pids/pids.max": "81",
-        "cpu/cpu.cfs_period_us": "100000",
-        "cpu/cpu.cfs_quota_us": "150000",
-    }
-
-
 def test_a_missing_controller_is_refused(tmp_path: Path) -> None:
     """What the plan counts on and the host lost meanwhile is an error, never a weaker cell."""
     with pytest.raises(HostError, match="memory"):
         cgroup.plan_groups(CELL, ("memory",), parents={"cpu": tmp_path}, unified=True)
-
-
-def test_no_controllers_no_groups() -> None:
-    """Where nothing is handed out, nothing is made, and the host is not even looked at."""
-    assert cgroup.plan_groups(CELL, ()).directories == ()
 
 
 def test_a_group_that_is_there_already_is_refused(tmp_path: Path) -> None:
@@ -121,26 +95,6 @@ def test_version_1_does_not_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     has_files(monkeypatch, **{"memory.swappiness": "60"})
     cgroup.make_groups(groups, LIMITS)
     assert (groups.paths["memory"] / "memory.swappiness").read_text() == "0"
-
-
-def test_processor_time_and_memory_of_either_version(tmp_path: Path) -> None:
-    """Version 2 by its own count, version 1 by cpuacct, else by the processes in the group; what
-    can't be read is no number."""
-    two, one, neither = (tmp_path / name for name in ("two", "one", "neither"))
-    for directory in (two, one, neither):
-        directory.mkdir()
-    (two / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
-    (two / "memory.current").write_text("4096\n")
-    (one / "cpuacct.usage").write_text("1500000000\n")
-    (one / "memory.usage_in_bytes").write_text("8192\n")
-    assert (cgroup.cpu_s(two), cgroup.memory_bytes(two)) == (2.5, 4096)
-    assert (cgroup.cpu_s(one), cgroup.memory_bytes(one)) == (1.5, 8192)
-    assert (cgroup.cpu_s(neither), cgroup.memory_bytes(neither)) == (None, None)
-    (neither / "cgroup.procs").write_text(f"{os.getpid()}\n")
-    spent_s = sum(os.times()[:4])
-    counted_s = cgroup.cpu_s(neither)
-    assert counted_s is not None
-    assert counted_s >= spent_s - 0.1  # whole ticks
 
 
 @pytest.mark.promise("6.3")

@@ -13,7 +13,6 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.hold import (
     HOLD_FILE,
     give_order,
-    hold,
     new_order,
     read_hold,
     read_order,
@@ -110,19 +109,3 @@ def test_a_runs_order_ends_with_the_run(tmp_path: Path) -> None:
             refuse_if_stopped(tmp_path, RUN)
     refuse_if_stopped(tmp_path, RUN)
     assert read_order(tmp_path, CELL) is not None
-
-
-def test_a_hold_refuses_until_it_is_released(tmp_path: Path) -> None:
-    """What was said is told to whoever is refused; after the release nothing is."""
-    refuse_if_held(tmp_path / "nowhere")
-    hold(tmp_path, "an \x1b[2J incident")
-    with pytest.raises(HostError) as refused:
-        refuse_if_held(tmp_path)
-    assert "incident" in refused.value.what
-    assert "\x1b" not in refused.value.what
-    assert "belljar release" in refused.value.hint
-    held = release(tmp_path)
-    assert held is not None
-    assert not held.problem
-    refuse_if_held(tmp_path)
-    assert release(tmp_path) is None

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import HostError
-from belljar.isolation import identity
 from belljar.isolation.identity import (
-    RANGE_SLOTS,
     RANGES_START,
     TREE_IDS_START,
     hold_range,
@@ -90,26 +87,3 @@ def test_two_stores_at_one_path_have_two_ranges(tmp_path: Path) -> None:
     assert uid_of(tmp_path / "two", at=place) // SLOTS_PER_HOME != first // SLOTS_PER_HOME
     assert uid_of(store, at=place) == first
     assert uid_of(store, at=tmp_path / "elsewhere") == first
-
-
-@root
-def test_all_slots_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said, with what to do."""
-    monkeypatch.setattr(identity, "RANGE_SLOTS", 2)
-    with (
-        hold_range(tmp_path),
-        hold_range(tmp_path),
-        pytest.raises(HostError, match="all 2") as caught,
-        hold_range(tmp_path),
-    ):
-        pass
-    assert "belljar ps" in caught.value.hint
-    assert RANGE_SLOTS >= 1024
-
-
-@root
-def test_roots_cells_are_below_no_user_namespace(tmp_path: Path) -> None:
-    """Each has a range of its own; one that another namespace maps already would be another
-    cell's."""
-    with pytest.raises(ValueError, match="no user namespace"), hold_range(tmp_path, is_nested=True):
-        pass

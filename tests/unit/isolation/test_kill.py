@@ -132,6 +132,24 @@ def test_an_owner_that_acts_during_the_look_stops_the_removal(
     assert directory.exists()
 
 
+@pytest.mark.promise("6.3")
+@pytest.mark.parametrize("left", ["", "{"])
+def test_who_ended_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    """Another reaper, not the dead owner; where only damage is left of the entry, nobody, and
+    nothing is proven."""
+    entry, file = entry_of(CELL), tmp_path / "journal" / f"{CELL}.json"
+    dead = replace(entry.owner, start_ticks=entry.owner.start_ticks - 1)
+    Journal(tmp_path).write(replace(entry, owner=dead))
+
+    def another(*_: object) -> tuple[()]:
+        file.write_text(left) if left else file.unlink()
+        return ()
+
+    monkeypatch.setattr(kill_module, "reap_now", another)
+    (killed,) = kill_now(tmp_path, [CELL]).cells
+    assert (killed.ended_by, killed.ok) == (("", False) if left else ("reap", True))
+
+
 @pytest.mark.parametrize("owner_is", ["hung", "dead"])
 def test_a_fork_server_lives_as_long_as_its_owner(tmp_path: Path, owner_is: str) -> None:
     """It may serve other ranges of an owner that only hangs: a kill of one leaves it."""
@@ -384,32 +402,6 @@ def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
         "1",
     ]
     cgroup.halt(tmp_path / "nowhere")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="making a control group needs root here")
-def test_the_kernel_ends_a_group(tmp_path: Path) -> None:
-    """A real group of version 2, where the host has one."""
-    parent = next(
-        (
-            path
-            for path in map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"))
-            if (path / "cgroup.procs").exists()
-        ),
-        None,
-    )
-    if parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:
-        pytest.skip("no control groups of version 2 to write to")
-    group = parent / f"kill-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        if not (group / "cgroup.kill").exists():
-            pytest.skip("this kernel has no cgroup.kill")
-        with subprocess.Popen(["sleep", "600"]) as process:
-            (group / "cgroup.procs").write_text(str(process.pid))
-            cgroup.halt(group)
-            assert process.wait(60) == -9
-    finally:
-        cgroup.remove_group(group)
 
 
 @pytest.mark.promise("6.4")

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from belljar.errors import CellError, HostError
-from belljar.isolation.jail import start_error
+from belljar.isolation import jail as jails
+from belljar.isolation.jail import Jail, start_error
 
 
 @pytest.mark.parametrize(
@@ -56,3 +66,67 @@ def test_other_failures_are_named(status: str, diagnosis: str, words: str) -> No
     error = start_error("c-0123456789ab", status, diagnosis)
     assert isinstance(error, CellError)
     assert words in error.what
+
+
+@pytest.mark.parametrize(
+    ("status", "supervisor", "words"),
+    [
+        ("child 7\n", -13, "(its supervisor: signal SIGPIPE)"),
+        ("", 126, "(its supervisor: status 126)"),
+        ("child 7\nended signal 9 cause owner\n", 0, "(signal 9, cause: owner)"),
+    ],
+)
+def test_an_end_without_a_word_says_whose(status: str, supervisor: int, words: str) -> None:
+    """The supervisor's, or the owner's that it saw."""
+    error = start_error("c-0123456789ab", status, "", supervisor=supervisor)
+    assert words in error.what
+
+
+@contextmanager
+def jailed(first_fd: int = 3) -> Iterator[tuple[Jail, int]]:
+    """The jail of a program that has ended, and the pipe on which its supervisor reports."""
+    status, told = os.pipe()
+    high = fcntl.fcntl(status, fcntl.F_DUPFD_CLOEXEC, first_fd)
+    os.close(status)
+    fds = [high, os.open("/dev/null", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY)]
+    with subprocess.Popen(["true"]) as supervisor:
+        yield Jail("c-0123456789ab", supervisor, fds[1], fds[0], fds[2]), told
+    for fd in (*fds, told):
+        os.close(fd)
+
+
+def test_an_end_is_read_from_any_descriptor() -> None:
+    """Also where `select` takes none: a fleet's owner has thousands."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        with jailed(1500) as (jail, told):
+            threading.Timer(0.05, os.write, (told, b"ended signal 9 cause itself\n")).start()
+            end = jail.final_status(60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert end is not None
+    assert (end.signal, end.cause) == (9, "itself")
+
+
+def test_two_that_ask_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads ask how a cell ended: what one of them has read stays read."""
+    read, is_late = jails._drain, threading.Event()
+
+    def slowly(fd: int | None, max_bytes: int) -> bytes:
+        taken = read(fd, max_bytes)
+        if not taken:
+            is_late.wait(0.2)  # has read nothing, and says so after the other
+        else:
+            is_late.set()
+        return taken
+
+    monkeypatch.setattr(jails, "_drain", slowly)
+    with jailed() as (jail, told):
+        early = threading.Thread(target=jail.read_status)
+        early.start()
+        time.sleep(0.05)
+        os.write(told, b"ended exit 0 cause itself\n")
+        assert jail.read_status() is not None
+        early.join()
+        assert b"ended" in jail._status_text

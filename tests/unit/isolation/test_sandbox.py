@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from belljar.isolation.oci.container import Container
 from belljar.isolation.sandbox import Sandbox, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailIdentity, JailLimits
-from belljar.store.journal import new_cell_id
+from belljar.store.journal import Journal, new_cell_id
 
 
 class Counted(Sandbox):
@@ -222,6 +223,35 @@ def test_a_child_that_ends_with_its_supervisor_is_no_survivor(tmp_path: Path) ->
         ending.join()
     assert destruction.clean, destruction
     assert released == [True]
+
+
+@pytest.mark.promise("6.2")
+@pytest.mark.parametrize("resists", [True, False])
+def test_what_resists_its_removal_stays_in_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, resists: bool
+) -> None:
+    """So that a reaping looks again; its namespaces' numbers are the cell's until it was looked for
+    twice."""
+    sandbox, steps = Counted(tmp_path), list[str]()
+
+    async def end() -> None:
+        """It has ended."""
+
+    def look(_: object) -> Any:  # noqa: ANN401
+        steps.append("look")
+        return SimpleNamespace(remaining=("process 7",) if resists else ())
+
+    sandbox.make()
+    released = partial(steps.append, "released")
+    jail: Any = SimpleNamespace(child=object(), end=end, release_namespaces=released)
+    sandbox.jail = jail
+    found = Destruction(survivors=("process 7",), looked_for=(), duration_ms=1.0)
+    monkeypatch.setattr(sandboxes, "destroy_remains", lambda *_: found)
+    monkeypatch.setattr(sandboxes, "look", look)
+    assert not anyio.run(sandbox.unmake).clean
+    assert steps == ["look", "released"]
+    assert (Journal(tmp_path).read(sandbox.cell_id) is not None) is resists
+    Journal(tmp_path).remove(sandbox.cell_id)
 
 
 class Unclean(Counted):

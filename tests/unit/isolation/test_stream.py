@@ -160,8 +160,10 @@ def test_a_full_disk_is_an_error(memory: int) -> None:
     assert caught.value.errno in (errno.ENOSPC, errno.ESPIPE)
 
 
-def test_a_stream_that_stalls_is_given_up(memory: int) -> None:
-    """One that doesn't come in time."""
+@pytest.mark.parametrize("said", [b"", HEAD + sizes() + part(FIRST)])
+def test_a_stream_that_comes_late_is_given_up(memory: int, said: bytes) -> None:
+    """One that stalls, and one that has a few more bytes whenever it is asked."""
     ours, theirs = socket.socketpair()
+    theirs.sendall(said)
     with ours, theirs, pytest.raises(CellError, match="too long"):
-        split_stream(ours, memory, RAM, timeout_s=0.05)
+        split_stream(ours, memory, RAM, timeout_s=0 if said else 0.05)

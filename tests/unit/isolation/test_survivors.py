@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BelljarError, ContainmentBreach, HostError
+from belljar.isolation import reap as reap_module
 from belljar.isolation import survivors
 from belljar.isolation.reap import list_cells, reap_now
 from belljar.isolation.survivors import (
@@ -160,17 +161,6 @@ def test_reaping_goes_on_until_everything_could_be_seen(
     assert list_cells(tmp_path) == ()
 
 
-def test_a_process_started_for_the_cell() -> None:
-    """It is found by its words, killed, and then gone."""
-    mine = entry()
-    with process("--cell", mine.cell_id) as child:
-        found = look(mine).survivors
-        assert [survivor.process and survivor.process.pid for survivor in found] == [child.pid]
-        remove_survivors(found)
-        assert child.wait(timeout=60) == -9
-        assert look(mine).survivors == ()
-
-
 def test_who_ends_by_itself_is_waited_for() -> None:
     """Until it is gone, and no longer than asked: who stays is found."""
     mine = entry()
@@ -186,6 +176,18 @@ def test_who_ends_by_itself_is_waited_for() -> None:
         assert child.wait(timeout=60) >= 0
 
 
+@pytest.mark.promise("6.1")
+def test_any_name_of_a_mount_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel leaves form feeds and separators in names as they are: the cell's mount is found
+    beside one, and the look is whole."""
+    mine = entry()
+    lines = [f"36 35 8:0 / /mnt/{name} rw - ext4 a rw\n" for name in ("a\fb\x1cc", mine.cell_id)]
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text("".join(lines))
+    monkeypatch.setattr(survivors, "PROC", tmp_path)
+    assert [found.what for found in look(mine).survivors] == [f"mount /mnt/{mine.cell_id}"]
+
+
 @pytest.mark.parametrize(
     "words", [("grep",), ("find", "/", "-name"), ("belljar", "ledger", "show", "last", "--cell-id")]
 )
@@ -196,18 +198,22 @@ def test_a_person_looking_for_the_cell_is_not_one(words: tuple[str, ...]) -> Non
         assert look(mine).survivors == ()
 
 
-def test_a_process_in_the_cells_namespace() -> None:
-    """Found by the namespace's number, whatever its words say."""
-    with subprocess.Popen(
-        ["/usr/bin/unshare", "--user", "--net", "/bin/cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
+@contextmanager
+def apart() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a network namespace of its own."""
+    pipe, words = subprocess.PIPE, ["/usr/bin/unshare", "--user", "--net", "/bin/cat"]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as child:
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("no pipes")
         child.stdin.write(b"x")
         child.stdin.flush()
         child.stdout.read(1)  # it has come up
+        yield child
+
+
+def test_a_process_in_the_cells_namespace() -> None:
+    """Found by the namespace's number, whatever its words say."""
+    with apart() as child:
         mine = entry(namespaces={"net": namespaces_of(child.pid)["net"]})
         found = look(mine).survivors
         assert [survivor.process and survivor.process.pid for survivor in found] == [child.pid]
@@ -264,3 +270,24 @@ def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
         assert (reaped.removed, reaped.remaining) == ((), ())
         assert innocent.poll() is None
     assert list_cells(tmp_path) == ()
+
+
+@pytest.mark.promise("6.2")
+def test_reaping_spares_who_has_what_a_dying_cell_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process 1 leaves its network first, and is long in dying: that namespace's number may
+    be a living cell's by then. Of what it is still in nothing is spared."""
+
+    def left_most(_: object) -> dict[str, int]:
+        return {"user": os.open(f"/proc/{still_there.pid}/ns/user", os.O_RDONLY)}
+
+    monkeypatch.setattr(reap_module, "pin_namespaces", left_most)
+    with apart() as innocent, apart() as still_there, process() as child:
+        numbers = {pid: namespaces_of(pid) for pid in (innocent.pid, still_there.pid)}
+        taken = {"net": numbers[innocent.pid]["net"], "user": numbers[still_there.pid]["user"]}
+        orphan(tmp_path, namespaces=taken, child=identify(child.pid))
+        (reaped,) = reap_now(tmp_path)
+        assert reaped.remaining == ()
+        assert (still_there.wait(60), child.wait(60)) == (-9, -9)
+        assert innocent.poll() is None

@@ -1,11 +1,23 @@
-"""How a flood of accesses is bounded, and which reads are the host's own."""
+"""Sensors of touched files: how a flood is bounded, which reads are the host's own, the threads that
+read queues, marks on files of this host, and a guest agent as a sensor."""
 
 from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes import guest as g
+from tests.fakes.talking import talking
 
+from belljar.errors import HostError
+from belljar.isolation import touches
+from belljar.isolation.oci.marks import Marked, Mechanism, mark_files
 from belljar.isolation.touches import (
     INTERVAL_S,
     MAX_QUEUED,
@@ -13,6 +25,8 @@ from belljar.isolation.touches import (
     Access,
     AccessLimit,
     HostReads,
+    QueueThread,
+    watch_guest,
 )
 
 
@@ -99,3 +113,141 @@ def test_a_flood_hides_no_file() -> None:
     for number in range(10 * MAX_REPORTS):
         limit.add(opened(process=str(number), path="/bait"), 1.0)
     assert limit.add(opened(path="/other"), 1.0) == opened(path="/other")
+
+
+def test_an_error_ends_the_thread_and_is_said_once() -> None:
+    """Nobody waits for it afterwards."""
+    source, sink = os.pipe2(os.O_NONBLOCK)
+    errors = list[str]()
+
+    def read() -> int:
+        raise OSError(5, "it broke")
+
+    thread = QueueThread(lambda: source, read, errors.append)
+    thread.start()
+    thread.drain()
+    thread.drain()
+    thread.stop()
+    assert len(errors) == 1
+    os.close(source)
+    os.close(sink)
+
+
+def test_a_late_word_to_a_stopped_sensor_goes_nowhere() -> None:
+    """Its descriptors' numbers are others' by then."""
+    source, sink = os.pipe2(os.O_NONBLOCK)
+    thread = QueueThread(lambda: source, lambda: -1, print)
+    thread.start()
+    thread.stop()
+    theirs, theirs_too = os.pipe2(os.O_NONBLOCK)
+    thread.wake()
+    with pytest.raises(BlockingIOError):
+        os.read(theirs, 1)
+    for fd in (source, sink, theirs, theirs_too):
+        os.close(fd)
+
+
+MECHANISMS = [pytest.param("fanotify", marks=pytest.mark.root), "inotify"]
+
+
+@contextmanager
+def marked(mechanism: Mechanism, root: Path, paths: list[str]) -> Iterator[Marked]:
+    """The files below `root`, watched."""
+    held = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        found = mark_files(mechanism, held, paths)
+    finally:
+        os.close(held)
+    try:
+        yield found
+    finally:
+        os.close(found.fd)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_is_no_file_of_the_root_is_missing(mechanism: Mechanism, tmp_path: Path) -> None:
+    """No directory, no pipe (which is not waited for), nothing outside: a link there ends in it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "out").symlink_to("/etc/passwd")
+    (tmp_path / "up").symlink_to("../../../../../../etc/passwd")
+    with marked(mechanism, tmp_path, ["/pipe", "/out", "/up", "/", "/gone"]) as found:
+        assert set(found.missing) == {"/pipe", "/out", "/up", "/", "/gone"}
+        assert found.files == {}
+
+
+pytestmark = pytest.mark.anyio
+
+
+def touched(index: int, operation: int, name: str = "cat\x1b") -> bytes:
+    """A TOUCHED."""
+    return g.frame(g.TOUCHED, 0, struct.pack("<IHII", index, operation, 1, 7) + g.text(name))
+
+
+async def test_touches_come_with_the_next_operation_and_escaped() -> None:
+    """A file that can't be watched is named; all has come when the watch is closed."""
+    async with talking() as (guest, client):
+        guest.watch_errors = {1: 2}
+        watch = await watch_guest(client, ["/a", "/b"])
+        assert watch.missing == {"/b": "No such file or directory"}
+        accesses, ends = list[Access](), list[str]()
+        watch.begin(accesses.append, ends.append)
+        await guest.send(touched(0, 1) + touched(0, 2))
+        await watch.aclose()
+        await watch.aclose()
+        assert [(a.path, a.operation, a.pid) for a in accesses] == [
+            ("/a", "open", 7),
+            ("/a", "read", 7),
+        ]
+        assert all(access.process == r"cat\x1b" for access in accesses)
+        assert ends == []
+
+
+@pytest.mark.promise("5.6")
+async def test_a_flood_is_bounded_and_ends_the_sensor_not_the_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what the guest may report in all, few are reported at once; then the sensor has ended."""
+    monkeypatch.setattr(touches, "_MAX_TOUCHES", 500)
+    async with talking() as (guest, client):
+        watch = await watch_guest(client, ["/a"])
+        accesses, ends = list[Access](), list[str]()
+        watch.begin(accesses.append, ends.append)
+        await guest.send(b"".join(touched(0, 1, str(number)) for number in range(500)))
+        await client.ping()
+        assert len(accesses) <= MAX_REPORTS
+        assert len(ends) == 1
+        await watch.aclose()
+        await client.ping()
+
+
+@pytest.mark.promise("5.6")
+async def test_what_the_guests_kernel_dropped_is_said_once() -> None:
+    """The sensor goes on: what comes later is reported."""
+    async with talking() as (guest, client):
+        watch = await watch_guest(client, ["/a"])
+        accesses, ends = list[Access](), list[str]()
+        watch.begin(accesses.append, ends.append)
+        await guest.send(touched(0, 3) * 2 + touched(0, 1))
+        await watch.aclose()
+        assert [access.operation for access in accesses] == ["open"]
+        assert len(ends) == 1
+        assert "lost" in ends[0]
+
+
+async def test_a_callback_that_raises_ends_the_sensor_not_the_channel() -> None:
+    """Nor does a guest agent that can't watch."""
+
+    def fail(access: Access) -> None:
+        raise RuntimeError(access.path)
+
+    async with talking() as (guest, client):
+        watch = await watch_guest(client, ["/a"])
+        ends = list[str]()
+        watch.begin(fail, ends.append)
+        await guest.send(touched(0, 1) + touched(0, 2))
+        await client.ping()
+        assert ends == ["RuntimeError: /a"]
+        await watch.aclose()
+        guest.watch_errno = 95
+        with pytest.raises(HostError):
+            await watch_guest(client, ["/a"])

@@ -1,4 +1,5 @@
-"""The socket that a sandbox's trace comes by, with a sandbox that this test plays."""
+"""The socket that a sandbox's trace comes by, with a sandbox that this test plays, and its messages, as
+recorded from runsc 20240729, and hostile ones."""
 
 from __future__ import annotations
 
@@ -6,16 +7,74 @@ import os
 import socket
 from pathlib import Path
 
-import anyio
-import anyio.lowlevel
 import pytest
-from tests.machine import PATIENCE_S
-from tests.unit.isolation.test_trace_points import OPENED, READ
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
-from belljar.isolation.oci.trace import Trace, watch_sandbox
-from belljar.isolation.touches import Access
+from belljar.isolation.oci.trace import Point, Trace, dropped, read_point, watch_sandbox
+
+HEADER = bytes.fromhex("0800070000000000")
+READ_HEADER = bytes.fromhex("0800090005000000")
+CONTEXT = b"\n\x0f \x03B\x06/tmp/xJ\x03cat"
+HERE = b" \x9c\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+OPENED = HEADER + CONTEXT + b"\x12\x02\x08\x03\x18\x81\x02" + HERE + b"2\x04cred8\xc1\x04@\xb6\x03"
+READ = READ_HEADER + b"\n\x07 \x03J\x03cat\x12\x02\x08\x05 \x03*\x0b/tmp/x/cred0\x80\x80\x08"
+FAILED = OPENED.replace(b"\x12\x02\x08\x03", b"\x12\x0d\x08" + b"\xff" * 9 + b"\x01\x10\x02")
+
+
+@pytest.mark.promise("5.6")
+def test_an_open_and_a_read_are_read() -> None:
+    """A relative name is below the working directory; its process's number comes with it."""
+    assert read_point(OPENED) == Point(operation="open", path=b"/tmp/x/cred", pid=3)
+    assert read_point(READ) == Point(operation="read", path=b"/tmp/x/cred", pid=3)
+    assert dropped(OPENED) == 0
+    assert dropped(READ) == 5
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        HEADER,
+        HEADER[:7],
+        FAILED,
+        OPENED.replace(HEADER, bytes.fromhex("0800080000000000")),
+        READ.replace(b"\x12\x02\x08\x05", b"\x12\x02\x08\x00"),
+        OPENED.replace(b"8\xc1\x04", b"8\x80\x80\x80\x01"),
+        OPENED[:-5],
+        READ.replace(b"*\x0b", b"*\x7f"),
+        HEADER + b"\x08\x01" * 65,
+    ],
+    ids=[
+        "none",
+        "empty",
+        "cut header",
+        "failed",
+        "other",
+        "end of file",
+        "O_PATH",
+        "cut",
+        "long",
+        "many",
+    ],
+)
+def test_what_is_no_access_is_none(message: bytes) -> None:
+    """A call that failed, the end of a file, a descriptor that can't be read, and no message."""
+    assert read_point(message) is None
+
+
+@pytest.mark.promise("5.6")
+@settings(max_examples=300)
+@given(st.sampled_from([HEADER, READ_HEADER, OPENED, READ]), st.binary(max_size=300))
+def test_hostile_messages(start: bytes, rest: bytes) -> None:
+    """Whatever is in it: a point or none, and nothing raised."""
+    for message in (start + rest, start[: len(rest)] + rest):
+        point = read_point(message)
+        dropped(message)
+        assert point is None or point.path
+
 
 pytestmark = pytest.mark.anyio
 FILE = "/tmp/x/cred"
@@ -51,35 +110,6 @@ async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("5.6")
-async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
-    """Not what came before the watch, nor other files'; two watches each hear of theirs."""
-    trace, own, first, second = (
-        Trace(tmp_path, "/x", is_this),
-        OwnReads(),
-        list[Access](),
-        list[Access](),
-    )
-    with connect(tmp_path) as sandbox:
-        sandbox.send(READ)
-        watch = await trace.watch([FILE], own)
-        other = await trace.watch(["/etc/cred"], own)
-        watch.begin(first.append, print)
-        other.begin(second.append, print)
-        sandbox.send(OPENED.replace(b"\x08\x00\x07\x00\x00", b"\x08\x00\x07\x00\x05", 1))
-        sandbox.send(READ)
-        await watch.aclose()
-        await watch.aclose()
-        await other.aclose()
-    trace.close()
-    trace.close()
-    assert [(a.path, a.operation, a.process, a.pid) for a in first] == [
-        (FILE, "open", "", 3),
-        (FILE, "read", "", 3),
-    ]
-    assert second == []
-
-
-@pytest.mark.promise("5.6")
 async def test_lost_points_and_the_end_are_said(tmp_path: Path) -> None:
     """Each once; and without a sandbox nothing can be watched."""
     trace, ends = Trace(tmp_path, "/x", is_this), list[str]()
@@ -96,23 +126,6 @@ async def test_lost_points_and_the_end_are_said(tmp_path: Path) -> None:
     assert len(ends) == 2
     with pytest.raises(HostError):
         await watch_sandbox(None, [FILE], OwnReads())
-
-
-async def test_the_agents_reads_for_the_host_are_left_out(tmp_path: Path) -> None:
-    """Only while one runs."""
-    trace, own, accesses = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
-    with connect(tmp_path) as sandbox:
-        watch = await trace.watch([FILE], own)
-        watch.begin(accesses.append, print)
-        sandbox.send(READ)
-        with anyio.fail_after(PATIENCE_S):
-            while not accesses:
-                await anyio.lowlevel.checkpoint()
-        async with own.of(FILE, "/"):
-            sandbox.send(READ)
-        await watch.aclose()
-    trace.close()
-    assert [access.operation for access in accesses] == ["read"]
 
 
 async def test_a_point_that_is_cut_is_said(tmp_path: Path) -> None:

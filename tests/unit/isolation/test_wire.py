@@ -57,10 +57,11 @@ def test_two_destructions_as_one() -> None:
 
 @pytest.mark.promise("6.1")
 @pytest.mark.anyio
+@pytest.mark.parametrize("is_proven", [True, False])
 async def test_a_wire_that_did_not_start_counts_for_its_vm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_proven: bool
 ) -> None:
-    """What is left of it is left of the cell."""
+    """What is left of it is left of the cell; a destruction that failed proves nothing of either."""
     vmm: Any = Vmm.__new__(Vmm)
     port: Any = SimpleNamespace(settings=SimpleNamespace(mtu=1500))
     vmm.client, vmm.companions, vmm.wire = (
@@ -68,25 +69,33 @@ async def test_a_wire_that_did_not_start_counts_for_its_vm(
         AsyncExitStack(),
         None,
     )
-    monkeypatch.setattr(wires, "Wire", lambda *_: NoWire())
+    monkeypatch.setattr(wires, "Wire", lambda *_: NoWire(is_proven=is_proven))
 
     async def unmake(_: Sandbox) -> Destruction:
         return destruction()
 
     monkeypatch.setattr(Sandbox, "unmake", unmake)
-    with pytest.raises(CellError, match="no link"):
+    with pytest.raises((CellError, OSError)):
         await wires.start_wire(vmm, port, home=tmp_path)
-    assert (await vmm.unmake()).survivors == ("wire",)
+    found = await vmm.unmake()
+    assert found.survivors == (("wire",) if is_proven else ())
+    assert [each.what for each in found.unproven] == ([] if is_proven else ["the wire"])
+    assert not found.clean
 
 
 class NoWire:
-    """One that can't start, and leaves a process when it is destroyed."""
+    """One that can't start, and leaves a process when it is destroyed, if that is proven."""
 
     destruction: Destruction | None = None
+
+    def __init__(self, *, is_proven: bool) -> None:
+        self.is_proven = is_proven
 
     async def start(self) -> None:
         """Fails."""
         raise CellError("no link")
 
     async def _destroy(self) -> None:
+        if not self.is_proven:
+            raise OSError("it can't be looked at")
         self.destruction = destruction(survivors=("wire",))

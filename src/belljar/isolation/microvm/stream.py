@@ -214,7 +214,10 @@ class _Splitter:
         left = self._end - self._at
         self._buffer[:left] = self._buffer[self._at : self._end]
         self._at, self._end = 0, left
-        self._socket.settimeout(max(0.001, self._give_up - time.monotonic()))
+        left_s = self._give_up - time.monotonic()
+        if left_s <= 0:  # also of one that sends a byte now and then
+            raise _bad("it took too long")
+        self._socket.settimeout(left_s)
         try:
             got = self._socket.recv_into(self._view[left:])
         except TimeoutError as error:

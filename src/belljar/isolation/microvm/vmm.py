@@ -30,7 +30,7 @@ from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
-from belljar.process import signal_name
+from belljar.process import close_all, signal_name
 from belljar.store.journal import EntryKind
 from belljar.units import printable
 
@@ -92,9 +92,8 @@ class _Ends:
         return (*self._inherited, self.console.writer)
 
     def close_inherited(self) -> None:
-        for fd in self._inherited:
-            os.close(fd)
-        self._inherited = ()
+        fds, self._inherited = self._inherited, ()
+        close_all(fds)
         self.console.close_writer()
 
     def close(self) -> None:
@@ -308,7 +307,9 @@ class Qmp:
             while True:
                 reply = await self._line()
                 if "error" in reply:
-                    why = printable(str(reply["error"]), max_chars=300)
+                    error = reply["error"]
+                    said = error.get("desc") if isinstance(error, dict) else None
+                    why = printable(said if isinstance(said, str) else "?", max_chars=300)
                     raise CellError(f"the VMM refused {command}: {why}", where=self._where)
                 if "return" in reply:
                     return reply["return"]

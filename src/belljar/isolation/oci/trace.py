@@ -175,7 +175,7 @@ class TraceWatch(ThreadWatch):
         if path is None and point.operation == "read":
             path = self._files.get(point.path.removesuffix(_DELETED))
         if path is not None:
-            access = Access(path=path, operation=point.operation, process="", pid=point.pid or None)
+            access = Access(path=path, operation=point.operation, pid=point.pid or None)
             self.offer(access, may_be_hosts=True)
 
 
@@ -232,7 +232,6 @@ class Point:
 
     operation: Operation
     path: bytes
-    process: bytes
     pid: int
 
 
@@ -287,7 +286,6 @@ def read_point(message: bytes) -> Point | None:
     return Point(
         operation="read" if kind == _READ else "open",
         path=path,
-        process=_bytes(context, 9),
         pid=_number(context, 4) & 0x7FFF_FFFF,
     )
 

@@ -83,7 +83,7 @@ class Processes:
             return _GONE
         finally:
             os.close(fd)
-        name = status[len(b"Name:\t") : status.index(b"\n")]
+        name = status.partition(b"\n")[0].removeprefix(b"Name:\t")
         numbers = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
         program = _program(pid)
         return Process(

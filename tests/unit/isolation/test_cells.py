@@ -1,0 +1,121 @@
+"""What a new cell's parts must be, and which failed start may pass by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from belljar.channel import Renewed, RenewedBit
+from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
+from belljar.errors import CellError
+from belljar.isolation.microvm.template import Template, forget, lock_name
+from belljar.isolation.oci.container import is_busy_sealing
+from belljar.isolation.oci.trees import inner_tmp
+from belljar.isolation.renewal import fresh_renewal, judge, renewed_event
+from belljar.store.locks import locked
+
+ALL = (
+    RenewedBit.RNG
+    | RenewedBit.CLOCK
+    | RenewedBit.MACHINE_ID
+    | RenewedBit.BOOT_ID
+    | RenewedBit.HOSTNAME
+)
+
+
+@pytest.mark.promise("3.1")
+@pytest.mark.parametrize(
+    "bit", [RenewedBit.RNG, RenewedBit.CLOCK, RenewedBit.MACHINE_ID, RenewedBit.HOSTNAME]
+)
+def test_a_missing_part_fails_closed(bit: RenewedBit) -> None:
+    """Without fresh randomness, clock, machine id or host name a clone does not run; the message
+    names what is missing."""
+    with pytest.raises(CellError, match=str(bit.name).lower()):
+        judge(Renewed(done=ALL & ~bit, detail="\x1b why"), where="cell c-0", needed=NEEDED_OF_CLONE)
+
+
+def test_the_boot_id_is_where_possible() -> None:
+    """All but the boot id is enough; the record says what was done."""
+    renewed = Renewed(done=ALL & ~RenewedBit.BOOT_ID, detail="")
+    judge(renewed, where="cell c-0", needed=NEEDED_OF_CLONE)
+    event = renewed_event("c-0", renewed, fresh_renewal())
+    assert event.data["done"] == ["rng", "clock", "machine_id", "hostname"]
+
+
+def test_a_network_that_did_not_come_up_fails_closed() -> None:
+    """A clone with a port whose guest says nothing of its network does not run."""
+    judge(
+        Renewed(done=ALL | RenewedBit.NETWORK, detail=""),
+        where="cell c-0",
+        needed=NEEDED_ON_A_NETWORK,
+    )
+    with pytest.raises(CellError, match="network"):
+        judge(Renewed(done=ALL, detail=""), where="cell c-0", needed=NEEDED_ON_A_NETWORK)
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "busy"),
+    [
+        (
+            "FATAL: nsexec[2]: could not ensure we are a cloned binary: Device or resource busy",
+            True,
+        ),
+        (
+            (
+                "unable to create new parent process: could not seal fd: fcntl(F_ADD_SEALS): device"
+                " or resource busy"
+            ),
+            True,
+        ),
+        ("nsexec: could not ensure we are a cloned binary: Permission denied", False),
+        ("mount: Device or resource busy", False),
+        ("", False),
+    ],
+)
+def test_a_runtime_whose_copy_could_not_be_sealed_yet(diagnosis: str, busy: bool) -> None:
+    """Only that failure, of runc 1.1 and of later ones, may pass by itself."""
+    assert is_busy_sealing(diagnosis) is busy
+
+
+@pytest.mark.parametrize("target", ["/etc", "x" * 300])
+def test_an_images_link_is_not_followed_on_the_host(tmp_path: Path, target: str) -> None:
+    """An image's /tmp that leads elsewhere counts as none, wherever it leads, and though following
+    it would fail."""
+    assert inner_tmp(tmp_path, "/new") == ""
+    (tmp_path / "tmp").symlink_to(target)
+    assert inner_tmp(tmp_path, "/new") == ""
+    (tmp_path / "tmp").unlink()
+    (tmp_path / "tmp").mkdir()
+    assert inner_tmp(tmp_path, "/new") == "/new/tmp"
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Template:
+    """One that is in the store."""
+    directory = tmp_path / "templates" / ("a" * 64)
+    directory.mkdir(parents=True)
+    for name in ("template.json", "state", "memory"):
+        (directory / name).write_bytes(name.encode())
+    return Template(
+        key=directory.name,
+        memory=directory / "memory",
+        state=b"state",
+        root=cast("Any", None),
+    )
+
+
+def test_one_that_did_not_restore_is_made_anew(template: Template, tmp_path: Path) -> None:
+    """Its description goes, its files stay for who has them; not of one that is being made, for
+    which nobody waits, nor of one that another cell has had made anew."""
+    directory = template.memory.parent
+    with locked(tmp_path, lock_name(template.key)):
+        assert not forget(tmp_path, template)
+    (directory / "state").write_bytes(b"a new one")
+    assert not forget(tmp_path, template)
+    assert (directory / "template.json").exists()
+    (directory / "state").write_bytes(template.state)
+    assert forget(tmp_path, template)
+    assert sorted(path.name for path in directory.iterdir()) == ["memory", "state"]
+    assert not forget(tmp_path, template)

@@ -1,0 +1,229 @@
+"""A VMM that may say anything: its monitor's client, its console, a machine that is to be saved, and
+its memory's digest."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.channel.client import BusyError
+from belljar.errors import CellError, HostError
+from belljar.isolation.microvm import guest_files
+from belljar.isolation.microvm.saved import MachineLostError, save_machine
+from belljar.isolation.microvm.vmm import MAX_CONSOLE_BYTES, Console, Qmp, Vmm
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeMonitor:
+    """The VMM's end: what it will say is put in beforehand."""
+
+    def __init__(self) -> None:
+        ours, self.socket = socket.socketpair()
+        self.qmp = Qmp(ours, where="a test")
+
+    def says(self, *lines: bytes) -> None:
+        """Words that the client will read."""
+        self.socket.sendall(b"".join(lines))
+
+    def heard(self) -> list[dict[str, object]]:
+        """The commands so far."""
+        self.socket.setblocking(False)
+        return [json.loads(line) for line in self.socket.recv(1 << 16).splitlines()]
+
+
+@pytest.fixture
+def monitor() -> Iterator[FakeMonitor]:
+    """A VMM that has said nothing yet."""
+    fake = FakeMonitor()
+    with fake.socket:
+        yield fake
+        fake.qmp.close()
+
+
+@pytest.mark.parametrize("data", [b"5", b"null", b'{"status": ["failed"]}', b'{"status": {}}'])
+async def test_a_senseless_event_is_passed_over(monitor: FakeMonitor, data: bytes) -> None:
+    """An event of the wrong shape from a taken-over VMM is no surprise to the reader."""
+    monitor.says(b'{"event": "MIGRATION", "data": ' + data + b"}\n", b'{"event": [], "data": []}\n')
+    monitor.says(b'{"event": "MIGRATION", "data": {"status": "completed"}}\n')
+    await monitor.qmp.wait_migrated(timeout_s=5)
+
+
+async def test_a_refusal_is_shown_escaped(monitor: FakeMonitor) -> None:
+    """The VMM's words can't act on a terminal."""
+    monitor.says(b'{"error": {"desc": "no \\u001b[2J"}}\n')
+    with pytest.raises(CellError, match="refused stop") as caught:
+        await monitor.qmp.execute("stop")
+    assert "\x1b" not in str(caught.value)
+
+
+async def test_silence_has_a_deadline(monitor: FakeMonitor) -> None:
+    """A VMM that does not answer is an error, not a wait for ever."""
+    with anyio.fail_after(60), pytest.raises(CellError, match="did not answer stop in time"):
+        await monitor.qmp.execute("stop", timeout_s=0.05)
+
+
+async def test_an_endless_line_is_cut_off(monitor: FakeMonitor) -> None:
+    """Memory is bounded, however much comes without an end."""
+
+    def flood() -> None:
+        try:
+            monitor.socket.sendall(b"x" * (4 << 20))
+        except OSError:
+            return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, flood)
+        with pytest.raises(CellError, match="endless line"):
+            await monitor.qmp.execute("stop")
+        monitor.qmp.close()
+
+
+JSON = st.recursive(
+    st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_an_answer_or_an_error(said: bytes) -> None:
+    """Nothing a VMM can say raises anything but `CellError`."""
+
+    async def ask() -> None:
+        monitor = FakeMonitor()
+        with monitor.socket:
+            monitor.says(said + b"\n")
+            monitor.socket.shutdown(socket.SHUT_WR)
+            try:
+                await monitor.qmp.execute("stop", timeout_s=5)
+            except CellError:
+                pass
+            finally:
+                monitor.qmp.close()
+
+    anyio.run(ask)
+
+
+def test_the_end_is_kept() -> None:
+    """However much comes over time, the last 64 KiB remain, also after it is closed."""
+    console = Console()
+    for number in range(40):
+        os.write(console.writer, bytes([number]) * 4096)
+        console.read()
+    os.write(console.writer, b"last")
+    console.close()
+    assert len(console.read()) == MAX_CONSOLE_BYTES
+    assert console.read().endswith(b"last")
+    console.close()
+
+
+pytestmark = pytest.mark.anyio
+DONE = b'{"return": {}}\n'
+
+
+class FakeMachine:
+    """What of a machine is needed: its monitor's client is the real one."""
+
+    def __init__(self, monitor: FakeMonitor, *, is_busy: bool = False) -> None:
+        self.qmp, self.client, self.is_busy = monitor.qmp, self, is_busy
+        self.spec = SimpleNamespace(shape=SimpleNamespace(ram_mib=1))
+        self.is_killed = False
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[None]:
+        """As the channel's client."""
+        if self.is_busy:
+            raise BusyError
+        yield
+
+    def kill(self) -> None:
+        """It was ended."""
+        self.is_killed = True
+
+
+async def outcome(machine: FakeMachine, directory: Path) -> tuple[type[BaseException], bool]:
+    """How saving it failed, and whether that ended it."""
+    with pytest.raises((CellError, HostError)) as caught:
+        await save_machine(cast("Vmm", cast("Any", machine)), directory, "key")
+    return caught.type, machine.is_killed
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"no JSON\n",
+        b"[]\n",
+        b"[" * 10_000 + b"\n",
+        b'{"error": {"desc": "no"}}\n' + DONE,
+        DONE + DONE + DONE + b'{"error": {"desc": "no"}}\n' + DONE,
+        DONE * 5 + b'{"event": "MIGRATION", "data": {"status": "failed"}}\n' + DONE,
+        b"",
+    ],
+)
+async def test_a_monitor_that_misbehaves_ends_the_machine(tmp_path: Path, said: bytes) -> None:
+    """Whatever it says instead of what was asked, or if it is gone."""
+    monitor = FakeMonitor()
+    monitor.says(said)
+    monitor.socket.close()
+    assert await outcome(FakeMachine(monitor), tmp_path) == (MachineLostError, True)
+    monitor.qmp.close()
+
+
+async def test_what_is_not_the_machines_fault_leaves_it(tmp_path: Path) -> None:
+    """A command that runs, and files that can't be made: the machine goes on, and was told to."""
+    monitor = FakeMonitor()
+    assert await outcome(FakeMachine(monitor, is_busy=True), tmp_path) == (BusyError, False)
+    monitor.says(DONE * 4)
+    assert await outcome(FakeMachine(monitor), tmp_path / "none") == (HostError, False)
+    assert [each["execute"] for each in monitor.heard()][::3] == ["stop", "cont"]
+    monitor.socket.close()
+    monitor.qmp.close()
+
+
+BLOCK = 64 << 10
+
+
+def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
+    """Sparse or written whole: one digest."""
+    sparse, full = tmp_path / "sparse", tmp_path / "full"
+    full.write_bytes(bytes(32 * BLOCK))
+    with sparse.open("wb") as file:
+        file.truncate(32 * BLOCK)
+    for path in (sparse, full):
+        with path.open("r+b") as file:
+            file.seek(5 * BLOCK + 3)
+            file.write(b"data")
+    assert guest_files.digest_memory(sparse) == guest_files.digest_memory(full)
+
+
+@settings(max_examples=50)
+@given(offset=st.integers(0, 8 * BLOCK - 1), other=st.integers(0, 8 * BLOCK - 1))
+def test_where_a_byte_is_matters(offset: int, other: int, tmp_path_factory: object) -> None:
+    """Two files with one byte each have the same digest when, and only when, it is at the same
+    place."""
+    directory = Path(tmp_path_factory.mktemp("memory"))  # type: ignore[attr-defined]
+    digests = []
+    for name, place in (("a", offset), ("b", other)):
+        content = bytearray(8 * BLOCK)
+        content[place] = 1
+        (directory / name).write_bytes(content)
+        digests.append(guest_files.digest_memory(directory / name))
+    assert (digests[0] == digests[1]) == (offset == other)
+
+
+def test_the_size_matters(tmp_path: Path) -> None:
+    """A file cut short where only zeros were is another."""
+    for name, size in (("a", BLOCK), ("b", 2 * BLOCK)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert guest_files.digest_memory(tmp_path / "a") != guest_files.digest_memory(tmp_path / "b")
