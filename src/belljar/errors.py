@@ -74,6 +74,10 @@ class LedgerError(BelljarError):
     code = "ledger_error"
 
 
+class InvalidEventError(LedgerError):
+    """The event isn't one that its kind allows. It was not written; the record goes on."""
+
+
 class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
     """Evidence that something got out, or that a destroyed cell left a survivor.
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,25 @@ from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.network import ipc
 from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.processes import ForkServer, shared_fork_server, started_fork_server
+from belljar.network.owner.processes import ForkServer, started_fork_server
 from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 
 
+@contextmanager
+def ready(home: Path) -> Iterator[ForkServer]:
+    """One that has imported everything, ended afterwards."""
+    with started_fork_server(home, PLAIN) as started:
+        started.wait_ready()
+        yield started
+
+
 @pytest.fixture
 def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
-    """One that is ready, and ended afterwards."""
-    with shared_fork_server(tmp_path, PLAIN) as ready:
-        yield ready
+    """Such a one."""
+    with ready(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -55,23 +63,6 @@ def pid_of(fork_server: ForkServer) -> int:
     return fork_server.process.pid
 
 
-def test_a_failure_meanwhile_leaves_no_child(fork_server: ForkServer, given: list[int]) -> None:
-    """And the next answers are those of the next questions."""
-
-    def fail() -> None:
-        raise ValueError("no document")
-
-    with pytest.raises(ValueError, match="no document"):
-        fork_server.fork({"keeper": given, "gateway": given}, meanwhile=fail)
-    wait_for(lambda: not children(fork_server), "the end of both")
-    made = fork_server.fork({"gateway": given, "keeper": given}, meanwhile=lambda: None)
-    assert {child.process.pid for child in made} == children(fork_server)
-    for child in made:
-        child.kill()
-        assert child.wait_ended(30)
-        os.close(child.pidfd)
-
-
 def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
     fork_server: ForkServer, given: list[int]
 ) -> None:
@@ -87,12 +78,27 @@ def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
     wait_for(lambda: not children(fork_server), "no child of another's", within_s=20)
 
 
+def test_what_can_not_be_imported_ends_no_other_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[int]
+) -> None:
+    """A broken library fails the range that wants it."""
+    (tmp_path / "broken.py").write_text("raise ImportError('too old a library')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with ready(tmp_path) as fork_server:
+        with pytest.raises(CellError, match="too old a library"):
+            fork_server.fork({"gateway": given}, ["broken"])
+        (child,) = fork_server.fork({"gateway": given})
+        child.kill()
+        assert child.wait_ended(30)
+        os.close(child.pidfd)
+
+
 def test_one_for_all_who_need_it(tmp_path: Path) -> None:
     """Whoever started it ahead and whoever waits for it have the same; it ends with the last of
     them."""
     with started_fork_server(tmp_path, PLAIN) as ahead:
-        with shared_fork_server(tmp_path, PLAIN) as ready:
-            assert ready is ahead
+        with ready(tmp_path) as waited_for:
+            assert waited_for is ahead
         assert ahead.is_alive()
     assert not ahead.is_alive()
 
@@ -113,7 +119,7 @@ def test_one_that_is_killed_while_it_imports(tmp_path: Path) -> None:
         os.kill(pid_of(ahead), signal.SIGKILL)
         with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
             ahead.wait_ready()
-        with shared_fork_server(tmp_path, PLAIN) as another:
+        with ready(tmp_path) as another:
             assert another is not ahead
             assert another.is_alive()
 

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 @pytest.mark.promise("5.4")
+@pytest.mark.thorough_in("user")
 def test_cells_reach_each_others_ports_as_if_directly(who: Who) -> None:
     """A target sees the client's own address. A closed port refuses at once, as does one that the
     plan does not name; half an end, an end and a reset pass; a target that reads nothing holds its

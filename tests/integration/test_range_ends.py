@@ -15,17 +15,28 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 who, installed = ranges.who, ranges.installed
 
 
-def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None:
-    """The supervisor has the last packets, logs and counts. When it does not give them evidence is
-    missing: the range has failed, whatever was seen before."""
+@pytest.mark.promise("5.4")
+def test_who_says_no_last_word_ends_its_range_no_later(tmp_path: Path) -> None:
+    """The supervisor has the last packets, logs and counts: without them the range has failed,
+    whatever was seen before. A gateway that is stopped, and one that ends without a last word, is
+    waited for no longer than the bound, and counted as evidence that is missing. One that says it
+    unasked is not ours any more."""
     (tmp_path / "store").mkdir()
-    seen = ranges.Who(None, tmp_path / "store").run("end_unheard")
-    ranges.assert_gone(seen)
-    assert seen["deaths"] == [["CellError", "the range's supervisor does not answer"]]
-    assert seen["kinds"][-3:] == ["range.destroying", "range.failed", "range.destroyed"]
+    seen = ranges.Who(None, tmp_path / "store").run("silent")
+    ranges.assert_gone(seen["supervisor"])
+    assert seen["supervisor"]["deaths"] == [["CellError", "the range's supervisor does not answer"]]
+    ended = ["range.destroying", "range.failed", "range.destroyed"]
+    assert seen["supervisor"]["kinds"][-3:] == ended
+    for of_gateway in seen["gateways"]:
+        ranges.assert_gone(of_gateway)
+        assert (of_gateway["unreported"], of_gateway["deaths"]) == (1, [])
+    assert seen["unasked"]["deaths"] == [
+        ["ProtocolViolation", "the gateway broke its protocol: it has ended without a request"]
+    ]
 
 
 @pytest.mark.promise("5.4")
+@pytest.mark.thorough_in("user")
 def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: ranges.Who) -> None:
     """Half a request with TLS and without, a head, a mail, a sink's first bytes, a handshake: each
     once, and that the range ended. A connection was on record when it began."""
@@ -83,35 +94,6 @@ def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> No
     assert 0 < counters["unreported_at_end"] < 60
 
 
-@pytest.mark.promise("5.4")
-@pytest.mark.parametrize("scenario", ["end_stopped_gateway", "end_short"])
-def test_a_gateway_that_does_not_tell_ends_its_range_no_later(
-    tmp_path: Path, scenario: str
-) -> None:
-    """One that is stopped, and one that ends without a last word: waited for no longer than the
-    bound, and counted as evidence that is missing."""
-    seen = ranges.Who(None, tmp_path).run(scenario)
-    ranges.assert_gone(seen)
-    assert (seen["unreported"], seen["deaths"]) == (1, [])
-
-
-def test_a_last_word_unasked_is_a_violation(tmp_path: Path) -> None:
-    """A gateway that stops telling before its range ends is not ours any more."""
-    assert ranges.Who(None, tmp_path).run("end_unasked")["deaths"] == [
-        ["ProtocolViolation", "the gateway broke its protocol: it has ended without a request"]
-    ]
-
-
-def test_a_disk_that_is_full_at_the_end_is_told_too(small_disk: Path) -> None:
-    """The last packets of the record could not be written."""
-    seen = ranges.Who(None, small_disk).run("end_full")
-    ((error, what),) = seen["deaths"]
-    assert error == "CellError"
-    assert "No space left on device" in what
-    assert "range.failed" in seen["kinds"]
-    ranges.assert_gone(seen)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A directory with 96 KiB of room."""
@@ -127,9 +109,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_the_range(small_disk: Path) -> None:
-    """When the packet record can't be written the range ends, and says so."""
-    seen = ranges.Who(None, small_disk).run("full_disk")
-    ((error, what),) = seen["deaths"]
-    assert error == "CellError"
-    assert "No space left on device" in what
-    ranges.assert_gone(seen)
+    """When the packet record can't be written the range has failed, and says so: also when only the
+    last packets find no room."""
+    for seen in ranges.Who(None, small_disk).run("full").values():
+        ((error, what),) = seen["deaths"]
+        assert error == "CellError"
+        assert "No space left on device" in what
+        assert "range.failed" in seen["kinds"]
+        ranges.assert_gone(seen)

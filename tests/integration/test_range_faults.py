@@ -56,6 +56,7 @@ def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
 
 @pytest.mark.promise("1.3")
 @pytest.mark.parametrize("tier", ["container", "microvm"])
+@pytest.mark.thorough_in("container")
 def test_what_a_range_does_not_need(tier: str, host: Host, policy: Callable[..., str]) -> None:
     """Links are made without the program `ip`, a virtual machine's frames go through a socket pair,
     and a range listens in a namespace of its own: on port 80 and 53 whoever has them here."""
@@ -248,9 +249,7 @@ def part(owner: int, victim: str) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("victim", "is_asked"), [("fork_server", True), ("supervisor", False), ("gateway", True)]
-)
+@pytest.mark.parametrize(("victim", "is_asked"), [("supervisor", False), ("gateway", True)])
 def test_a_part_is_killed(
     victim: str, host: Host, policy: Callable[..., str], *, is_asked: bool
 ) -> None:

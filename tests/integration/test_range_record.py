@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 @pytest.mark.promise("5.4")
+@pytest.mark.thorough_in("user")
 def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
     """Forty times the bound by HTTP, as a package manager does it: all that the cell sent is
     kept."""
@@ -23,6 +24,7 @@ def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
 
 
 @pytest.mark.promise("5.4")
+@pytest.mark.thorough_in("user")
 def test_uploads_beyond_its_room_are_missing_evidence(who: Who) -> None:
     """They are counted. Secrets in options of DNS are in events."""
     seen = who.run("uploads")

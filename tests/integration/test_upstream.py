@@ -372,20 +372,18 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
     assert len(dial_limits(scene)) < 80 - most
 
 
-@pytest.mark.parametrize("gateway", ["ask_elsewhere", "ask_nonsense"])
 def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
-    tmp_path: Path, world: World, gateway: str
+    tmp_path: Path, world: World
 ) -> None:
     """Nothing is resolved or dialled; the refusal and the violation are on record, and the gateway
     is dead."""
     scene = scene_of(tmp_path)
 
     async def run() -> None:
-        async with scene.open(serve=f"{GATEWAYS}:{gateway}", reach=world.reach()) as made:
+        async with scene.open(serve=f"{GATEWAYS}:ask_elsewhere", reach=world.reach()) as made:
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
             assert made.error is not None
-            why = made.error.what
-            assert "no upstream of this range" in why or "a dial request" in why
+            assert "no upstream of this range" in made.error.what
 
     with contextlib.suppress(ProtocolViolation):  # it may ask before the range is up
         anyio.run(run)

@@ -119,6 +119,7 @@ def test_rules_flushed_by_hand_end_the_range(world: World) -> None:
     assert [data["error"] for data in failed] == ["ContainmentBreach"]
 
 
+@pytest.mark.promise("2.6")
 def test_a_gateway_killed_ends_the_range(world: World) -> None:
     """As after a flush, with another word for it."""
     death = world.deaths["bare"]

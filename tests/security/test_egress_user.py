@@ -21,9 +21,9 @@ from tests.integration.as_user import (
     UsersBelljar,
     copy_distributions,
     installed_for,
-    leaves_nothing,
 )
 from tests.integration.handed_groups import handed_groups
+from tests.integration.processes import wait_for
 from tests.security import test_egress as root
 from tests.security.egress.scene import World, look_as_user
 from tests.security.egress.table import CASES
@@ -73,8 +73,9 @@ def world(request: pytest.FixtureRequest, user: UsersBelljar) -> World:
     folder = user.home.parent / f"policies-{request.param}"
     folder.mkdir()
     os.chown(folder, user.uid, user.gid)
-    with leaves_nothing(user):
-        made = look_as_user(request.param, user.home, folder, start)
+    made = look_as_user(request.param, user.home, folder, start)
+    wait_for(lambda: not user.processes(), "the end of the user's processes")
+    assert user.left() == []
     assert {run.stat().st_uid for run in user.runs()} == {user.uid}
     return made
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
-from belljar.errors import LedgerError
+from belljar.errors import InvalidEventError, LedgerError
 from belljar.events import Body, Event, Kind
 from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, sha256_hex
 from belljar.ledger.files import BODIES, CHECKPOINTS, LEDGER, is_being_written, write_all
@@ -259,7 +259,7 @@ class LedgerWriter:
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
         except ValueError as error:
-            raise LedgerError(
+            raise InvalidEventError(
                 f"an event that is not one: {error}",
                 where=str(event.kind),
                 hint="this is a fault of Belljar: report it",

@@ -116,10 +116,7 @@ class _ForkServer:
         try:
             number = int(message["number"])
             if "fork" in message:
-                if import_all(message["imports"]):
-                    gc.collect()
-                    gc.freeze()
-                self._fork(number, str(message["fork"]), fds)
+                self._fork(number, str(message["fork"]), fds, message["imports"])
             else:
                 # In waitpid's terms; null while it lives; reported once
                 pid = int(message["ended"])
@@ -132,13 +129,15 @@ class _ForkServer:
             for fd in fds:
                 os.close(fd)
 
-    def _fork(self, number: int, role: str, fds: list[int]) -> None:
+    def _fork(self, number: int, role: str, fds: list[int], imports: list[str]) -> None:
         parent = os.getpid()
         try:
+            if import_all(imports):
+                gc.collect()
+                gc.freeze()
             pid = os.fork()
-        except OSError as exc:
-            error = f"no process can be made: {exc.strerror}"
-            ipc.send(self._owner, {"number": number, "error": error})
+        except (ImportError, OSError) as exc:  # the other ranges go on
+            ipc.send(self._owner, {"number": number, "error": f"no process can be made: {exc}"})
             return
         if pid == 0:
             _become_child(self._roles[role], fds, parent)

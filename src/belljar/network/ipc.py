@@ -9,7 +9,7 @@ few datagrams as that takes:
 `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`.
 The kinds beside those of events:
 
-- `ready`: first, once; `certificate` in its data is the CA's, PEM.
+- `ready`: once, when it serves; `certificate` in its data is the CA's, PEM.
 - `alive`: a heartbeat, every few seconds, without data.
 - `ask`: a request, `{"what"}` and one body. `dial` has the body `{"host", "port", "stand_in"}`.
 - `ended`: last; `{"unreported"}` counts events lost.

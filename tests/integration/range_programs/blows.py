@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -85,7 +86,7 @@ def network_of(made: NetworkRange) -> Iterator[Callable[..., str]]:
         os.close(network)
 
 
-def flush(made: NetworkRange, *argv: str) -> str:
+def flush(made: NetworkRange, argv: Sequence[str]) -> str:
     """Change the range's network by hand; what the command prints."""
     with network_of(made) as run:
         return run(*argv)
@@ -126,7 +127,7 @@ async def changed(home: Path) -> dict[str, Any]:
 
     async with Scene(home).open() as kept:  # so that they have one fork server
         for name, argv in CHANGES.items():
-            await one(name, lambda made, _, argv=argv: flush(made, *argv))  # type: ignore[misc]
+            await one(name, lambda made, _, argv=argv: flush(made, argv))  # type: ignore[misc]
         with cell(kept) as other:
             if kept.user_namespace is None:
                 await one(
@@ -200,7 +201,7 @@ async def deaf(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "stuck": stuck, "ended": ended, "up": up, "told": told}
 
 
-async def end(
+async def ended(
     home: Path, strike: Callable[[Scene, ProcessId, Cell], object], timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
     """A blow to the supervisor, and then the end in order."""
@@ -229,26 +230,30 @@ def kill(which: int) -> Callable[[NetworkRange], None]:
     return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
 
 
-def kill_fork_server(made: NetworkRange) -> None:
-    """SIGKILL to the fork server."""
-    os.kill(fork_server_of(made), signal.SIGKILL)
+async def killed(home: Path) -> dict[str, Any]:
+    """Each part of a range, each in a range of its own."""
+    return {
+        "supervisor": await death(home, kill(0)),
+        "gateway": await death(home, kill(1)),
+        "fork_server": await death(
+            home, lambda made: os.kill(fork_server_of(made), signal.SIGKILL)
+        ),
+    }
+
+
+async def rules(home: Path) -> dict[str, Any]:
+    """Rules flushed, and a table added, by hand."""
+    seen = {}
+    for argv in (("flush", "ruleset"), ("add", "table", "ip", "other")):
+        strike = partial(flush, argv=("nft", *argv))
+        seen[argv[0]] = await death(home, strike, check_every_s=3600.0)
+    return seen
 
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "hang": hang,
     "deaf": deaf,
-    "end_unheard": lambda home: end(
-        home, lambda _, supervisor, __: os.kill(supervisor.pid, signal.SIGSTOP), 2.0
-    ),
-    "end_full": lambda home: end(home, stop_and_fill),
     "changed": changed,
-    "flush": lambda home: death(
-        home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0
-    ),
-    "add": lambda home: death(
-        home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0
-    ),
-    "kill_supervisor": lambda home: death(home, kill(0)),
-    "kill_gateway": lambda home: death(home, kill(1)),
-    "kill_fork_server": lambda home: death(home, kill_fork_server),
+    "rules": rules,
+    "killed": killed,
 }

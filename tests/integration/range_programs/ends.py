@@ -14,6 +14,8 @@ from typing import Any
 from unittest import mock
 
 import anyio
+from tests.integration.range_programs.blows import ended, stop_and_fill
+from tests.integration.range_programs.ordinary import full_disk
 from tests.integration.range_programs.scene import (
     GATEWAYS,
     TIMEOUT_S,
@@ -25,6 +27,7 @@ from tests.integration.range_programs.scene import (
 )
 
 from belljar.errors import ProtocolViolation
+from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
 
@@ -164,10 +167,29 @@ async def unasked(home: Path) -> dict[str, Any]:
     return {"deaths": [[type(error).__name__, error.what] for error in scene.deaths]}
 
 
+async def silent(home: Path) -> dict[str, Any]:
+    """Parts that don't say what they are to say at a range's end, and one that says it before."""
+    stop = lambda _, supervisor, __: os.kill(supervisor.pid, signal.SIGSTOP)  # noqa: E731
+    return {
+        "supervisor": await ended(home, stop, 2.0),
+        "gateways": [
+            await unreported(home, SERVE, stop=True),
+            await unreported(home, f"{GATEWAYS}:end_short"),
+        ],
+        "unasked": await unasked(home),
+    }
+
+
+async def full(home: Path) -> dict[str, Any]:
+    """A disk that gets full while its cell talks, and one at the end."""
+    seen = {"before": await full_disk(home)}
+    (home / "small" / PACKETS).unlink()
+    return {**seen, "at_the_end": await ended(home, stop_and_fill)}
+
+
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "in_progress": in_progress,
     "end_full_record": full_record,
-    "end_stopped_gateway": lambda home: unreported(home, SERVE, stop=True),
-    "end_short": lambda home: unreported(home, f"{GATEWAYS}:end_short"),
-    "end_unasked": unasked,
+    "silent": silent,
+    "full": full,
 }

@@ -34,7 +34,7 @@ for _ in range(int(sys.argv[2])):
 
 def refused_by_the_host(made: NetworkRange) -> int:
     """How many packets the rules have counted, by this host's own tool."""
-    listed = json.loads(flush(made, "nft", "-j", "list", "counters", "table", "inet", "range"))
+    listed = json.loads(flush(made, ["nft", "-j", "list", "counters", "table", "inet", "range"]))
     return sum(counts(listed).values())
 
 
@@ -53,7 +53,7 @@ async def last_words(home: Path) -> dict[str, Any]:
 
 _ALL_LOGGED = NetworkBounds(refusals_burst=30_000, queries_burst=30_000)
 BURSTS = [
-    *[(1_000, _ALL_LOGGED, False)] * 2,  # taken in while it comes
+    (1_000, _ALL_LOGGED, False),  # taken in while it comes
     (1_000, NetworkBounds(refusals_burst=100, refusals_per_s=1), False),  # more than the rules log
     (
         20_000,

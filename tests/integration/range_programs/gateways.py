@@ -150,22 +150,6 @@ def end_unasked(_config: GatewayConfig, _listeners: Listeners, events: socket.so
     wait_for_the_end(events)
 
 
-def flood(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Says that it serves, and from the first connection on as much as the protocol allows, for as
-    long as somebody records it."""
-    ready(events)
-    listeners.tcp[80].setblocking(True)
-    listeners.tcp[80].accept()
-    kept = 1 << 16
-    for number in range(2, 1 << 30):
-        data = {"stand_in": "shop", "what": "x" * 40_000, "list": ["y" * 10_000]}
-        body = number.to_bytes(8, "big") * (kept // 8)
-        say(events, number, "network.attempt", data, body, sha256=f"{number:064x}")
-        if not events.recv(1 << 16):
-            break
-    os._exit(1)
-
-
 def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Tries everything that it must not be able to do, when the first connection comes, and puts on
     record how each try ended."""
@@ -197,12 +181,6 @@ def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.
         events,
         b'{"host":"elsewhere.example","port":443,"stand_in":"upstream:elsewhere.example"}',
     )
-    wait_for_the_end(events)
-
-
-def ask_nonsense(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
-    """For nothing that has a meaning."""
-    _ask(events, b'{"host":["good.example"],"port":443,"stand_in":"upstream:good.example"}')
     wait_for_the_end(events)
 
 

@@ -92,7 +92,7 @@ async def hoarded(home: Path) -> dict[str, Any]:
 async def shouted(home: Path) -> dict[str, Any]:
     """Its gateway writes to its standard error without end."""
     scene = Scene(home)
-    async with scene.open(serve=SHOUT, timeout_s=5.0) as made:
+    async with scene.open(serve=SHOUT, check_every_s=0.5, timeout_s=4.5) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             agent.run(sys.executable, "-I", "-c", ASK, scene.layout.resolver)

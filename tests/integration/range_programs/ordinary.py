@@ -102,6 +102,11 @@ async def sink(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "said": said}
 
 
+async def talk_and_sink(home: Path) -> dict[str, Any]:
+    """Both, one after the other."""
+    return {**await talk(home), "sink": await sink(home)}
+
+
 async def hold(home: Path) -> dict[str, Any]:
     """Two ranges for as long as this process lives."""
     first, second = Scene(home), Scene(home)
@@ -189,11 +194,11 @@ async def violation(home: Path) -> dict[str, Any]:
     }
 
 
-async def flood(home: Path, serve: str) -> dict[str, Any]:
-    """A gateway that says more and more, by itself or because of its guest."""
+async def flood(home: Path) -> dict[str, Any]:
+    """A gateway that has more and more to say, because of its guest."""
     answering = replace(SHOP, settings={"routes": [{"path": "/", "body": "hello"}]})
     scene = Scene(home, stand_ins=(answering,), bounds=NetworkBounds(recorded_bytes=1 << 20))
-    async with scene.open(serve=serve) as made:
+    async with scene.open(serve=SERVE) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             agent.run(sys.executable, "-I", "-c", ASK_ON, scene.address())
@@ -240,6 +245,11 @@ async def unrecorded(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "said": said}
 
 
+async def broken(home: Path) -> dict[str, Any]:
+    """A gateway that lies, and a record that is full."""
+    return {"violation": await violation(home), "unrecorded": await unrecorded(home)}
+
+
 async def full_disk(home: Path) -> dict[str, Any]:
     """The packet record's directory has no room left."""
     scene = Scene(home)
@@ -263,12 +273,12 @@ for _ in range(100):
 
 
 async def scan(home: Path) -> dict[str, Any]:
-    """One cell knocks at every port of an address."""
+    """One cell knocks at many ports of an address."""
     scene = Scene(home)
     async with scene.open() as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
-            agent.run(sys.executable, "-I", "-c", SCAN, scene.address())
+            agent.run(sys.executable, "-I", "-c", SCAN, scene.address(), str(SCANNED))
             within(lambda: agent.queue()["backlog"] == 0)
             unsent = agent.queue()["drops"]
             await made.check()
@@ -282,9 +292,10 @@ async def scan(home: Path) -> dict[str, Any]:
     }
 
 
+SCANNED = 16_384
 SCAN = """
 import socket, sys
-for port in range(1, 65536):
+for port in range(1, int(sys.argv[2])):
     s = socket.socket()
     s.setblocking(False)
     s.connect_ex((sys.argv[1], port))
@@ -293,15 +304,11 @@ for port in range(1, 65536):
 
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
-    "talk": talk,
-    "sink": sink,
+    "talk": talk_and_sink,
     "hold": hold,
     "many": many,
     "shut_in": shut_in,
-    "violation": violation,
-    "unrecorded": unrecorded,
-    "flood": lambda home: flood(home, f"{GATEWAYS}:flood"),
-    "flood_by_guest": lambda home: flood(home, SERVE),
-    "full_disk": full_disk,
+    "broken": broken,
+    "flood": flood,
     "scan": scan,
 }

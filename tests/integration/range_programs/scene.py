@@ -175,7 +175,6 @@ class Scene:
             "deaths": [[type(error).__name__, error.what] for error in self.deaths],
             "kinds": [str(event.kind) for event in self.recorder.events],
             "journal": sorted(path.name for path in (self.home / "journal").glob("*")),
-            "timings_ms": made.timings_ms,
         }
 
 

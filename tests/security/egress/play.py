@@ -49,7 +49,7 @@ belljar: 1
 risk: low
 tier: {tier}
 user: root
-resources: {{exec_timeout: 180s}}
+resources: {{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 180s}}
 network:
 """
 SITE: Final = 'routes: [{path: "/{rest...}", body: "%s"}, {path: /, body: "%s"}]'

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -66,6 +68,17 @@ def test_no_bytes_in_its_place_let_a_cell_be_made(
     (home / "journal" / f"{CELL}.kill").write_bytes(content)
     assert read_hold(home) is not None
     assert read_order(home, CELL) is not None
+
+
+def test_want_of_descriptors_is_no_order(tmp_path: Path) -> None:
+    """Nobody gave one: a cell is not killed for it. The order that is there is found again."""
+    give_order(tmp_path, [CELL], new_order("cells", "enough"))
+    none_left = OSError(errno.EMFILE, "Too many open files")
+    with patch("belljar.isolation.hold.os.open", side_effect=none_left):
+        assert read_order(tmp_path, CELL) is None
+        with pytest.raises(OSError, match="open files"):
+            read_hold(tmp_path)
+    assert read_order(tmp_path, CELL) is not None
 
 
 @pytest.mark.promise("6.3")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +32,7 @@ from belljar.network.owner.range_state import RangeProcesses
 from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import NetworkPlan, StandInPlan
+from belljar.plan.network import NetworkPlan
 from belljar.plan.rules import render_rules
 
 # Between two, the kernel's own notices report a change of rules at once.
@@ -85,42 +88,42 @@ def fork_pair(
     task: dict[str, Any] = {"nft": _find_nft(), "uid": supervisor_uid}
     task |= {"check_every_s": spec.check_every_s, "timeout_s": spec.timeout_s}
 
-    def write_documents() -> None:
+    with ExitStack() as theirs, ExitStack() as ours:
+
+        def closed_by(stack: ExitStack, fd: int) -> int:
+            stack.callback(os.close, fd)
+            return fd
+
+        def pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+            one, other = ipc.pair()
+            return stack.enter_context(one), theirs.enter_context(other)
+
+        control, supervisors_control = pair(ours)
+        events, gateways_events = pair(ours)
+        to_gateway, to_supervisor = pair(theirs)
+        stderr, stderr_write = map(closed_by, (ours, theirs), os.pipe())
+        rules, supervisor_document, gateway_document = (
+            closed_by(theirs, ipc.new_file()) for _ in range(3)
+        )
+        file = closed_by(theirs, _packet_file(spec.directory))
         ipc.fill(rules, render_rules(spec.layout, spec.network))
         layout, network = json_of(spec.layout), json_of(spec.network)
         ipc.fill(supervisor_document, {**task, "layout": layout, "network": network})
         ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
-
-    with ExitStack() as stack:
-
-        def closed_after(fd: int) -> int:
-            stack.callback(os.close, fd)
-            return fd
-
-        control, supervisors_control = map(stack.enter_context, ipc.pair())
-        events, gateways_events = map(stack.enter_context, ipc.pair())
-        to_gateway, to_supervisor = map(stack.enter_context, ipc.pair())
-        stderr, stderr_write = map(closed_after, os.pipe())
-        rules, supervisor_document, gateway_document = (
-            closed_after(ipc.new_file()) for _ in range(3)
-        )
-        file = closed_after(_packet_file(spec.directory))
         supervisors = [supervisors_control.fileno(), to_gateway.fileno(), supervisor_document]
         gateways = [gateways_events.fileno(), to_supervisor.fileno(), gateway_document]
         given = {
             "supervisor": [*supervisors, stderr_write, rules, file, *held],
             "gateway": [*gateways, stderr_write],
         }
-        # They read what was written when they may go
-        imports = modules_of(_kinds(spec))
-        supervisor, gateway = fork_server.fork(given, write_documents, imports)
-        # Copies, as the block closes its own, and all of them if something fails.
+        supervisor, gateway = fork_server.fork(given, modules_of(_kinds(spec)))
+        ours.pop_all()  # they are the caller's
         return RangeProcesses(
             supervisor=supervisor,
             gateway=gateway,
-            control=control.dup(),
-            events=events.dup(),
-            stderr=os.dup(stderr),
+            control=control,
+            events=events,
+            stderr=stderr,
             fork_server=fork_server,
         )
 
@@ -189,38 +192,31 @@ def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in network.stand_ins:
         if item.directory is not None and not item.is_target:
-            _check_readable(item, item.directory, uid)
+            if not item.directory.is_dir():
+                raise HostError(
+                    f"the files of the stand-in {item.id} are missing",
+                    where=str(item.directory),
+                    hint="put them there; `belljar policy check FILE` looks at them again",
+                )
+            if uid is not None:
+                _check_readable(item.id, item.directory)
             found[item.id] = str(item.directory)
     return found
 
 
-def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> None:
-    # Root's gateway has a uid of its own: files must be readable to it.
-    if not directory.is_dir():
-        raise HostError(
-            f"the files of the stand-in {stand_in.id} are missing",
-            where=str(directory),
-            hint="put them there; `belljar policy check FILE` looks at them again",
-        )
-    if uid is None:
-        return
-    looked_at = 0
-    for folder, folders, files in os.walk(directory):
-        for name in (".", *folders, *files):
-            looked_at += 1
-            path = Path(folder, name)
-            found = path.lstat()
-            is_folder = path.is_dir() and not path.is_symlink()
-            wanted = 0o005 if is_folder else 0o004
-            if not path.is_symlink() and found.st_mode & wanted != wanted:
-                raise HostError(
-                    f"the gateway could not read a file of the stand-in {stand_in.id}: it runs "
-                    f"as a uid of its own",
-                    where=str(path),
-                    hint=f"chmod -R o+rX {stand_in.directory}",
-                )
-        if looked_at > _MAX_FILES_LOOKED_AT:
-            return
+def _check_readable(stand_in: str, directory: Path) -> None:
+    # Root's gateway has a uid of its own: it would answer with errors instead of the files.
+    paths = (Path(top, name) for top, _, files in os.walk(directory) for name in (".", *files))
+    for path in islice(paths, _MAX_FILES_LOOKED_AT):
+        mode = path.lstat().st_mode
+        wanted = 0o005 if stat.S_ISDIR(mode) else 0o004
+        if not stat.S_ISLNK(mode) and mode & wanted != wanted:
+            raise HostError(
+                f"the gateway could not read a file of the stand-in {stand_in}: it runs as a uid "
+                "of its own",
+                where=str(path),
+                hint=f"chmod -R o+rX {directory}",
+            )
 
 
 def _find_nft() -> str:

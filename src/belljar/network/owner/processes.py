@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ _NAME: Final = "the ranges' fork server"
 _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0  # Then it is killed.
 _ANSWER_TIMEOUT_S: Final = 20.0
+_MAP_TIMEOUT_S: Final = 10.0  # It asks the host's name service, which may be far away.
 _FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_HINT: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
@@ -132,15 +133,10 @@ class ForkServer:
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
 
-    def fork(
-        self,
-        roles: Mapping[str, Sequence[int]],
-        meanwhile: Callable[[], object] = tuple,
-        imports: Sequence[str] = (),
-    ) -> list[Child]:
+    def fork(self, roles: Mapping[str, Sequence[int]], imports: Sequence[str] = ()) -> list[Child]:
         """A child for each role with copies of its descriptors, all or none. Raises `CellError`.
 
-        `meanwhile` is called as they are made. `imports`: modules that they need.
+        `imports`: modules that they need.
         """
         answers: list[tuple[dict[str, Any], list[int]]] = []
         with ExitStack() as undo:
@@ -149,12 +145,9 @@ class ForkServer:
                     self._send({"fork": role, "imports": [*imports]}, fds)
                     for role, fds in roles.items()
                 ]
-                try:
-                    meanwhile()
-                finally:
-                    for number in numbers:
-                        answers.append(self._answer_to(number))
-                        undo.callback(_discard, answers[-1][1])
+                for number in numbers:
+                    answers.append(self._answer_to(number))
+                    undo.callback(_discard, answers[-1][1])
             children = []
             for role, (message, pidfds) in zip(roles, answers, strict=True):
                 if "pid" not in message or len(pidfds) != 1:
@@ -232,18 +225,10 @@ _running_lock: Final = threading.Lock()
 
 
 @contextmanager
-def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
-    """`started_fork_server`, ready. Raises `HostError`, `CellError`."""
-    with started_fork_server(home, serve) as fork_server:
-        fork_server.wait_ready()
-        yield fork_server
-
-
-@contextmanager
 def started_fork_server(
     home: Path, serve: str = SERVE, imports: Sequence[str] = ()
 ) -> Iterator[ForkServer]:
-    """The store's shared fork server, maybe importing. Raises `HostError`."""
+    """The store's shared fork server, maybe still importing (`wait_ready`). Raises `HostError`."""
     key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
     with _running_lock:
         fork_server = _running.get(key)
@@ -266,20 +251,23 @@ def map_ids(child: Child, ids: JailIds) -> None:
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
         if program is None:
             raise RuntimeError("root needs no such maps")
-        done = subprocess.run(
-            [str(program), str(child.process.pid), *(str(n) for line in lines for n in line)],
-            capture_output=True,
-            check=False,
-            timeout=10,
-            env={"PATH": "/usr/bin:/bin"},
-        )
-        if done.returncode != 0:
-            problem = printable(done.stderr.strip(), max_chars=300)
+        numbers = (str(n) for line in lines for n in line)
+        try:
+            subprocess.run(
+                [str(program), str(child.process.pid), *numbers],
+                capture_output=True,
+                check=True,
+                timeout=_MAP_TIMEOUT_S,
+                env={"PATH": "/usr/bin:/bin"},
+            )
+        except (OSError, subprocess.SubprocessError) as exc:
+            said: bytes = getattr(exc, "stderr", b"") or str(exc).encode()
+            problem = printable(said.strip(), max_chars=300)
             raise HostError(
                 f"the host gives this user no ids for a range: {problem}",
                 where=str(program),
                 hint="`belljar doctor` says what this user needs",
-            )
+            ) from exc
 
 
 def end_groups(groups: cgroup.CellGroups) -> dict[str, int]:

@@ -21,14 +21,14 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
 from belljar.isolation.hold import read_order, refuse_if_forbidden
 from belljar.isolation.identity import hold_identity, user_range
-from belljar.isolation.survivors import Destruction, destroy_remains
+from belljar.isolation.survivors import Destruction, NotChecked, destroy_remains, together
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import (
     RangeSpec,
     close_processes,
     fork_pair,
 )
-from belljar.network.owner.processes import end_groups, map_ids, shared_fork_server
+from belljar.network.owner.processes import end_groups, map_ids, started_fork_server
 from belljar.network.owner.range_state import (
     RangeProcesses,
     RangeState,
@@ -47,6 +47,13 @@ _START_DEADLINE_S: Final = 20.0
 _LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
 # What the kernel holds longer after a SIGKILL is found by the search for survivors.
 _END_DEADLINE_S: Final = 5.0
+# Of a process in an uninterruptible sleep, which a look at the host may not find.
+_NOT_ENDED: Final = Destruction(
+    survivors=(),
+    looked_for=(),
+    duration_ms=0.0,
+    unproven=(NotChecked("the end of the range's processes", "the kernel holds one of them"),),
+)
 
 
 @asynccontextmanager
@@ -102,7 +109,6 @@ class NetworkRange:
         self.id = new_range_id()
         self._where = f"range {self.id}"
         self.destruction: Destruction | None = None
-        self.timings_ms: dict[str, float] = {}
         self._spec, self._recorder, self._home = spec, recorder, home
         self._on_failure, self._handle_request = on_failure, handle_request
         self._journal = Journal(home)
@@ -118,7 +124,7 @@ class NetworkRange:
         self._sent_bytes: Callable[[], dict[str, int]] = dict
         self._supervisor: SupervisorRequests | None = None
         self._ending, self._pinning = threading.Lock(), threading.Lock()
-        self._began, self._is_users = time.monotonic(), os.geteuid() != 0
+        self._is_users = os.geteuid() != 0
 
     @property
     def layout(self) -> RangeLayout:
@@ -190,6 +196,7 @@ class NetworkRange:
 
         Raises `HostError`, `CellError`, recorded.
         """
+        began = time.monotonic()
         self._record(
             Kind.RANGE_OPENING,
             prefix=self.layout.prefix,
@@ -204,7 +211,8 @@ class NetworkRange:
                 reason = printable(exc.what if isinstance(exc, BelljarError) else repr(exc))
                 self._record(Kind.RANGE_FAILED, error=type(exc).__name__, reason=reason)
             raise
-        self._record(Kind.RANGE_OPENED, duration_ms=self._elapsed_ms(), timings_ms=self.timings_ms)
+        duration_ms = round((time.monotonic() - began) * 1000, 1)
+        self._record(Kind.RANGE_OPENED, duration_ms=duration_ms)
 
     def _make(self) -> None:
         # Root's range has two uids of its own, held by the supervisor's copies of their locks
@@ -221,9 +229,9 @@ class NetworkRange:
         self._groups = groups
         cgroup.make_groups(groups, self._spec.network.group_limits)
         fork_server = self._fork_server.enter_context(
-            shared_fork_server(self._home, self._spec.serve)
+            started_fork_server(self._home, self._spec.serve)
         )
-        self._mark("fork_server")
+        fork_server.wait_ready()
         processes = self._processes = fork_pair(
             fork_server, self._spec, locks, supervisor_uid=supervisor_uid, gateway_uid=gateway_uid
         )
@@ -235,7 +243,6 @@ class NetworkRange:
             processes=(supervisor, gateway),
         )
         refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
-        self._mark("forks")
         dialler = Dialler(self._spec.network, self._spec.reach, self._spec.spending)
         self._sent_bytes = partial(self._spec.spending.sent_bytes, dialler.number)
         self._watch = RangeWatch(
@@ -280,11 +287,9 @@ class NetworkRange:
                 raise RuntimeError("an ordinary user's identity without a range")
             map_ids(processes.supervisor, ids)
             send(processes.control, {"mapped": True})
-            self._mark("ids")
         waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
         if waited != {"started", "ready"}:
             raise CellError("a part of the range reported twice that it is up", where=self._where)
-        self._mark("up")
         with self._pinning:
             self._pins = pin_namespaces(processes.supervisor.process)
             ours = namespaces_of(os.getpid())
@@ -351,17 +356,18 @@ class NetworkRange:
             try:
                 self._record(Kind.RANGE_DESTROYING, reason=reason)
             finally:
-                self._end_processes()
-                self.destruction = destruction = self._prove_gone(started)
+                have_ended = self._end_processes()
+                self.destruction = destruction = self._prove_gone(started, have_ended=have_ended)
             counters = {**self.counters(), **self._group_counts}
             about = {"counters": counters, "sent_bytes": self._sent_bytes()}
             self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), **about)
             return destruction
 
-    def _end_processes(self) -> None:
+    def _end_processes(self) -> bool:
+        """Whether both have ended, and all that they reported was read."""
         processes, watch = self._processes, self._watch
         if processes is None:
-            return
+            return True
         if watch is not None:
             watch.closing = True
         has_namespaces = self._entry is not None and self._entry.namespaces
@@ -376,15 +382,18 @@ class NetworkRange:
                 watch.die(exc)
         for child in (processes.gateway, processes.supervisor):
             child.kill()
-        for child in (processes.gateway, processes.supervisor):
-            child.wait_ended(_END_DEADLINE_S)
-        if watch is not None:
-            watch.join()
+        if watch is None:
+            ends = (processes.gateway, processes.supervisor)
+            return all(child.wait_ended(_END_DEADLINE_S) for child in ends)
+        if watch.join(2 * _END_DEADLINE_S):
+            return True
+        watch.die(CellError("a part of the range does not end", where=self._where))
+        return False
 
-    def _prove_gone(self, started: float) -> Destruction:
+    def _prove_gone(self, started: float, *, have_ended: bool) -> Destruction:
         # Ids and namespaces stay this range's until the search is over: another range could have
         # their numbers at once
-        if self._processes is not None:
+        if self._processes is not None and have_ended:  # else their thread goes on reading
             close_processes(self._processes)
         with self._held:
             if self._entry is None:
@@ -392,6 +401,8 @@ class NetworkRange:
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
             self._group_counts = end_groups(self._groups)
             destruction = destroy_remains(self._entry, started)
+            if not have_ended:
+                destruction = together(destruction, _NOT_ENDED)
             close_all(self._pins.values())
             self._pins = {}
             if not destruction.unproven:  # else `reap` searches again
@@ -401,9 +412,3 @@ class NetworkRange:
 
     def _record(self, kind: Kind, **data: JsonValue) -> None:
         self._recorder.record(Event(kind=kind, data={"range": self.id, **data}))
-
-    def _mark(self, phase: str) -> None:
-        self.timings_ms[phase] = self._elapsed_ms()
-
-    def _elapsed_ms(self) -> float:
-        return round((time.monotonic() - self._began) * 1000, 1)

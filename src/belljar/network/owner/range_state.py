@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -79,35 +78,6 @@ class HeartbeatTimeout:
         return self._silent_s is not None and self._silent_s > self.timeout_s
 
 
-class BoundedExecutor:
-    """At most `workers` threads; `queue_size` jobs run or wait."""
-
-    def __init__(self, name: str, *, workers: int, queue_size: int) -> None:
-        self._name, self._workers = name, workers
-        self._room = threading.Semaphore(queue_size)
-        self._threads: ThreadPoolExecutor | None = None
-
-    def try_submit(self, job: Callable[[], None]) -> bool:
-        """Queue `job`; False when full. For one thread."""
-        if not self._room.acquire(blocking=False):
-            return False
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix=self._name)
-        self._threads.submit(self._run, job)
-        return True
-
-    def close(self) -> None:
-        """Drop queued jobs; don't wait for running ones."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        finally:
-            self._room.release()
-
-
 class SupervisorRequests:
     """Requests to a supervisor, one at a time. Thread-safe."""
 
@@ -126,7 +96,7 @@ class SupervisorRequests:
             send(self._control, {**message, "id": self._last}, fds)
             reply = self._reply_to(self._last)
         if "refused" in reply:
-            what = f"the range's supervisor could not: {printable(str(reply['reason']))}"
+            what = f"the range's supervisor could not: {printable(str(reply.get('reason')))}"
             raise CellError(what, where=self._where)
         if self._state.error is not None:
             raise self._state.error

@@ -7,6 +7,7 @@ Both processes are killed first.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -14,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 from belljar.errors import (
@@ -22,6 +22,7 @@ from belljar.errors import (
     CellError,
     ContainmentBreach,
     HostError,
+    InvalidEventError,
     LedgerError,
     ProtocolViolation,
 )
@@ -40,11 +41,9 @@ from belljar.network.ipc import (
     encode_end,
     encode_reply,
 )
-from belljar.network.owner.budget import cost_bytes
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
 from belljar.network.owner.processes import wait_readable
 from belljar.network.owner.range_state import (
-    BoundedExecutor,
     HeartbeatTimeout,
     RangeOverError,
     RangeProcesses,
@@ -61,23 +60,12 @@ POLL_INTERVAL_S: Final = 1.0
 FLUSH_INTERVAL_S: Final = 1.0
 # The owner's wait at a range's end, and the gateway's time to report what is in progress.
 SHUTDOWN_GRACE_S: Final = 2.0
-# Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.config.Bounds`).
-MAX_PENDING_REQUESTS: Final = 64
-REQUEST_WORKERS: Final = 8
-_FLOW_FIELDS: Final = frozenset(
-    {
-        "cell",
-        "protocol",
-        "address",
-        "port",
-        "verdict",
-        "reason",
-        "bytes",
-        "count",
-        "name",
-        "source",
-    }
-)
+# Each is a thread; a gateway of ours has fewer unanswered (`gateway.config.Bounds`).
+MAX_PENDING_REQUESTS: Final = 128
+# An event's line beside its data, and a body's place in it, counted generously.
+_LINE_BYTES: Final = 512
+_BODY_LINE_BYTES: Final = 320
+BLOCK_BYTES: Final = 4096  # A body is a file: it takes whole blocks.
 # In `limit.hit`: bytes that a range may put on record.
 RECORD_LIMIT: Final = "range_record"
 _HINT_RECORD_LIMIT: Final = (
@@ -86,6 +74,15 @@ _HINT_RECORD_LIMIT: Final = (
 HINT_ENDED: Final = (
     "nothing of the range runs on: start again; `belljar ledger show last` shows what came before"
 )
+
+
+def cost_bytes(event: Event) -> int:
+    """An upper bound of what an event takes of the disk, bodies included."""
+    bodies = sum(
+        _BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
+        for body in event.bodies
+    )
+    return _LINE_BYTES + len(json.dumps(event.data, separators=(",", ":"))) + bodies
 
 
 class RangeWatch:
@@ -124,12 +121,7 @@ class RangeWatch:
         self._send_lock = threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
         self._heartbeats = {name: HeartbeatTimeout(timeout_s) for name in ("supervisor", "gateway")}
-        self._requests, self._dials = (
-            BoundedExecutor(
-                f"range-{range_id}-{name}", workers=REQUEST_WORKERS, queue_size=MAX_PENDING_REQUESTS
-            )
-            for name in ("answers", "dials")
-        )
+        self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
         os.set_blocking(processes.stderr, False)
 
@@ -141,12 +133,11 @@ class RangeWatch:
         )
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait for both processes' ends and last messages; kill first."""
-        self._thread.join()
-        for executor in (self._requests, self._dials):
-            executor.close()
+    def join(self, timeout_s: float) -> bool:
+        """Whether both processes ended, and their last messages were read; kill first."""
+        self._thread.join(timeout_s)
         self._dialler.close()
+        return not self._thread.is_alive()
 
     def counters(self) -> Mapping[str, int]:
         """The supervisor's last counts, and what was recorded."""
@@ -190,8 +181,10 @@ class RangeWatch:
             if type(error) is CellError:
                 error = killed_error(self._killed(), where=self._where) or error
             self.state.error = error
-        for child in (self._processes.supervisor, self._processes.gateway):
-            child.kill()
+        # Behind the thread's end both are gone, and their descriptors may be others' already.
+        if self._thread.is_alive():
+            for child in (self._processes.supervisor, self._processes.gateway):
+                child.kill()
         self._gateway_done.set()
         reason = printable(error.what, max_chars=2000)
         data = {"range": self._range, "error": type(error).__name__, "reason": reason}
@@ -202,6 +195,17 @@ class RangeWatch:
         self._on_failure(error)
 
     def _run(self) -> None:
+        try:
+            self._read_to_the_end()
+        except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
+            self.die(CellError(f"the range can't be watched: {exc!r}", where=self._where))
+        finally:
+            self._dialler.close()
+            # Wakes what still waits for an answer or a milestone.
+            self.state.replies.put(None)
+            self.state.milestones.put(None)
+
+    def _read_to_the_end(self) -> None:
         processes = self._processes
         ends = {
             processes.supervisor.pidfd: ("supervisor", processes.control),
@@ -221,10 +225,6 @@ class RangeWatch:
                 self._ended(ends.pop(fd)[0])
             self._drain_stderr()
             self._end_if_hung()
-        self._dialler.close()
-        # Wakes what still waits for an answer or a milestone.
-        self.state.replies.put(None)
-        self.state.milestones.put(None)
 
     def _end_if_hung(self) -> None:
         if self.closing or self.state.error is not None:
@@ -260,7 +260,7 @@ class RangeWatch:
             os.close(fd)
         match message:
             case {"flow": flow}:
-                self._record(Kind.NETWORK_FLOW, _checked_flow(flow))
+                self._record(Kind.NETWORK_FLOW, flow)
             case {"counters": counters}:  # the rules were checked
                 self._heartbeats["supervisor"].message_received()
                 self.state.counters = {str(name): int(count) for name, count in counters.items()}
@@ -311,13 +311,13 @@ class RangeWatch:
                 self._unreported += message.data["unreported"]
                 self._gateway_done.set()
             case GatewayRequest():
-                is_dial = message.what == DIAL
-                executor = self._dials if is_dial else self._requests
-                if not executor.try_submit(
-                    partial(self._dial if is_dial else self._reply, message)
-                ):
+                if not self._may_request.acquire(blocking=False):
                     what = f"more than {MAX_PENDING_REQUESTS} requests at once"
                     raise ProtocolViolation(what, where=self._where)
+                name = f"range-{self._range}-request"
+                threading.Thread(
+                    target=self._answer, args=(message,), name=name, daemon=True
+                ).start()
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
         named = {**data, "range": self._range}
@@ -325,8 +325,8 @@ class RangeWatch:
         try:
             with self._recording:
                 self._spend(event)
-        except ValueError as exc:  # data that the kind doesn't allow
-            what = f"the gateway sent what can't be recorded: {exc}"
+        except InvalidEventError as exc:
+            what = f"a part of the range sent what can't be recorded: {exc.what}"
             raise ProtocolViolation(what, where=self._where) from exc
         except OSError as exc:
             what = f"an event of the range can't be recorded: {exc}"
@@ -351,6 +351,12 @@ class RangeWatch:
                 return
             what = f"the range has put {format_size(limit)} on record, which is all that it may"
             raise CellError(what, where=self._where, hint=_HINT_RECORD_LIMIT)
+
+    def _answer(self, request: GatewayRequest) -> None:
+        try:
+            (self._dial if request.what == DIAL else self._reply)(request)
+        finally:
+            self._may_request.release()
 
     def _reply(self, request: GatewayRequest) -> None:
         try:
@@ -412,12 +418,3 @@ class RangeWatch:
         with suppress(BlockingIOError):
             piece = os.read(self._processes.stderr, 1 << 16)
             self._stderr = (self._stderr + piece)[:_MAX_DIAGNOSIS_BYTES]
-
-
-def _checked_flow(flow: Mapping[str, Any]) -> Mapping[str, Any]:
-    # The supervisor parses a guest's headers, so its reports are checked too.
-    if not isinstance(flow, dict) or not set(flow) <= _FLOW_FIELDS:
-        raise ValueError("a flow's fields")
-    if any(isinstance(value, str) and len(value) > 256 for value in flow.values()):
-        raise ValueError("a flow's text")
-    return flow

@@ -172,7 +172,8 @@ class _NftRun:
                 cwd="/",
             )
         except OSError as exc:
-            raise _not_run(nft, exc) from exc
+            what = f"nft can't be run: {exc}"
+            raise HostError(what, where=nft, hint="install nftables 1.0 or newer") from exc
         self._nft = nft
 
     def __enter__(self) -> Self:
@@ -231,10 +232,6 @@ class Listing(_NftRun):
         if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
             raise HostError("nft's listing is none", where=self._nft)
         return document
-
-
-def _not_run(nft: str, exc: Exception) -> HostError:
-    return HostError(f"nft can't be run: {exc}", where=nft, hint="install nftables 1.0 or newer")
 
 
 # Of one cell and reason: so many refused destinations have an event of their own; the rest are

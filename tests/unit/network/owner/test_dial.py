@@ -81,6 +81,11 @@ class World:
         self.spending = RunSpending()
         self.dialler = Dialler(PLAN, reach, self.spending)
 
+    @property
+    def told(self) -> str:
+        """What was done, in order."""
+        return " ".join(entry[0] for entry in self.log)
+
     def dial(self, **changes: object) -> None:
         """One request; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
@@ -177,7 +182,7 @@ def test_one_bad_address_spoils_the_answer(before: list[str], one: Any, after: l
 def test_no_address_and_too_many_are_refused() -> None:
     """An empty answer, and one of unreasonable size."""
     assert judge((), ()) == "the name has no address"
-    assert judge(PUBLIC[:1] * MAX_ADDRESSES, ()) == ""
+    assert not judge(PUBLIC[:1] * MAX_ADDRESSES, ())
     assert judge(PUBLIC[:1] * (MAX_ADDRESSES + 1), ())
 
 
@@ -209,18 +214,6 @@ def test_a_request_for_anything_else_is_a_violation(body: bytes) -> None:
         wanted(body, PLAN)
 
 
-@given(
-    st.binary(max_size=200)
-    | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(
-        lambda it: json.dumps(it).encode()
-    )
-)
-def test_whatever_a_gateway_asks_is_an_upstream_or_a_violation(body: bytes) -> None:
-    """Nothing else is raised."""
-    with pytest.raises(NotAnUpstreamError):
-        wanted(body, PLAN)
-
-
 def test_a_dial_is_on_record_before_it_is_done() -> None:
     """Recorded before the name is resolved, and before the address is dialled."""
     world = World(PUBLIC[:1])
@@ -247,14 +240,12 @@ def test_the_first_answer_is_pinned() -> None:
 
 
 def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
-    """One private address among public ones: nothing is dialled, nor is it asked for again until an
-    answer is better."""
+    """One private address among public ones: nothing is dialled, nor is it asked for again."""
     world = World((PUBLIC[0], "10.0.0.1"), PUBLIC[:1])
     for _ in range(2):
         with pytest.raises(RefusedDialError, match=r"10\.0\.0\.1 is not a public one"):
             world.dial()
-    said = ("refused", "", "10.0.0.1 is not a public one")
-    assert world.log == [("looked_up", "", ""), ("resolved", REAL.host), said, said]
+    assert world.told == "looked_up resolved refused refused"
 
 
 def test_this_host_s_own_public_address_is_refused() -> None:
@@ -262,7 +253,7 @@ def test_this_host_s_own_public_address_is_refused() -> None:
     world = World(PUBLIC, ours=PUBLIC[1:])
     with pytest.raises(RefusedDialError, match="this host's own"):
         world.dial()
-    assert not any(entry[0] == "connected" for entry in world.log)
+    assert "connected" not in world.told
 
 
 @pytest.mark.promise("2.7")
@@ -278,52 +269,22 @@ def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> No
     for _ in range(2):
         with pytest.raises(RefusedDialError, match="of a network that this host is on"):
             world.dial()
-    assert [entry[0] for entry in world.log] == [
-        "looked_up",
-        "resolved",
-        "dialled",
-        "connected",
-        "refused",
-        "refused",
-    ]
+    assert world.told == "looked_up resolved dialled connected refused refused"
 
 
-def test_networks_that_can_t_be_read_are_no_permission() -> None:
-    """Nothing is dialled as long as the kernel does not list them."""
-    world = World(PUBLIC, PUBLIC)
+def test_what_can_t_be_found_out_now_may_be_later() -> None:
+    """As long as the kernel does not list this host's networks, or the name does not resolve,
+    nothing is dialled or pinned."""
+    world = World(PUBLIC, socket.gaierror(-3, "Temporary failure"), PUBLIC[:1])
     world.near = OSError(1, "Operation not permitted")
-    with pytest.raises(
-        RefusedDialError, match="own networks can't be read: Operation not permitted"
-    ):
+    with pytest.raises(RefusedDialError, match="can't be read: Operation not permitted"):
         world.dial()
     world.near = ()
-    world.dial()
-    assert [entry[0] for entry in world.log] == [
-        "looked_up",
-        "resolved",
-        "refused",
-        "looked_up",
-        "resolved",
-        "dialled",
-        "connected",
-    ]
-
-
-def test_a_name_that_does_not_resolve_now_may_later() -> None:
-    """A failure is on record, and pins nothing."""
-    world = World(socket.gaierror(-3, "Temporary failure"), PUBLIC[:1])
     with pytest.raises(RefusedDialError, match="can't be resolved"):
         world.dial()
     world.dial()
-    assert [entry[0] for entry in world.log] == [
-        "looked_up",
-        "resolved",
-        "refused",
-        "looked_up",
-        "resolved",
-        "dialled",
-        "connected",
-    ]
+    looks = "looked_up resolved refused looked_up resolved refused looked_up resolved"
+    assert world.told == f"{looks} dialled connected"
 
 
 def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
@@ -331,7 +292,7 @@ def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
     world = World()
     with pytest.raises(NotAnUpstreamError):
         world.dial(host="elsewhere.example")
-    assert [entry[0] for entry in world.log] == ["refused"]
+    assert world.told == "refused"
 
 
 def test_what_can_t_be_recorded_is_not_dialled() -> None:
@@ -346,26 +307,19 @@ def test_what_can_t_be_recorded_is_not_dialled() -> None:
     assert world.log == []
 
 
-def test_without_a_bundle_of_authorities_nothing_can_be_checked(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_roots_of_trust_are_those_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of the host, with its hint; where there is one it is PEM that OpenSSL takes."""
-    if "BEGIN CERTIFICATE" in (text := read_authorities()):
-        ssl.create_default_context(cadata=text)
+    """What a file of a task makes of the variable later names no authority. Without a bundle
+    nothing can be checked: an error of the host."""
+    (tmp_path / "own.pem").write_text("BEGIN CERTIFICATE of someone")
+    ssl.create_default_context(cadata=(before := read_authorities()))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    assert read_authorities() == before
     monkeypatch.setattr(dial, "_BUNDLES", ("/nonexistent",))
     monkeypatch.setattr(dial, "environment_at_start", lambda: {"SSL_CERT_FILE": "/nonexistent"})
     with pytest.raises(HostError, match="no bundle"):
         read_authorities()
-
-
-def test_the_roots_of_trust_are_those_of_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a file of a task makes of the variable later names no authority."""
-    (tmp_path / "own.pem").write_text("BEGIN CERTIFICATE of someone")
-    before = read_authorities()
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
-    assert read_authorities() == before
 
 
 @pytest.mark.promise("2.7")

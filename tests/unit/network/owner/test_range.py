@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import anyio
 import pytest
+from tests.unit.network.owner.test_watch import watched
 
+from belljar.errors import CellError, HostError
 from belljar.events import MemoryRecorder
 from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.range import open_range
+from belljar.network.owner.range import NetworkRange, open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
+from belljar.store.journal import own_entry
 
 
 @pytest.mark.anyio
@@ -29,3 +33,37 @@ async def test_one_that_was_not_begun_is_not_ended(tmp_path: Path) -> None:
             raise AssertionError("it was opened")
     assert scope.cancelled_caught
     assert recorder.events == []
+
+
+def test_a_process_that_does_not_end_is_no_proven_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may hold one (an uninterruptible sleep): the range is over in time, has failed,
+    and its end is not proven; what its thread still reads from stays open."""
+    monkeypatch.setattr("belljar.network.owner.range._END_DEADLINE_S", 0.05)
+    recorder = MemoryRecorder()
+    with watched(recorder) as scene:
+
+        class Held(NetworkRange):
+            """One whose processes are a scene's."""
+
+            def _make(self) -> None:
+                self._processes, self._watch = scene.processes, scene.watch
+                self._entry = own_entry(self.id, "range")
+
+        network = NetworkPlan()
+        layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
+        spec = RangeSpec(network=network, layout=layout, directory=tmp_path)
+        made = Held(spec, recorder=recorder, home=tmp_path)
+        made.make()
+        destruction = anyio.run(made.destroy)
+        for fd in (scene.processes.stderr, scene.children[0].pidfd, scene.children[1].pidfd):
+            os.fstat(fd)
+    assert (destruction.clean, destruction.survivors) == (False, ())
+    with pytest.raises(HostError, match="could not be proven"):
+        destruction.raise_if_unclean("its end", where="range")
+    assert [str(event.kind) for event in recorder.events][-2:] == [
+        "range.failed",
+        "range.destroyed",
+    ]
+    assert [type(error) for error in scene.died] == [CellError]

@@ -115,21 +115,6 @@ def test_a_budget_ends_a_connection_to_the_byte(is_sent: bool) -> None:
     assert spending.spent_bytes(HOST) == plan.budget_bytes
 
 
-def test_a_range_has_its_budget_and_no_more() -> None:
-    """Dials alone use it up; another range, and another host, has its own."""
-    spending, plan = RunSpending(), upstream(3 * DIAL_BYTES, 1 << 20)
-    first, second = spending.new_range(), spending.new_range()
-    for _ in range(3):
-        with spending.dialling(first, plan):
-            pass
-    with pytest.raises(SpentError, match="one sample"), spending.dialling(first, plan):
-        pass
-    with spending.dialling(first, upstream(3 * DIAL_BYTES, 1 << 20, "other.example")):
-        pass
-    with spending.dialling(second, plan):
-        pass
-
-
 @pytest.mark.promise("2.7")
 def test_a_run_has_its_budget_over_all_ranges() -> None:
     """Of a range that is using it the whole budget is set aside; of one that is not, what it used;
@@ -188,7 +173,8 @@ def test_a_range_that_is_over_gets_no_connection() -> None:
 def test_no_order_of_dials_spends_more_than_a_budget(
     budget: int, more: int, dials: list[int]
 ) -> None:
-    """Neither a range's nor the run's; what was refused cost nothing."""
+    """Neither a range's nor the run's; what was refused cost nothing, and another host has its
+    own."""
     spending, plan = RunSpending(), upstream(budget, budget + more)
     numbers = [spending.new_range() for _ in range(5)]
     cost = 0
@@ -199,3 +185,5 @@ def test_no_order_of_dials_spends_more_than_a_budget(
             by_range[numbers[which]] += DIAL_BYTES
     assert spending.spent_bytes(HOST) == cost <= budget + more
     assert max(by_range.values()) <= budget
+    with spending.dialling(numbers[0], upstream(budget, budget, "other.example")):
+        pass

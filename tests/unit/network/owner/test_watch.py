@@ -5,62 +5,70 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
 
-from belljar.errors import BelljarError, CellError
-from belljar.events import Event, Kind, MemoryRecorder
+from belljar.errors import BelljarError, CellError, ProtocolViolation
+from belljar.events import Body, Event, Kind, MemoryRecorder, Recorder
+from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.writer import LedgerWriter
 from belljar.network.ipc import ALIVE, Item, encode_event
-from belljar.network.owner.budget import cost_bytes
 from belljar.network.owner.processes import Child
-from belljar.network.owner.range_state import RangeProcesses, RangeState
-from belljar.network.owner.watch import RangeWatch
+from belljar.network.owner.range_state import HeartbeatTimeout, RangeProcesses, RangeState
+from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
 
-MAX_BYTES = 20_000
+MAX_BYTES, TIMEOUT_S = 20_000, 60.0
 
 
 class Watched:
     """A watch over sockets and pipes that stand for a range's processes."""
 
-    def __init__(self, problem: Exception | None = None) -> None:
-        """`problem`: a look at upstream connections raises it, once."""
+    def __init__(self, recorder: Recorder, timeout_s: float) -> None:
         self.died: list[BelljarError] = []
-        self.recorder = MemoryRecorder()
+        self.told = threading.Event()
         (control, self._control), (events, self.gateway) = (
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
         )
         pipes = [os.pipe() for _ in range(3)]
         self._sockets, self._reads = (control, events), [read for read, _ in pipes]
         self._writes = [write for _, write in pipes]
-        children = [Mock(spec=Child, pidfd=read) for read, _ in pipes[:2]]
-
-        def look(_: object) -> None:
-            if problem is not None:
-                self.watch.closing = True
-                self.end()
-                raise problem
-
+        self.children = [Mock(spec=Child, pidfd=read) for read, _ in pipes[:2]]
+        self.processes = RangeProcesses(
+            supervisor=self.children[0],
+            gateway=self.children[1],
+            control=control,
+            events=events,
+            stderr=pipes[2][0],
+            fork_server=Mock(how_ended=Mock(return_value="")),
+        )
         self.watch = RangeWatch(
             "range",
-            RangeProcesses(
-                supervisor=children[0],
-                gateway=children[1],
-                control=control,
-                events=events,
-                stderr=pipes[2][0],
-                fork_server=Mock(),
-            ),
+            self.processes,
             RangeState(),
-            self.recorder,
-            on_failure=self.died.append,
+            recorder,
+            on_failure=self.fail,
             handle_request=None,
-            dialler=Mock(enforce=look),
+            dialler=Mock(),
             max_recorded_bytes=MAX_BYTES,
-            timeout_s=60,
+            timeout_s=timeout_s,
         )
+
+    def fail(self, error: BelljarError) -> None:
+        """Whoever is told of the range's end."""
+        self.died.append(error)
+        self.told.set()
+
+    def send(self, *items: Item) -> None:
+        """As its gateway."""
+        for number, item in enumerate(items, 1):
+            for datagram in encode_event(number, item):
+                self.gateway.send(datagram)
 
     def end(self) -> None:
         """Both processes are gone."""
@@ -72,7 +80,7 @@ class Watched:
     def close(self) -> None:
         """Wait for the thread."""
         self.end()
-        self.watch.join()
+        assert self.watch.join(TIMEOUT_S)
         for ours in self._sockets:
             ours.close()
         for read in self._reads:
@@ -80,9 +88,9 @@ class Watched:
 
 
 @contextmanager
-def watched(problem: Exception | None = None) -> Iterator[Watched]:
+def watched(recorder: Recorder, timeout_s: float = 60.0) -> Iterator[Watched]:
     """One that listens, until both processes are gone."""
-    scene = Watched(problem)
+    scene = Watched(recorder, timeout_s)
     with patch("belljar.network.owner.watch.POLL_INTERVAL_S", 0.01):
         scene.watch.start()
         try:
@@ -94,8 +102,9 @@ def watched(problem: Exception | None = None) -> Iterator[Watched]:
 @pytest.mark.promise("2.6")
 def test_what_has_no_room_on_record_ends_the_range() -> None:
     """What came before is whole, and no more is taken than it may; the limit is on record, once."""
-    with watched() as scene:
-        scene.gateway.settimeout(30)
+    recorder = MemoryRecorder()
+    with watched(recorder) as scene:
+        scene.gateway.settimeout(TIMEOUT_S)
         for number in range(1, 100):
             item = Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * 1000})
             (datagram,) = encode_event(number, item)
@@ -103,35 +112,110 @@ def test_what_has_no_room_on_record_ends_the_range() -> None:
             if scene.died:
                 break
     counters = scene.watch.counters()
-    attempts = [each for each in scene.recorder.events if each.kind == Kind.NETWORK_ATTEMPT]
+    attempts = [each for each in recorder.events if each.kind == Kind.NETWORK_ATTEMPT]
     assert counters["recorded_bytes"] == sum(map(cost_bytes, attempts)) <= MAX_BYTES
     assert counters["recorded_bytes"] + cost_bytes(attempts[0]) > MAX_BYTES
     assert {event.data["what"] for event in attempts} == {"x" * 1000}
     assert [type(error) for error in scene.died] == [CellError]
-    limits = [each.data for each in scene.recorder.events if each.kind == Kind.LIMIT_HIT]
+    limits = [each.data for each in recorder.events if each.kind == Kind.LIMIT_HIT]
     assert [(limit["limit"], limit["value"]) for limit in limits] == [("range_record", MAX_BYTES)]
 
 
 def test_at_the_end_what_has_no_room_is_counted() -> None:
     """The range ends in order, the limit is on record, and the sample is void for what is in no
     event: nobody is told that it is recorded, so nobody is answered."""
-    with watched() as scene, patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
+    recorder = MemoryRecorder()
+    with watched(recorder) as scene, patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
         scene.watch.closing = True
         scene.watch.end_gateway()
         item = Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * 9000})
-        for number in range(1, 5):
-            (datagram,) = encode_event(number, item)
-            scene.gateway.send(datagram)
-        (datagram,) = encode_event(5, Item(ALIVE, {}))
-        scene.gateway.send(datagram)
-        scene.gateway.settimeout(30)
+        scene.send(*[item] * 4, Item(ALIVE, {}))
+        scene.gateway.settimeout(TIMEOUT_S)
         acknowledged = list[int]()
         while 5 not in acknowledged:
             said = json.loads(scene.gateway.recv(1 << 16))
             acknowledged += [said["ack"]] if "ack" in said else []
     assert acknowledged == [1, 2, 5]
-    events: list[Event] = scene.recorder.events
     kinds = [Kind.NETWORK_ATTEMPT, Kind.NETWORK_ATTEMPT, Kind.LIMIT_HIT]
-    assert ([event.kind for event in events], scene.died) == (kinds, [])
+    assert ([event.kind for event in recorder.events], scene.died) == (kinds, [])
     # One more, as the gateway has not said that it has ended
     assert scene.watch.counters()["unreported_at_end"] == 3
+
+
+def test_data_that_no_kind_allows_is_the_gateways_fault(tmp_path: Path) -> None:
+    """It broke its protocol, on record: the ledger is whole, and says so."""
+    (tmp_path / "run").mkdir()
+    with LedgerWriter(tmp_path / "run", load_or_make_key(tmp_path)) as recorder:
+        with watched(recorder) as scene:
+            scene.send(Item(Kind.NETWORK_DNS, {"name": 1}))
+            assert scene.told.wait(TIMEOUT_S)
+        assert [type(error) for error in scene.died] == [ProtocolViolation]
+    assert b"ProtocolViolation" in (tmp_path / "run" / "ledger.jsonl").read_bytes()
+
+
+def test_whoever_waits_is_woken_though_the_end_could_not_be_told() -> None:
+    """A caller that fails at it leaves nobody waiting, and the range dead."""
+    with (
+        patch.object(Watched, "fail", side_effect=RuntimeError("its loop is closed")),
+        watched(MemoryRecorder(), timeout_s=0.0) as scene,
+    ):
+        scene.send(Item(ALIVE, {}))
+        assert scene.watch.state.milestones.get(timeout=TIMEOUT_S) is None
+    assert "hangs" in str(scene.watch.state.error)
+
+
+def test_a_process_that_ends_later_than_its_range_is_waited_for_no_longer() -> None:
+    """One in an uninterruptible sleep. Behind the end nothing is killed by a number that may be
+    another's."""
+    with watched(MemoryRecorder()) as scene:
+        scene.watch.closing = True
+        assert not scene.watch.join(0.05)
+    scene.watch.die(CellError("late"))
+    assert not any(child.kill.called for child in scene.children)
+
+
+def test_what_was_counted_is_what_a_ledger_takes_at_most(tmp_path: Path) -> None:
+    """Lines and files of the real one, in blocks: long texts and hostile ones, floats with many
+    digits, many small bodies, a large one."""
+    run = tmp_path / "run"
+    run.mkdir()
+    data: dict[str, Any] = {"stand_in": "shop", "what": "publish", "range": "r-0"}
+    texts: list[Any] = [
+        "",
+        "x" * 40_000,
+        "\x00" * 9000,
+        "\u20ac" * 9000,
+        9e15,
+        [1e-6] * 1000,
+        2**53 - 1,
+    ]
+    events = [Event(kind=Kind.NETWORK_ATTEMPT, data={**data, "more": text}) for text in texts]
+    for size in (*range(1, 40), 1 << 18):
+        content = size.to_bytes(4, "big") * size
+        kept = Body(
+            name="b" * 64, content=content[:-1], total_bytes=2**53 - 1, sha256=f"{size:064x}"
+        )
+        events.append(Event(kind=Kind.NETWORK_ATTEMPT, data=data, bodies=(kept,)))
+    with LedgerWriter(run, load_or_make_key(tmp_path)) as writer:
+        for event in events:
+            writer.record(event)
+        sizes = [file.stat().st_size for file in run.glob("bodies/*/*")]
+        taken = (run / "ledger.jsonl").stat().st_size + sum(
+            -(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes
+        )
+    assert len(sizes) == 40
+    assert taken <= sum(map(cost_bytes, events)) < 2 * taken
+
+
+def test_only_time_spent_waiting_counts() -> None:
+    """From the first message on: a process that is still starting has a deadline of its own. Waits
+    add up, a message resets them, and beyond the timeout it has expired."""
+    heartbeat = HeartbeatTimeout(10.0)
+    heartbeat.waited(1000.0)
+    heartbeat.message_received()
+    heartbeat.waited(6.0)
+    heartbeat.waited(4.0)
+    assert not heartbeat.expired
+    heartbeat.message_received()
+    heartbeat.waited(10.1)
+    assert heartbeat.expired

@@ -26,27 +26,18 @@ PACKET = Logged(
 )
 
 
-def test_the_first_are_reported_one_by_one() -> None:
-    """A destination is reported once, by cell and name; repeats are counted."""
+def test_a_destination_is_reported_once() -> None:
+    """By cell and name; repeats are counted."""
     flows = Flows(LAYOUT)
     flows.attached(2, "agent")
     to_shop = replace(PACKET, destination=LAYOUT.names[0].address)
     first = flows.take(to_shop)
     assert first is not None
-    assert (first["cell"], first["name"], first["verdict"], first["count"]) == (
-        "agent",
-        "shop.example",
-        "refused",
-        1,
-    )
+    named = {"cell": "agent", "name": "shop.example", "verdict": "refused", "count": 1}
+    assert first.items() >= named.items()
     assert flows.take(to_shop) is None
     (counted,) = flows.flush()
-    assert (counted["count"], counted["bytes"], counted["address"], counted["port"]) == (
-        1,
-        60,
-        "",
-        None,
-    )
+    assert counted.items() >= {"count": 1, "bytes": 60, "address": "", "port": None}.items()
     assert list(flows.flush()) == []
 
 

@@ -1,4 +1,5 @@
-"""The kernel's messages: requests are as the headers define, and any reply is parsed."""
+"""The kernel's messages, parsed: whatever they say, and a guest's headers that its log holds, never
+believed beyond their bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.supervisor import netlink
+from belljar.network.supervisor import netfilter, netlink
 
 
 def test_the_kernels_refusal_is_an_error() -> None:
@@ -39,14 +40,6 @@ def test_a_route_of_the_kernel_s() -> None:
     assert str(netlink.parse_route(bytes((10, 0, 0, 0, 254, 4, 0, 1)) + bytes(4)).to) == "::/0"
 
 
-def test_a_port_s_route_is_listed_as_it_was_made() -> None:
-    """What the kernel is asked for, read as its listing, is what is looked for."""
-    asked = netlink.route_on_link(7, "10.1.2.3")
-    route = netlink.as_listed(asked)
-    assert (str(route.to), route.device, route.table, route.kind) == ("10.1.2.3/32", 7, 254, 1)
-    assert route.rest == {(0, bytes((0, 0, 4, 253)))}
-
-
 @settings(deadline=None)
 @given(st.binary(min_size=12, max_size=100))
 def test_any_route_is_read_or_refused(payload: bytes) -> None:
@@ -61,3 +54,54 @@ def test_any_response_is_read(reply: bytes) -> None:
     """Lengths that lie end the reading; nothing is raised, and nothing is read twice."""
     assert sum(len(payload) for _, payload in netlink.messages(reply)) <= len(reply)
     assert sum(len(value) for _, value in netlink.attributes(reply)) <= len(reply)
+
+
+PACKET = (
+    bytes.fromhex("4500003c00004000400600000a0000020a000001")
+    + struct.pack(">HH", 40000, 443)
+    + bytes(16)
+)
+
+
+def logged(prefix: str, packet: bytes) -> bytes:
+    """A datagram as the kernel's log sends it."""
+    attributes = (
+        netlink.attribute(10, prefix.encode() + b"\0")
+        + netlink.attribute(9, packet)
+        + netlink.attribute(4, struct.pack(">I", 3))
+    )
+    return netlink.message(4 << 8, bytes(4) + attributes)
+
+
+def test_a_refused_connection() -> None:
+    """Why, from where, to where, on which port, how long."""
+    (seen,) = netfilter.parse_log(logged("port", PACKET))
+    assert (seen.reason, seen.device, seen.protocol) == ("port", 3, "tcp")
+    assert (seen.source, seen.destination, seen.port, seen.bytes) == (
+        "10.0.0.2",
+        "10.0.0.1",
+        443,
+        60,
+    )
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_packet(packet: bytes) -> None:
+    """Whatever a guest sends has a protocol and a length within their bounds, and raises
+    nothing."""
+    protocol, _, _, port, length = netfilter.parse_packet(packet)
+    assert protocol
+    assert port is None or 0 <= port < 65536
+    assert 0 <= length <= 65535 + 40
+    (seen,) = netfilter.parse_log(logged("x", packet))
+    assert seen.reason == "x"
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400), st.integers(0, 100), st.binary(max_size=8))
+def test_any_datagram_is_read(noise: bytes, at: int, change: bytes) -> None:
+    """A damaged or invented datagram gives packets or nothing, and raises nothing."""
+    list(netfilter.parse_log(noise))
+    good = logged("port", PACKET)
+    list(netfilter.parse_log(good[:at] + change + good[at + len(change) :]))

@@ -1,9 +1,11 @@
-"""The owner's end of a gateway's events: what is accepted, and that all else is refused."""
+"""Messages between processes of ours, and the owner's end of a gateway's events: what is accepted,
+and that all else is refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import pytest
@@ -144,36 +146,26 @@ def test_each_violation_is_seen(name: str) -> None:
         wire.EventDecoder().feed(BAD[name])
 
 
-def test_the_last_message_is_the_last() -> None:
-    """It has the number of unreported events, and nothing else; nothing follows it."""
-    decoder = wire.EventDecoder()
-    assert decoder.feed(head(kind="ended", data={"unreported": 3})) == wire.GatewayNotice(
-        id=1, kind="ended", data={"unreported": 3}
-    )
-    with pytest.raises(wire.WireViolationError, match="after the last"):
-        decoder.feed(head(id=2, kind="alive"))
-    assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
+OVERFLOWING = head(bodies=[REF])
+ENDED = head(kind="ended", data={"unreported": 3})
 
 
-def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
-    """A number twice, and a byte more than a body has, are violations."""
+@pytest.mark.parametrize(
+    ("first", "then", "rule"),
+    [
+        (ENDED, head(id=2, kind="alive"), "after the last"),
+        (head(), head(), "ids must grow"),
+        (OVERFLOWING, b"xy", "more bytes than its bodies have"),
+        # The owner keeps each: a gateway that repeats it could fill the owner's memory
+        (head(kind="ready"), head(id=3, kind="ready"), "once"),
+    ],
+)
+def test_what_comes_when_it_may_not_is_a_violation(first: bytes, then: bytes, rule: str) -> None:
+    """Each alone is good."""
     decoder = wire.EventDecoder()
-    assert decoder.feed(head()) is not None
-    with pytest.raises(wire.WireViolationError):
-        decoder.feed(head())
-    decoder = wire.EventDecoder()
-    assert decoder.feed(head(bodies=[REF])) is None
-    with pytest.raises(wire.WireViolationError):
-        decoder.feed(b"xy")
-
-
-def test_ready_comes_once() -> None:
-    """The owner keeps each: a gateway that repeats it could fill the owner's memory."""
-    decoder = wire.EventDecoder()
-    assert isinstance(decoder.feed(head(kind="ready")), wire.GatewayNotice)
-    assert isinstance(decoder.feed(head(id=2)), wire.GatewayEvent)
-    with pytest.raises(wire.WireViolationError, match="once"):
-        decoder.feed(head(id=3, kind="ready"))
+    assert (decoder.feed(first) is None) == (first is OVERFLOWING)
+    with pytest.raises(wire.WireViolationError, match=rule):
+        decoder.feed(then)
 
 
 def test_answers() -> None:
@@ -182,5 +174,63 @@ def test_answers() -> None:
     assert json.loads(said) == {"answer": 7, "ok": True, "bytes": 100_000}
     assert b"".join(pieces) == b"x" * 100_000
     assert json.loads(wire.encode_ack(3)) == {"ack": 3}
+    assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
     with pytest.raises(ValueError, match="an answer of"):
         wire.encode_reply(1, bytes(MAX_ANSWER_BYTES + 1))
+
+
+def test_an_object_and_a_descriptor_arrive() -> None:
+    """The copy reads what the original reads."""
+    ours, theirs = wire.pair()
+    with ours, theirs:
+        fd = wire.new_file()
+        wire.fill(fd, {"x": [1, None]})
+        wire.send(ours, {"take": "it"}, [fd])
+        os.close(fd)
+        message, fds = wire.receive(theirs)
+        assert message == {"take": "it"}
+        assert not os.get_inheritable(fds[0])
+        assert wire.from_file(fds[0]) == {"x": [1, None]}
+
+
+def test_an_end_is_told() -> None:
+    """Both ways."""
+    ours, theirs = wire.pair()
+    theirs.close()
+    with ours:
+        with pytest.raises(wire.ClosedError):
+            wire.receive(ours)
+        with pytest.raises(wire.ClosedError):
+            wire.send(ours, {})
+
+
+def test_last_messages_are_read_after_a_reset() -> None:
+    """The kernel reports the reset first."""
+    ours, theirs = wire.pair()
+    wire.send(ours, {"do": "more"})
+    wire.send(theirs, {"failed": "why"})
+    theirs.close()
+    with ours:
+        assert wire.receive(ours) == ({"failed": "why"}, [])
+        with pytest.raises(wire.ClosedError):
+            wire.receive(ours)
+
+    ours, theirs = wire.pair()
+    with ours:
+        theirs.send(b"it is over")
+        ours.send(b"what?")
+        theirs.close()
+        assert wire.receive_bytes(ours, 100) == b"it is over"
+        with pytest.raises(wire.ClosedError):
+            wire.receive_bytes(ours, 100)
+
+
+def test_what_is_no_message_is_refused() -> None:
+    """Another's bytes, and more than fits."""
+    ours, theirs = wire.pair()
+    with ours, theirs:
+        ours.send(b"[]")
+        with pytest.raises(ValueError, match="no object"):
+            wire.receive(theirs)
+        with pytest.raises(ValueError, match="a message of"):
+            wire.send(ours, {"x": "y" * wire.MAX_MESSAGE_BYTES})
