@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 
-from belljar.events import MemoryRecorder
+from tests.fakes.recorder import MemoryRecorder
 from belljar.isolation.trials import find_facts
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import SERVE

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
-from belljar.events import MemoryRecorder
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from unittest.mock import Mock, patch
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.errors import BelljarError, CellError
-from belljar.events import Event, Kind, MemoryRecorder
+from belljar.events import Event, Kind
 from belljar.network.ipc import ALIVE, Item, encode_event
 from belljar.network.owner.budget import cost_bytes
 from belljar.network.owner.processes import Child
