@@ -20,12 +20,12 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.microvm_owner import parts
 from tests.integration.vm_port import StandInRange, stand_in_range
 from tests.integration.vm_port_owner import parts_with_nic
 
 from belljar.channel import ExecRequest
-from belljar.events import MemoryRecorder
 from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.store.home import belljar_home

@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +19,10 @@ from typing import Any
 
 import anyio
 
-from belljar.events import MemoryRecorder
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fakes.recorder import MemoryRecorder
+
 from belljar.isolation.trials import find_facts
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import SERVE

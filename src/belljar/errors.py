@@ -93,7 +93,7 @@ class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
 _E = TypeVar("_E", bound=BaseException)
 
 
-def first_of(error: BaseException, kind: type[_E]) -> _E | None:
+def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
     """Return the first error of a kind in one that task groups may have wrapped, if any."""
     while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
         error = wanted.exceptions[0]

@@ -175,19 +175,3 @@ class Recorder(Protocol):
         nothing may run.
         """
         ...
-
-
-class MemoryRecorder:
-    """Keeps events in memory, where there is no run directory."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def record(self, event: Event) -> int:
-        """Keep the event."""
-        self.events.append(event)
-        return len(self.events) - 1
-
-    def kinds(self) -> list[Kind]:
-        """The kinds recorded so far, in order."""
-        return [event.kind for event in self.events]

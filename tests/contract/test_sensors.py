@@ -10,13 +10,14 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.decoys import watch_files
 from belljar.cell.open import open_range
 from belljar.dataclass import dataclass
-from belljar.events import Event, MemoryRecorder, Trust
+from belljar.events import Event, Trust
 from belljar.isolation.touches import Access
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.cell.health import HealthFinding
 from belljar.cell.range import Range
@@ -28,7 +29,7 @@ from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.data import ServiceBuild
 from belljar.differences import Difference
 from belljar.errors import CellError, HostError
-from belljar.events import Event, Kind, MemoryRecorder
+from belljar.events import Event, Kind
 from belljar.harness.source import RealCells
 from belljar.ledger.rundir import create_run
 from belljar.plan.make import granted

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from tests.fakes.guest import FakeGuest, Script
 from tests.fakes.hosts import capable_host, image_with_a_user
+from tests.fakes.recorder import MemoryRecorder
 from tests.fakes.talking import talking
 
 from belljar.cell.cell import Cell
 from belljar.channel import GuestClient
 from belljar.errors import HostError
-from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
+from belljar.events import Actor, Event, Kind, Trust
 from belljar.isolation.hold import KillOrder
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.sandbox import Sandbox
@@ -69,6 +70,7 @@ class FakeVm(Sandbox):
         self.full = False
         self.crowded = False
         self.destroyed = 0
+        self.survivors: tuple[str, ...] = ()
         self.watch: FakeFileWatch | None = None
 
     @property
@@ -128,7 +130,7 @@ class FakeVm(Sandbox):
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """As the real one."""
         self.destroyed += 1
-        return Destruction(survivors=(), looked_for=("everything",), duration_ms=1.0)
+        return Destruction(survivors=self.survivors, looked_for=("everything",), duration_ms=1.0)
 
 
 @dataclass

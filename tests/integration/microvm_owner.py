@@ -9,9 +9,9 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.channel import ExecRequest
-from belljar.events import MemoryRecorder
 from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store
 from belljar.isolation.microvm.clone import open_vm

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.processes import wait_for
 from tests.integration.range_programs.scene import PLAIN
 from tests.integration.remains import below
 
 from belljar.errors import CellError, HostError, LedgerError
-from belljar.events import Event, Kind, MemoryRecorder
+from belljar.events import Event, Kind
 from belljar.network import ipc
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import ForkServer, started_fork_server

@@ -16,11 +16,12 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.fakes.probing import FakeProbed
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.conftest import Belljar
 
 from belljar.cell.parts import ContainerParts, Parts, gather_parts
 from belljar.channel import ExecOutput
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
 from belljar.ledger.listing import read_events

@@ -22,6 +22,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.conftest import copy_store
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.faults import mounted
 from tests.integration.microvm_owner import parts
 from tests.machine import PATIENCE_S, Templates, control_groups
@@ -29,7 +30,7 @@ from tests.machine import PATIENCE_S, Templates, control_groups
 import belljar
 from belljar.channel import ExecRequest, PtySize
 from belljar.errors import CellError, HostError
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm import guest_files

@@ -14,13 +14,14 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import CellError, ContainmentBreach, HostError
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.image.store import Store
 from belljar.isolation import program_root as roots
 from belljar.isolation import proofs

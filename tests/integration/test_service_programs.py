@@ -13,6 +13,7 @@ import anyio
 import pytest
 from tests.fakes.compiled import compile_static
 from tests.fakes.images import directory, docker_archive, entry, layer
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.processes import quick_command
 
 from belljar.cell.cell import Cell
@@ -21,7 +22,7 @@ from belljar.cell.parts import start_run
 from belljar.cell.targets import serve
 from belljar.channel import ExecOutput
 from belljar.errors import BelljarError, CellError
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.image.oci import import_image
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
@@ -145,15 +146,15 @@ async def test_a_cell_and_its_programs(tier: str, home: Path, tmp_path: Path) ->
 
 async def ends_at_once(cell: Cell) -> None:
     """As an idle image's shell does: what is started later finds itself in /proc."""
-    for _ in range(8):
+    for _ in range(4):
         await ready(cell, command=["true"])
         assert await said(cell, "cat /proc/self/comm") == "cat"
 
 
 async def is_outlived(cell: Cell) -> None:
     """When process 1 ends, all beside it end; commands run on without, and another may begin."""
-    await ready(cell, command=["sh", "-c", "sleep 2; sleep 3; exit 3"])
-    assert not (await cell.exec(["sleep", "600"], timeout_s=300)).success
+    await ready(cell, command=["sh", "-c", "until test -e /tmp/over; do sleep 0.1; done; exit 3"])
+    assert not (await cell.exec(["sh", "-c", "touch /tmp/over; sleep 600"], timeout_s=300)).success
     for _ in range(20):  # one that begins while the namespace is dying ends with it
         if found := await said(cell, "test $$ != 1 && cat /proc/self/comm"):
             break
@@ -258,7 +259,7 @@ async def test_a_tracer_holds_no_program(home: Path, tmp_path: Path) -> None:
             cell, "mkdir /tmp/1 /tmp/2; cp /bin/sh /tmp/1/victim; cp /bin/sleep /tmp/2/victim"
         )
         # The one is stopped by the signal of its child's end, the other is a zombie.
-        for argv, status in ((["1/victim", "-c", "sleep 2; exit 3"], 3), (["2/victim", "2"], 0)):
+        for argv, status in ((["1/victim", "-c", "sleep 1; exit 3"], 3), (["2/victim", "1"], 0)):
             await said(cell, "setsid python3 /tmp/tracer.py >/dev/null 2>&1 </dev/null &")
             await said(cell, "until rm /tmp/ready 2>&-; do sleep 0.1; done")
             program = await cell.start(argv, cwd="/tmp", service=True)

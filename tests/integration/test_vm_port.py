@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
 from tests.integration.test_microvm import cgroups_of, left_of
@@ -26,7 +27,7 @@ from tests.integration.vm_port_owner import container_parts, parts_with_nic
 
 from belljar.channel import ExecRequest
 from belljar.errors import CellError, HostError
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm

@@ -16,12 +16,12 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.microvm_owner import parts
 from tests.integration.vm_port import StandInPort, StandInRange, stand_in_range
 
 from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.channel import ExecRequest
-from belljar.events import MemoryRecorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm

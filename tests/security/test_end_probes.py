@@ -8,12 +8,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.channel import ExecRequest
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.policy.load import load_policy
 from belljar.probe.model import AttemptOutcome, ProbeReport, Verdict
 from belljar.probe.run import probe_cell

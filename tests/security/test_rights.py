@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.security.egress import forged
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
 from belljar.channel import Stream
-from belljar.events import MemoryRecorder
 from belljar.plan.rules import DropReason
 from belljar.policy.limits import NOTHING_GRANTED, Tier
 from belljar.policy.load import load_policy

@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.errors import HostError, PolicyError
-from belljar.events import MemoryRecorder
 from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 

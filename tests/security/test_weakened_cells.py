@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.cell import open as opening
 from belljar.cell.open import open_cell
 from belljar.cell.parts import Parts, prepare
-from belljar.events import MemoryRecorder
 from belljar.isolation.oci.container import Container
 from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan, Plan

@@ -24,6 +24,7 @@ from belljar.channel import ExecRequest, Operation, Stream
 from belljar.errors import CellError, ContainmentBreach, ProtocolViolation
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
@@ -99,7 +100,8 @@ class Canary:
         new.note(Kind.CELL_REVERT_VERIFIED, data)
         if found:
             raise ContainmentBreach(
-                f"a revert left something of the old machine in the new one: {', '.join(found)}",
+                f"a revert left something of the old machine in the new one: "
+                f"{printable(', '.join(found), max_chars=300)}",
                 where=f"cell {new.id}",
                 hint="nothing of this run may count as contained; please report this",
             ) from failure

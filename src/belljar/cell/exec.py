@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
@@ -21,7 +20,6 @@ from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding
 from belljar.cell.record import CommandRecord
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, PtySize, Stream
 from belljar.channel import Operation as ChannelOperation
-from belljar.channel.frames import OUTPUT_WINDOW_BYTES
 from belljar.dataclass import dataclass, replace
 from belljar.errors import CellError
 from belljar.events import Kind
@@ -29,7 +27,6 @@ from belljar.units import format_duration
 
 Input: TypeAlias = bytes | str | AsyncIterator[bytes] | Iterable[bytes] | None
 _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
-_MAX_UNTAKEN_BYTES: Final = 2 * OUTPUT_WINDOW_BYTES  # what can have arrived of both streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +62,7 @@ class RunningCommand:
         self._channel = channel
         self._seen = seen
         self._let_out = let_out
-        self._is_taken = self._is_iterated = False
-        self._untaken: deque[tuple[Stream, bytes]] = deque()
-        self._untaken_bytes = 0
+        self._is_taken = False
         self._stdout, self._stderr = _captures(0)
         self.outcome: ExecOutput | None = None
         self._error: BaseException | None = None
@@ -83,22 +78,10 @@ class RunningCommand:
         return self
 
     async def __anext__(self) -> tuple[Stream, bytes]:
-        self._is_iterated = True
-        while not self._untaken:
-            if not await self._take() and not self._untaken:
-                raise StopAsyncIteration
-        stream, chunk = self._untaken.popleft()
-        self._untaken_bytes -= len(chunk)
-        return stream, self._let_out(chunk)
-
-    async def _take(self) -> bool:
-        """Take and record what comes next, for the iteration; False at the end."""
         if (found := await self._channel.next_chunk()) is None:
-            return False
+            raise StopAsyncIteration
         self._seen.output(*found)
-        self._untaken.append(found)
-        self._untaken_bytes += len(found[1])
-        return True
+        return found[0], self._let_out(found[1])
 
     @property
     def running(self) -> bool:
@@ -155,22 +138,19 @@ class RunningCommand:
         await self._ended()
 
     async def kill(self) -> None:
-        """Kill it and all it started, and wait for its end; what it wrote can still be iterated."""
+        """Kill it and all it started, and wait for its end, as `wait` does."""
         await self.signal(SIGKILL, whole_tree=True)
-        await self._ended(keeps=True)
+        await self._ended()
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
         """Its outcome, when it has ended, as `Cell.exec` gives it; what was iterated is not in it.
 
-        What nobody iterates is dropped and counted, on record nevertheless. With `timeout_s`
-        nothing is dropped: a command whose output is not iterated ends only if it is below 1 MiB.
+        What nobody has iterated is dropped and counted, on record nevertheless.
 
         Raises `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
         """
         with anyio.move_on_after(timeout_s):
-            if timeout_s is not None and not self._is_taken and self.running:
-                await self._channel.wait_ended()
-            await self._ended(keeps=timeout_s is not None or self._is_iterated)
+            await self._ended()
         if self.running:
             message = f"command {self.id} has not ended within {format_duration(timeout_s or 0)}"
             raise TimeoutError(message)
@@ -180,17 +160,14 @@ class RunningCommand:
             raise CellError("the command was cut off by the end of its cell")
         return replace(self.outcome, **asdict(self.output()))
 
-    async def _ended(self, *, keeps: bool = False) -> None:
-        """Wait for its end; its output is recorded, and kept for the iteration or dropped."""
+    async def _ended(self) -> None:
+        """Wait for its end; the rest of its output is recorded and dropped."""
         if self._is_taken or not self.running:
             await self._done.wait()
             return
-        while await self._take():
-            if not keeps or self._untaken_bytes > _MAX_UNTAKEN_BYTES:
-                # The newest: what stays for the iteration is the beginning.
-                stream, chunk = self._untaken.pop()
-                self._untaken_bytes -= len(chunk)
-                self._channel.discarded[stream] += len(chunk)
+        while (found := await self._channel.next_chunk()) is not None:
+            self._seen.output(*found)
+            self._channel.discarded[found[0]] += len(found[1])
         self._finish()
         self._done.set()
 
@@ -257,9 +234,11 @@ def signal_number(number: int | str) -> Signals:
 
 
 async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
-    # With a default for `next`: StopIteration can't pass through a coroutine (PEP 479).
+    # With a default for `next`: StopIteration can't pass through a coroutine (PEP 479). Abandoned
+    # when the command has ended: a source that gives nothing more must not hold up its caller.
     pieces, end = iter(source), object()
-    while (piece := await anyio.to_thread.run_sync(next, pieces, end)) is not end:
+    read = partial(anyio.to_thread.run_sync, next, pieces, end, abandon_on_cancel=True)
+    while (piece := await read()) is not end:
         yield cast("bytes", piece)
 
 

@@ -250,9 +250,13 @@ async def ready_cell(
 
                 await resume(snapshot, cell)
             yield cell
-        finally:
+        except BaseException as error:
             with anyio.CancelScope(shield=True):
                 destruction = await cell.destroy()
+            destruction.raise_if_unclean("destruction", where=f"cell {cell.id}", beside=error)
+            raise
+        with anyio.CancelScope(shield=True):
+            destruction = await cell.destroy()
     destruction.raise_if_unclean("destruction", where=f"cell {cell.id}")
 
 

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -23,7 +29,7 @@ from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
 from belljar.cell.revert import revertible
-from belljar.errors import CellError, ContainmentBreach
+from belljar.errors import CellError, ContainmentBreach, first_of
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_to_give
@@ -104,7 +110,7 @@ class Pool:
         self._size, self._refuse, self._taken = size, refuse, taken
         self._idle: list[_Idle] = []
         self._out: list[_Idle] = []
-        self._discarding = 0
+        self._ending = 0  # cells that are looked at for a taker, or destroyed: `aclose` awaits them
         self._filling: anyio.CancelScope | None = None
         self._is_closed = False
         self._changed = anyio.Event()
@@ -143,11 +149,13 @@ class Pool:
 
     async def _give_back(self, idle: _Idle, *error: Any) -> None:  # noqa: ANN401 - as `__aexit__`
         """Destroy it. Raises what leaving `open_cell` raises."""
+        self._ending += 1
         with anyio.CancelScope(shield=True):
             try:
                 await idle.owner.__aexit__(*error)
             finally:
                 self._out.remove(idle)
+                self._ending -= 1
                 self._change()
 
     def refill(self) -> None:
@@ -167,8 +175,8 @@ class Pool:
         asked_s = time.monotonic()
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
+            self._ending += 1
             if idle.is_stale():  # beside the taker, who waits for none of them
-                self._discarding += 1
                 spawn_task(partial(self._destroy, idle, Discard.STALE))
                 continue
             idle.watching.cancel()
@@ -184,10 +192,11 @@ class Pool:
                     taken = Event(kind=Kind.CELL_TAKEN, cell_id=idle.opened.cell.id, data=data)
                     self._recorder.record(taken)
                     self._out.append(idle)
+                    self._ending -= 1
                     return idle
             finally:
                 if idle not in self._out:
-                    await self._discard(idle, reason or Discard.UNUSED)
+                    await self._destroy(idle, reason or Discard.UNUSED)
         self._stop_if_breached()
         return None
 
@@ -224,7 +233,7 @@ class Pool:
                         break
         except Exception as error:  # noqa: BLE001
             # Nothing that goes wrong here ends the cells that are out.
-            self.troubles.append(error)
+            self._note_trouble(error)
         finally:
             self._filling = None
             self._change()
@@ -234,10 +243,8 @@ class Pool:
         made_s, owner = time.monotonic(), AsyncExitStack()
         try:
             opened = await owner.enter_async_context(self._open_one(ahead=True))
-        except ContainmentBreach as breach:
-            self.breach = self.breach or breach
-            return False
-        except Exception:  # noqa: BLE001 - on record; a taker meets it in its own
+        except Exception as error:  # noqa: BLE001 - on record; a taker meets it in its own
+            self.breach = self.breach or first_of(error, ContainmentBreach)
             return False
         idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
         try:
@@ -264,7 +271,8 @@ class Pool:
 
     async def _watch(self, idle: _Idle) -> None:
         """Discard it when it dies before it is taken: whoever killed it waits for the proof."""
-        with idle.watching:
+        # A host out of descriptors can't watch it; whether it lives is asked when it is taken
+        with idle.watching, suppress(OSError):
             await idle.opened.cell.wait_dead()
             if idle in self._idle:  # else it was taken at this moment
                 self._idle.remove(idle)
@@ -272,7 +280,7 @@ class Pool:
 
     async def _discard(self, idle: _Idle, reason: Discard) -> None:
         """Destroy it untaken. What that found is in `troubles`."""
-        self._discarding += 1
+        self._ending += 1
         await self._destroy(idle, reason)
 
     async def _destroy(self, idle: _Idle, reason: Discard) -> None:
@@ -284,9 +292,13 @@ class Pool:
                         await _answers(idle.opened.cell)  # that it does not, and why, is on record
                     await idle.opened.cell.destroy(reason=reason)
             except Exception as error:  # noqa: BLE001
-                self.troubles.append(error)
-        self._discarding -= 1
+                self._note_trouble(error)
+        self._ending -= 1
         self._change()
+
+    def _note_trouble(self, error: Exception) -> None:
+        self.troubles.append(error)
+        self.breach = self.breach or first_of(error, ContainmentBreach)
 
     async def aclose(self) -> None:
         """Make and give out nothing more; destroy idle cells, and ten seconds later those that were
@@ -308,8 +320,8 @@ class Pool:
                 try:
                     await idle.owner.aclose()
                 except Exception as error:  # noqa: BLE001
-                    self.troubles.append(error)
-            while self._filling is not None or self._discarding:  # else their ends had no proof
+                    self._note_trouble(error)
+            while self._filling is not None or self._ending:  # else their ends had no proof
                 await self._changed.wait()
 
 
@@ -367,9 +379,8 @@ async def open_pool(
         yield pool
     finally:
         await pool.aclose()
-        for trouble in (pool.breach, *pool.troubles):
-            if isinstance(trouble, ContainmentBreach):  # whatever else was raised
-                raise trouble
+        if pool.breach is not None:  # whatever else was raised
+            raise pool.breach
     for trouble in pool.troubles:
         raise trouble
 

@@ -25,7 +25,7 @@ from belljar.cell.range import ModelRequests, Range
 from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
-from belljar.errors import BelljarError, ContainmentBreach, HostError
+from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
 from belljar.isolation.renewal import PortSettings
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import GuardConfig
@@ -296,14 +296,16 @@ async def _after(
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """End the range; raise what its end found, if nothing is raised already."""
+    """End the range; raise what its end found if nothing is raised already, a breach always."""
     await network.destroy()
-    if error is not None:
-        return
-    if network.error is not None:
-        raise network.error
+    found = network.error
     if network.destruction is not None:
-        network.destruction.raise_if_unclean("the end of its network", where=f"range {network.id}")
+        network.destruction.raise_if_unclean(
+            "the end of its network", where=f"range {network.id}", beside=error or found
+        )
+    is_breach = isinstance(found, ContainmentBreach) and not first_of(error, ContainmentBreach)
+    if found is not None and (error is None or is_breach):
+        raise found
 
 
 def trusting(parts: Parts) -> Parts:

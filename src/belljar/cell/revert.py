@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
-from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.errors import CellError, ContainmentBreach, HostError, first_of
 from belljar.events import JsonValue, Kind
 from belljar.host.cgroups import available_memory_bytes
 from belljar.isolation.hold import KilledError, raise_if_killed
@@ -124,10 +124,10 @@ class Machines:
                     opened.cell.note(Kind.CELL_REVERTED, data)
                     # Nothing from here on waits or fails: the cell is never between two machines
                     self.current = _Machine(opened, stack.pop_all())
-            except ContainmentBreach as breach:
-                old.cell.mark_failed(breach)  # what it has left may still do something
-                raise
             except BaseException as error:
+                if (breach := first_of(error, ContainmentBreach)) is not None:
+                    old.cell.mark_failed(breach)  # what it has left may still do something
+                    raise
                 # An order may also come while `make` runs
                 order = error.order if isinstance(error, KilledError) else None
                 self._pass_on(order if made is None else made.killed())
@@ -191,10 +191,11 @@ class Machines:
                             await step()
                         finally:
                             self._pass_on(machine.opened.killed())
-                    except ContainmentBreach as breach:
-                        self._breach = self._breach or breach
                     except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-                        self._error = self._error or error
+                        if (breach := first_of(error, ContainmentBreach)) is not None:
+                            self._breach = self._breach or breach
+                        else:
+                            self._error = self._error or error
             self._retiring.remove(done)
             done.set()
 
@@ -230,7 +231,7 @@ class Machines:
         raised = raised or self._error
         if raised is not None and self._error is not None and raised is not self._error:
             raised.add_note(str(self._error))
-        if self._breach is not None and not isinstance(raised, ContainmentBreach):
+        if self._breach is not None and first_of(raised, ContainmentBreach) is None:
             raise self._breach from raised
         if raised is not None and raised is not error:
             raise raised

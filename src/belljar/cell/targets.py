@@ -207,6 +207,9 @@ class Program:
                 pause_s *= 2
         except BelljarError as error:  # a breach, too: this task has nobody who hears of it
             self._error = error
+        except (OSError, ValueError) as error:  # the image's command has a NUL, or is too long
+            what = f"its program can't be started: {printable(str(error), max_chars=300)}"
+            self._error = _failed(self._stand_in, self._cell, what)
         finally:
             self._ended.set()
 

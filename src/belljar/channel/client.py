@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
@@ -163,8 +164,8 @@ class GuestClient:
 
         Raises `CellError` when the guest agent doesn't answer in time.
         """
-        await self._pump.send(lambda: self._pump.wire.send_hello(os.urandom(frames.NONCE_BYTES)))
-        welcome = await self._answer(Welcome, timeout_s, "did not answer HELLO")
+        send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
+        welcome = await self._ask(Welcome, send, timeout_s, "did not answer HELLO")
         max_ops = min(self._max_ops, welcome.max_ops)
         self._slots = anyio.Semaphore(max_ops, fast_acquire=True)
         return welcome
@@ -174,9 +175,8 @@ class GuestClient:
 
         Raises `CellError` when the guest says that it can't, or doesn't answer in time.
         """
-        self._connection.answers.pop(Configured, None)
-        await self._pump.send(lambda: self._pump.wire.send_config(payload))
-        configured = await self._answer(Configured, timeout_s, "did not answer CONFIG")
+        send = partial(self._pump.wire.send_config, payload)
+        configured = await self._ask(Configured, send, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
             hint = (
@@ -194,9 +194,8 @@ class GuestClient:
 
         Needed before the first operation. The caller judges what is missing in the answer.
         """
-        self._connection.answers.pop(Renewed, None)
-        await self._pump.send(lambda: self._pump.wire.send_renew(payload))
-        return await self._answer(Renewed, timeout_s, "did not answer RENEW")
+        send = partial(self._pump.wire.send_renew, payload)
+        return await self._ask(Renewed, send, timeout_s, "did not answer RENEW")
 
     def check_idle(self) -> None:
         """Raise `BusyError` while a command runs, or the cell is being saved."""
@@ -223,10 +222,13 @@ class GuestClient:
 
     async def _freeze(self, *, on: bool) -> None:
         wire = self._pump.wire
-        self._connection.answers.pop(Frozen, None)
         with anyio.CancelScope(shield=True):  # a workload that nobody waits for would stay frozen
-            await self._pump.send(lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()))
-            frozen = await self._answer(Frozen, 10.0, "did not answer FREEZE")
+            frozen = await self._ask(
+                Frozen,
+                lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()),
+                10.0,
+                "did not answer FREEZE",
+            )
         if frozen.errno:
             what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
             raise BusyError if frozen.errno == errno.EBUSY else CellError(what, where="FREEZE")
@@ -270,7 +272,6 @@ class GuestClient:
         runs; it must not raise.
         """
         payload = frames.watch_payload(paths, max_touches=max_touches)
-        self._connection.answers.pop(Watched, None)
 
         def make() -> bytes:
             if paths:
@@ -278,8 +279,14 @@ class GuestClient:
             return self._pump.wire.send_watch(payload, files=len(paths), max_touches=max_touches)
 
         await self._released()
-        await self._pump.send(make)
-        return await self._answer(Watched, timeout_s, "did not answer WATCH")
+        return await self._ask(Watched, make, timeout_s, "did not answer WATCH")
+
+    async def _ask(
+        self, kind: type[_Answer], send: Callable[[], bytes], timeout_s: float, what: str
+    ) -> _Answer:
+        self._connection.answers.pop(kind, None)
+        await self._pump.send(send)
+        return await self._answer(kind, timeout_s, what)
 
     async def _answer(self, kind: type[_Answer], timeout_s: float, what: str) -> _Answer:
         await self._within(lambda: kind in self._connection.answers, timeout_s, what)

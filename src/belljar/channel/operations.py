@@ -173,13 +173,6 @@ class Operation:
             self.discarded[stream] += len(chunk)
         return self.output()
 
-    async def wait_ended(self) -> None:
-        """Wait for its end and take no output: one that fills the window doesn't end.
-
-        Raises as `wait`.
-        """
-        await self._wait(lambda: self.result is not None)
-
     def output(
         self, *, kept: tuple[bytes, bytes] = (b"", b""), dropped: tuple[int, int] = (0, 0)
     ) -> ExecOutput:

@@ -52,8 +52,9 @@ from belljar.errors import ProtocolViolation
 
 _DATA: Final = int(FrameType.DATA)
 _RESULT: Final = struct.Struct("<BBHiQQQ")
-# No honest count of bytes or nanoseconds reaches it.
-_MAX_COUNT: Final = (1 << 52) - 1  # two of them, added, are still a number of the ledger's
+# No honest count of bytes or nanoseconds reaches it; two of them, and what the host itself dropped,
+# are together still a number that the ledger takes.
+_MAX_COUNT: Final = (1 << 51) - 1
 # All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63
 # Numbers are never used again: an answer that comes late belongs to nobody.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
-from belljar.errors import ContainmentBreach, HostError
+from belljar.errors import ContainmentBreach, HostError, first_of
 from belljar.events import JsonValue
 from belljar.isolation import cgroup
 from belljar.process import (
@@ -71,16 +71,21 @@ class Destruction:
         """All looks were made and found nothing."""
         return not self.survivors and not self.unproven
 
-    def raise_if_unclean(self, what: str, *, where: str) -> None:
-        """Raises `ContainmentBreach`: something was left; `HostError`: unproven."""
-        if self.survivors:
+    def raise_if_unclean(
+        self, what: str, *, where: str, beside: BaseException | None = None
+    ) -> None:
+        """Raises `ContainmentBreach`: something was left; `HostError`: unproven.
+
+        `beside`: what is raised already. A breach alone is raised in its place.
+        """
+        if self.survivors and (beside is None or first_of(beside, ContainmentBreach) is None):
             raise ContainmentBreach(
                 f"{what} left: {', '.join(self.survivors)}",
                 where=where,
                 hint="it was removed and recorded; do not count this sample as contained, and look "
                 "at the ledger before the next run",
             )
-        if self.unproven:
+        if self.unproven and beside is None:
             raise HostError(
                 f"{what} could not be proven; not looked for: {'; '.join(map(str, self.unproven))}",
                 where=where,

@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import anyio
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.range_programs.ordinary import POUR
 from tests.integration.range_programs.scene import (
     TIMEOUT_S,
@@ -31,7 +32,7 @@ from tests.integration.range_programs.scene import (
 )
 
 from belljar.errors import BelljarError
-from belljar.events import Event, MemoryRecorder
+from belljar.events import Event
 from belljar.network import ipc
 from belljar.network.owner.range import NetworkRange
 from belljar.process import ProcessId, is_alive

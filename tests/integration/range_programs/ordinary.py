@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from tests.fakes.recorder import MemoryRecorder
 from tests.integration.range_programs.scene import (
     GATEWAYS,
     PROBING,
@@ -28,7 +29,7 @@ from tests.integration.range_programs.scene import (
 
 from belljar.dataclass import json_of
 from belljar.errors import BelljarError
-from belljar.events import Event, MemoryRecorder
+from belljar.events import Event
 from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import NetworkRange

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.recorder import MemoryRecorder
+
 from belljar.errors import BelljarError
-from belljar.events import MemoryRecorder
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.range import NetworkRange, open_range
 from belljar.plan.addresses import lay_out

@@ -7,11 +7,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.airgap.check import seen, vsock_seen
 from belljar.airgap.looks import AirGapFinding, State, address_of, is_air_gapped, look
 from belljar.cell.air_gap import changes_in, held
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.network.supervisor.netlink import Link
 
 LOOPBACK = Link(index=1, name="lo", is_up=True, is_loopback=True, has_carrier=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,15 +44,6 @@ def test_every_first_byte_of_a_guest_means_something(code: int) -> None:
     if error is not None:
         assert error.errno == code
         assert "\x1b" not in str(error)
-
-
-def test_the_usual_errors_are_the_builtin_ones() -> None:
-    """Callers catch what they catch for a socket of their own host."""
-    port = Target("tcp", "80")
-    assert isinstance(connect_error(errno.ECONNREFUSED, port), ConnectionRefusedError)
-    assert isinstance(connect_error(errno.ENOENT, port), FileNotFoundError)
-    assert isinstance(connect_error(errno.EACCES, port), PermissionError)
-    assert isinstance(connect_error(errno.ETIMEDOUT, port), TimeoutError)
 
 
 async def relay(guest: FakeGuest, op: GuestOp) -> None:
@@ -135,15 +125,3 @@ async def test_a_cell_that_dies_ends_the_stream() -> None:
             await listen()
         assert set(stage.kinds()) == {Kind.CONNECT_STARTED, Kind.CONNECT_FAILED, Kind.CELL_FAILED}
         assert stage.last(Kind.CONNECT_FAILED).bodies[0].content == b"hello"
-
-
-async def test_a_closed_stream_takes_and_gives_nothing() -> None:
-    """Nor is anything sent after our end."""
-    async with staged({b"connect": relay}) as stage, stage.cell.connect(1) as stream:
-        await stream.send(b"you")
-        await stream.send_eof()
-        with pytest.raises(anyio.ClosedResourceError):
-            await stream.send(b"more")
-        await stream.aclose()
-        with pytest.raises(anyio.ClosedResourceError):
-            await stream.receive()

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.capture import body_of
 from belljar.cell import guarded as guarded_module
 from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import LedgerError, PolicyError
-from belljar.events import Body, Event, JsonValue, Kind, MemoryRecorder
+from belljar.events import Body, Event, JsonValue, Kind
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import output_part
 from belljar.signals.scanner import Scanner
@@ -49,16 +50,6 @@ def test_it_records_first_and_then_says_what_it_saw() -> None:
     assert inner.kinds() == [Kind.EXEC_COMPLETED, Kind.DECOY_TAKEN]
     assert inner.events[1].data["evidence"] == number == 0
     assert inner.events[1].cell_id == "c-1"
-
-
-def test_values_can_be_made_known_later() -> None:
-    """What is placed after the first scan is found in what is recorded after that."""
-    inner, recorder = guarded()
-    recorder.record(output(b"nothing of interest"))
-    recorder.know([KnownValue(id="b/v", text="another-secret-value", source=ValueSource.DECOY)])
-    recorder.record(output(b"another-secret-value"))
-    recorder.close()
-    assert [event.data.get("value") for event in inner.events][2:] == ["b/v"]
 
 
 def test_of_other_cells_values_the_newest_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +105,16 @@ def test_the_same_contact_again_and_again_does_not_flood_the_record() -> None:
     assert found[-1].data["count"] == 512
 
 
+@pytest.mark.promise("5.7")
 def test_what_was_not_kept_or_comes_too_late_is_on_record_as_not_scanned() -> None:
-    """A body of which more went by than is kept, and an event after the end."""
+    """A body of which more went by than is kept, or nothing is, and an event after the end."""
     inner, recorder = guarded()
     recorder.record(output(b"only a part of it", total_bytes=1 << 20))
+    recorder.record(output(b"", total_bytes=5000))
     recorder.close()
     recorder.record(output(b"later than the end"))
     reasons = [event.data for event in inner.events if event.kind is Kind.GUARD_UNSCANNED]
-    assert [data["bytes"] for data in reasons] == [(1 << 20) - 17, 18]
+    assert [data["bytes"] for data in reasons] == [(1 << 20) - 17, 5000, 18]
 
 
 def test_a_record_that_fails_raises_to_who_records() -> None:
@@ -158,11 +151,6 @@ def test_what_goes_on_is_by_the_places_action(action: Action, expected: bytes) -
     assert [event.data["action"] for event in inner.events] == [action.value]
 
 
-POLICY = (
-    "belljar: 1\nrisk: low\nguard: {protect: [{id: names, file: names.csv, columns: [mail]}]}\n"
-)
-
-
 @pytest.mark.promise("5.7")
 def test_an_automaton_that_does_not_fit_is_the_policys_error(
     monkeypatch: pytest.MonkeyPatch,
@@ -192,16 +180,6 @@ def test_a_value_sent_in_single_characters_is_found_whatever_repeats_in_it() -> 
         recorder.record(Event(kind=Kind.NETWORK_WEBSOCKET, data=where, bodies=(body,)))
     recorder.close()
     assert inner.kinds().count(Kind.GUARD_HIT) == 1
-
-
-@pytest.mark.promise("5.7")
-def test_what_a_flooded_record_keeps_nothing_of_is_on_record_as_not_scanned() -> None:
-    """A body without a byte that is kept."""
-    inner, recorder = guarded()
-    body = Body(name="message", content=b"", total_bytes=5000, sha256="0" * 64)
-    recorder.record(Event(kind=Kind.NETWORK_WEBSOCKET, data={"direction": "sent"}, bodies=(body,)))
-    recorder.close()
-    assert [e.data["bytes"] for e in inner.events if e.kind is Kind.GUARD_UNSCANNED] == [5000]
 
 
 @pytest.mark.promise("5.7")

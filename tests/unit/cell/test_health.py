@@ -16,7 +16,6 @@ from belljar.cell.health import (
     Cause,
     HealthFinding,
     damage,
-    may_be_broken,
     read_health,
 )
 from belljar.channel import ExecOutput
@@ -84,18 +83,3 @@ def test_no_answer_of_a_guest_is_an_error(stdout: bytes, code: int) -> None:
     """Any bytes are read, and show damage unless they say that all was done."""
     found = read_health(ExecOutput(returncode=code, code=code, stdout=stdout))
     assert (damage(SOUND, found) is None) is (found.ended and found.ran)
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        (ExecOutput(returncode=0, code=0), False),
-        (ExecOutput(returncode=1, code=1), False),
-        (ExecOutput(returncode=127, code=127), True),
-        (ExecOutput(returncode=137, code=9, timed_out=True), True),
-        (ExecOutput(returncode=126, code=11, not_started_errno=errno.EAGAIN, stage="fork"), True),
-    ],
-)
-def test_an_ordinary_result_asks_for_no_check(output: ExecOutput, expected: bool) -> None:
-    """Success and ordinary failures cost nothing."""
-    assert may_be_broken(output) is expected

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
+from tests.fakes.recorder import MemoryRecorder
 from tests.fakes.vm import staged
 
-from belljar.cell.open import copy_in, open_cell, planned
-from belljar.cell.parts import MachineParts, prepare, refused
+from belljar.cell import open as opens
+from belljar.cell.open import copy_in, open_cell
+from belljar.cell.parts import MachineParts, Parts, describe, gather_parts, prepare, start_run
 from belljar.channel.frames import OpKind
-from belljar.errors import CellError, HostError, PolicyError
-from belljar.events import Kind, MemoryRecorder
-from belljar.ledger.schema import check_data
+from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.events import Actor, Kind
 from belljar.ledger.verification import Status, verify
 from belljar.plan.make import make_plan
 from belljar.plan.model import MicrovmPlan
-from belljar.policy.load import load_policy, resolve_policy
+from belljar.policy.load import load_policy, parse_policy, resolve_policy
+from belljar.policy.loaded import LoadedPolicy
 
 pytestmark = pytest.mark.anyio
 
@@ -29,39 +31,6 @@ def only_run(home: Path) -> Path:
     """The one run directory of a store."""
     (run,) = (home / "runs").iterdir()
     return run
-
-
-def test_a_refusal_says_why_where_and_what_to_do() -> None:
-    """Fail closed includes the record: reason, place and hint, and the policy's digest."""
-    loaded = resolve_policy("high")
-    event = refused(loaded, PolicyError("can't be meant", where="policy.yaml:3", hint="say less"))
-    check_data(event.kind, dict(event.data))
-    assert event.kind is Kind.POLICY_REFUSED
-    assert (event.data["reason"], event.data["where"], event.data["hint"]) == (
-        "can't be meant",
-        "policy.yaml:3",
-        "say less",
-    )
-    assert event.data["policy_sha256"] == hashlib.sha256(loaded.text).hexdigest()
-
-
-def test_what_is_planned_is_on_record_before_it_is_made() -> None:
-    """Tier, emulation, every wall, risk and image; in a form the ledger takes."""
-    loaded = resolve_policy("critical")
-    plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
-    assert isinstance(plan, MicrovmPlan)
-    image = some_image()
-    data: dict[str, Any] = planned(
-        loaded, MachineParts(plan=plan, facts=capable_host(), image=image, kernel=some_kernel())
-    )
-    check_data(Kind.CELL_PLANNED, data)
-    assert (data["tier"], data["emulated"], data["risk"], data["image"]) == (
-        "microvm",
-        False,
-        "critical",
-        image.digest,
-    )
-    assert data["layers"] == [layer.name for layer in plan.layers]
 
 
 @pytest.mark.parametrize("fields", ["workdir: /etc/hosts/d", "files: [{source: n, target: /n/n}]"])
@@ -74,6 +43,32 @@ async def test_what_a_cell_cannot_take_is_its_error(tmp_path: Path, fields: str)
         stage.guest.errors[OpKind.WRITE] = errno.ENOTDIR
         with pytest.raises(CellError, match=r"/etc/hosts/d|/n/n"):
             await copy_in(stage.cell, load_policy(policy))
+
+
+@pytest.mark.promise("6.1")
+@pytest.mark.parametrize("raised", [None, ValueError("the caller's own"), KeyboardInterrupt()])
+async def test_what_a_cells_end_left_is_raised_whatever_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException | None
+) -> None:
+    """A breach is heard beside an error or an interrupt of the block."""
+    async with staged() as stage:
+        stage.vm.survivors = ("process 7",)
+        monkeypatch.setattr(opens, "_sandbox", lambda *_args, **_options: nullcontext(stage.vm))
+
+        async def use() -> None:
+            async with opens.ready_cell(
+                resolve_policy("high"),
+                parts_for(resolve_policy("high")),
+                recorder=stage.recorder,
+                run_id="20261123-000000000-abcdef",
+                home=tmp_path,
+                actor=Actor.OPERATOR,
+            ):
+                if raised is not None:
+                    raise raised
+
+        with pytest.raises(ContainmentBreach, match="process 7"):
+            await use()
 
 
 async def test_an_unprepared_host_is_refused_on_record(tmp_path: Path) -> None:
@@ -91,3 +86,45 @@ async def test_a_refused_cell_leaves_a_sealed_run(tmp_path: Path) -> None:
         async with open_cell("high", home=tmp_path):
             pytest.fail("it was opened")
     assert verify(only_run(tmp_path)).status is Status.VERIFIED
+
+
+def parts_for(loaded: LoadedPolicy) -> Parts:
+    """A policy planned for a capable host."""
+    plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
+    assert isinstance(plan, MicrovmPlan)
+    return MachineParts(plan=plan, facts=capable_host(), image=some_image(), kernel=some_kernel())
+
+
+def test_another_policy_of_the_same_run_has_names_of_its_own(tmp_path: Path) -> None:
+    """Its files are told by the policy's digest; the first policy's stay."""
+    first, second = resolve_policy("high"), resolve_policy("critical")
+    with start_run("run", "task", [], home=tmp_path) as run:
+        for loaded in (first, second, first, second):
+            describe(run, loaded, parts_for(loaded))
+    tag = hashlib.sha256(second.text).hexdigest()[:12]
+    assert {path.name for path in run.path.glob("p*.*")} >= {"policy.yaml", "plan.json"}
+    assert {path.name for path in run.path.glob("*-*.*")} == {
+        f"policy-{tag}.yaml",
+        f"plan-{tag}.json",
+        f"parts-{tag}.json",
+    }
+    assert (run.path / "policy.yaml").read_bytes() == first.text
+    assert verify(run.path).status is Status.VERIFIED
+
+
+def test_all_images_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
+    """Those of a range's target cells too, each with the command that gets it."""
+    network = (
+        "network: {stand_ins: {db: {kind: cell, names: [db.example], ports: [1], image:"
+        " 'postgres:16'}}}"
+    )
+    policy = parse_policy(
+        f"belljar: 1\nrisk: high\nimage: team/tool\n{network}\n".encode(), source="x", base=None
+    )
+    with pytest.raises(HostError) as caught:
+        gather_parts(policy, tmp_path)
+    for command in (
+        "belljar image import docker://team/tool",
+        "belljar image import docker://postgres:16",
+    ):
+        assert command in str(caught.value)

@@ -63,10 +63,6 @@ class Stand:
         """What a taker gets."""
         return self.pool.cell()
 
-    async def heard(self) -> None:
-        """Until the pool has done what it can for now."""
-        await anyio.wait_all_tasks_blocked()
-
     async def filled(self) -> None:
         """Until the shelf is full, or can't be filled."""
         self.pool.refill()
@@ -146,91 +142,88 @@ async def test_many_takers_never_share_a_cell() -> None:
     assert all(cell.destroyed for cell in it.cells.opened)
 
 
-async def test_a_pool_is_filled_and_no_more() -> None:
-    """As many cells as its size; none once it has ended."""
-    async with stand(2) as it:
-        await it.filled()
-        await it.filled()
-        assert len(it.ahead) == 2
-    it.pool.refill()
-    assert len(it.ahead) == 2
-
-
-async def test_a_cell_that_died_is_not_given_out() -> None:
-    """Noticed while it stands, or when it is called for."""
-    async with stand() as it:
-        await it.filled()
-        it.ahead[0].dead = True
-        async with it.cell() as cell:
-            assert cell.id != it.ahead[0].id
-        await it.filled()
-        it.ahead[-1].die()
-        with anyio.fail_after(30):
-            while not it.ahead[-1].destroyed:
-                await it.heard()
-        assert it.ahead[0].destroyed
-        assert it.taken() == []
-    assert it.ahead[0].reason == pools.Discard.DEAD
+NOT_GIVEN = {
+    "void": pools.Discard.VOID,
+    "stale": pools.Discard.STALE,
+    "dead": pools.Discard.DEAD,
+    "seen to die": pools.Discard.DEAD,
+    "killed": pools.Discard.KILLED,
+    "killed in its warm-up": pools.Discard.KILLED,
+    "killed in the making": "",
+}
 
 
 @pytest.mark.promise("3.4")
-@pytest.mark.parametrize("when", ["made", "warmed", "idle"])
-async def test_a_cell_that_an_order_kills_is_not_given_out(when: str) -> None:
-    """While it is made, or later, even if it answers still; the taker opens another."""
+@pytest.mark.parametrize("why", NOT_GIVEN)
+async def test_what_is_given_to_nobody(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is destroyed, with its reason; the taker opens his own, and the pool goes on."""
     order, cells = new_order("cells", "enough"), FakeCells()
 
-    def kill(cell: Any, _phase: str = "") -> None:
-        cell._live.killed = lambda: order
+    def on_probe(cell: Any, _phase: str) -> None:
+        cell.run_probe_program.timed_out = why == "void"
+        if why == "killed in its warm-up":
+            cell._live.killed = lambda: order
 
+    cells.on_probe = on_probe
     async with stand(cells=cells) as it:
         real = it.open
 
         @asynccontextmanager
         async def open_(*, ahead: bool) -> AsyncIterator[Any]:
             async with real(ahead=ahead) as opened:
-                if when == "made" and ahead:
+                if ahead and why == "killed in the making":
                     raise KilledError(order, where="cell c-1")
                 yield opened
 
         it.open = open_
-        if when == "warmed":
-            cells.on_probe = kill
         await it.filled()
-        if when == "idle":
-            kill(it.ahead[0])
+        if why == "stale":
+            monkeypatch.setattr(pools, "STALE_SHARE", 0.0)
+        elif why == "dead":
+            it.ahead[0].dead = True
+        elif why == "seen to die":
+            it.ahead[0].die()
+            while not it.ahead[0].destroyed:
+                await anyio.wait_all_tasks_blocked()
+        elif why == "killed":
+            monkeypatch.setattr(it.ahead[0]._live, "killed", lambda: order)
         async with it.cell() as cell:
             assert cell.id not in it.ids
-        assert (it.ahead[0].destroyed, it.taken(), it.pool.troubles) == (True, [], [])
+        assert (it.taken(), it.pool.troubles) == ([], [])
+    assert it.ahead[0].destroyed
+    assert it.ahead[0].reason == NOT_GIVEN[why]
 
 
-@pytest.mark.promise("3.4")
-async def test_a_void_warm_up_is_not_given_out() -> None:
-    """The cell goes, the pool goes on when somebody asks again, and the taker opens his own."""
-    cells = FakeCells()
-    cells.on_probe = lambda cell, _: setattr(cell.run_probe_program, "timed_out", True)
+@pytest.mark.parametrize("when", ["made", "warmed", "found", "destroyed"])
+async def test_a_way_out_of_a_cell_made_ahead_ends_the_pool(when: str) -> None:
+    """Whoever wants a cell gets the breach instead, whether a probe found it, or making, probing or
+    destroying the cell raised it."""
+    cells, breach = FakeCells(), ContainmentBreach("calls.mount")
+
+    def on_probe(cell: Any, _phase: str) -> None:
+        if when == "found":
+            cell.run_probe_program.outcomes["calls.mount"] = (AttemptOutcome.REACHED, "it")
+        elif when == "warmed":  # as a group, which a task group makes of it
+            raise ExceptionGroup("tasks", [ValueError(), breach])
+        else:
+            cell.run_probe_program.timed_out = True  # void: it is destroyed
+
+    cells.on_probe = on_probe
+    cells.destroy_error = breach if when == "destroyed" else None
     async with stand(cells=cells) as it:
-        await it.filled()
-        async with it.cell() as cell:
-            assert cell.id not in it.ids
-        assert it.ahead[0].destroyed
-        assert it.ahead[0].reason == pools.Discard.VOID
-    assert it.pool.troubles == []
+        if when == "made":
 
+            def refuse(*, ahead: bool) -> Any:
+                raise breach
 
-async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
-    """Whoever wants a cell gets the breach instead."""
-    cells = FakeCells()
-    cells.on_probe = lambda cell, _: cell.run_probe_program.outcomes.update(
-        {"calls.mount": (AttemptOutcome.REACHED, "it")}
-    )
-    async with stand(cells=cells) as it:
+            it.open = refuse
         await it.filled()
         with pytest.raises(ContainmentBreach, match=r"calls\.mount"):
             async with it.cell():
                 pytest.fail("a cell was given out")
         await it.filled()
-        assert len(it.cells.opened) == 1
-        assert it.ahead[0].destroyed
+        assert len(it.cells.opened) == (when != "made")
+        assert all(each.destroyed for each in it.cells.opened)
 
 
 async def test_a_taker_whose_cell_opens_meanwhile_gets_the_breach_too() -> None:
@@ -248,19 +241,6 @@ async def test_a_taker_whose_cell_opens_meanwhile_gets_the_breach_too() -> None:
             async with it.cell():
                 pytest.fail("a cell was given out")
         assert it.cells.opened[0].destroyed
-
-
-@pytest.mark.promise("3.4")
-async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is destroyed, and the taker opens his own."""
-    async with stand() as it:
-        await it.filled()
-        monkeypatch.setattr(pools, "STALE_SHARE", 0.0)
-        async with it.cell() as cell:
-            assert cell.id not in it.ids
-        assert it.taken() == []
-    assert it.ahead[0].destroyed
-    assert it.ahead[0].reason == pools.Discard.STALE
 
 
 @pytest.mark.promise("3.4")
@@ -314,6 +294,51 @@ async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.Mon
     await taking.__aexit__(None, None, None)
     async with it.cell() as late:
         assert late.id not in it.ids
+
+
+@pytest.mark.promise("3.4")
+@pytest.mark.parametrize("is_out", [False, True])
+async def test_a_pool_ends_after_the_last_of_its_cells(
+    monkeypatch: pytest.MonkeyPatch, is_out: bool
+) -> None:
+    """Also one that was just looked at for a taker, or is being given back: its run is sealed next,
+    and its destruction would have no proof."""
+    monkeypatch.setattr(pools, "_END_TIMEOUT_S", 0.01)
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    async def wait(**_: Any) -> float:
+        begun.set()
+        await go_on.wait()
+        return 0.0
+
+    async def take() -> None:
+        async with it.cell():
+            pass
+
+    async def end() -> None:
+        await it.pool.aclose()
+        assert it.ahead[0].destroyed
+
+    async with stand() as it:
+        real = it.open
+
+        @asynccontextmanager
+        async def open_(*, ahead: bool) -> AsyncIterator[Any]:
+            async with real(ahead=ahead) as opened:
+                yield opened
+                if is_out and ahead:
+                    await wait()
+
+        it.open = open_
+        await it.filled()
+        if not is_out:
+            monkeypatch.setattr(it.ahead[0], "ping", wait)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await begun.wait()
+            tasks.start_soon(end)
+            await anyio.sleep(0.05)
+            go_on.set()
 
 
 async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:

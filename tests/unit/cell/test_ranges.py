@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from belljar.cell.ranges import (
-    RangeRouter,
-    wait_for,
-)
-from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.cell.range import ModelRequests
+from belljar.cell.ranges import RangeRouter, _after, wait_for
+from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError
+from belljar.isolation.survivors import Destruction
 from belljar.network.owner.range import NetworkRange as Network
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
@@ -97,6 +98,28 @@ def test_what_a_look_at_the_router_means(
     assert (router.mac, router.namespace) == (layout.cell(OWN_CELL).mac, 17)
 
 
+LEFT = Destruction(survivors=("port x",), looked_for=("ports",), duration_ms=1.0)
+CLEAN = replace(LEFT, survivors=())
+GONE, WAY_OUT = HostError("the gateway is gone"), ContainmentBreach("the rules were changed")
+
+
+@pytest.mark.anyio
+@pytest.mark.promise("6.1")
+@pytest.mark.parametrize("raised", [None, ValueError("the caller's own")])
+@pytest.mark.parametrize(("error", "destruction"), [(None, LEFT), (GONE, LEFT), (WAY_OUT, CLEAN)])
+async def test_a_breach_of_a_network_is_raised_whatever_else_is(
+    error: BelljarError | None, destruction: Destruction, raised: Exception | None
+) -> None:
+    """What its end left, or that its rules were changed; beside an error of the block too."""
+
+    async def destroy() -> None:
+        """It has ended."""
+
+    network = SimpleNamespace(id="r-1", error=error, destruction=destruction, destroy=destroy)
+    with pytest.raises(ContainmentBreach):
+        await _after(cast("Network", network), None, raised, None)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("awaits", "healthy"), [(None, ["a", "b"]), ([], []), (["b"], ["b"]), (["b", "gone"], ["b"])]
@@ -118,3 +141,28 @@ async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]
     assert waited == healthy
     await wait_for(waits, None)
     assert sorted(waited) == ["a", "b"]
+
+
+def test_nobody_answers_until_there_is_somebody() -> None:
+    """Before, a question is refused with what to do; then it is theirs, and so is what they
+    refuse."""
+    model_requests = ModelRequests()
+    with pytest.raises(ValueError, match="belljar run"):
+        model_requests("chat", b"?")
+    model_requests.handler = lambda kind, body: kind.encode() + body
+    assert model_requests("chat", b"?") == b"chat?"
+
+
+def test_nobody_answers_when_the_range_has_ended() -> None:
+    """Whoever answers is told once, and asked no more."""
+    unused, told = ModelRequests(), list[bool]()
+    unused.close()
+    model_requests = ModelRequests()
+    model_requests.handler, model_requests.on_close = (
+        (lambda _, body: body),
+        lambda: told.append(True),
+    )
+    model_requests.close()
+    with pytest.raises(ValueError, match="the range has ended"):
+        model_requests("chat", b"?")
+    assert told == [True]

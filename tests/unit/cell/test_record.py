@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import errno
 import json
+from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes import guest as g
+from tests.fakes.vm import FakeVm
+from tests.fakes.wires import with_exec
 
 from belljar.capture import body_of
 from belljar.cell import record
-from belljar.channel import ExecOutput, ExecRequest, PtySize
+from belljar.cell.record import LimitWatch
+from belljar.channel import ExecOutput, ExecRequest, GuestClient, PtySize
+from belljar.channel.messages import Result
+from belljar.channel.outcomes import output_of
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.ledger.chain import canonical
 from belljar.ledger.schema import check_data
 
 OPERATION = record.RecordedOperation(cell_id="c-0123456789ab", op=7, actor=Actor.HARNESS)
@@ -79,6 +88,17 @@ def test_an_end_is_the_guests_word() -> None:
     assert [body.name for body in event.bodies] == ["stdin", "stdout", "stderr"]
 
 
+def test_the_most_that_a_guest_may_say_can_be_recorded() -> None:
+    """Both of its largest counts and what the host dropped itself, added in one number."""
+    most = (1 << 51) - 1
+    payload = g.result_payload(flags=8, dropped=(most, most), duration_ns=most)
+    (ended,) = with_exec().feed(g.frame(g.RESULT, 1, payload))
+    assert isinstance(ended, Result)
+    output = output_of(ended, kept=(b"", b""), dropped=(1 << 50, 1 << 50), is_overdue=False)
+    for event in (finished(output), *record.limits_hit(OPERATION, output, timeout_s=None)):
+        canonical(checked(event))
+
+
 def test_whose_word_a_limit_is() -> None:
     """What the host saw too is the host's; the agent's alone is the guest's; a file that did not
     fit names the disk, another failure nothing."""
@@ -100,15 +120,29 @@ def test_whose_word_a_limit_is() -> None:
     assert record.write_limits(OPERATION, ValueError("no")) == []
 
 
-def test_a_failure_says_why_within_bounds() -> None:
-    """The error's type and words, cut at 4,096 characters, and its errno when it has one."""
-    data = checked(
-        record.failed(
-            OPERATION, Kind.FILE_READ_FAILED, FileNotFoundError(errno.ENOENT, "gone", "/a")
-        )
-    )
-    assert data["errno"] == errno.ENOENT
-    assert str(data["reason"]).startswith("FileNotFoundError: ")
-    long = checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError("x" * 10_000)))
-    assert len(str(long["reason"])) == 4096
-    assert "errno" not in long
+def test_what_was_there_before_is_not_the_operations() -> None:
+    """Neither counts nor a disk that was full already."""
+    vm = FakeVm(cast(GuestClient, None))
+    vm.oom_count, vm.fork_count, vm.full = 3, 4, True
+    watch = LimitWatch(vm)
+    watch.look()
+    assert watch.hit() == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "meanwhile", "after", "limit"),
+    [
+        ("oom_count", 1, 1, "memory"),
+        ("fork_count", 70, 70, "processes"),
+        ("full", True, False, "disk"),
+        ("crowded", True, False, "processes"),
+    ],
+)
+def test_what_fired_is_named(field: str, meanwhile: int, after: int, limit: str) -> None:
+    """Also a disk that was emptied again, and a crowd that dispersed."""
+    vm = FakeVm(cast(GuestClient, None))
+    watch = LimitWatch(vm)
+    setattr(vm, field, meanwhile)
+    watch.look()
+    setattr(vm, field, after)
+    assert watch.hit() == (limit,)

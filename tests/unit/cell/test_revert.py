@@ -19,7 +19,7 @@ from belljar.cell.range import Range
 from belljar.cell.revert import MAX_RETIRING, RevertibleCell, revertible
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
-from belljar.isolation.hold import KillOrder, new_order, raise_if_killed
+from belljar.isolation.hold import KillOrder, new_order
 from belljar.isolation.jail import JailEnd
 from belljar.policy.limits import Risk
 
@@ -190,44 +190,6 @@ async def test_a_kill_order_during_the_exchange_ends_it(named: str) -> None:
         assert (cell.id, machines.alive, machines.orders["c1"]) == ("c1", ["c1"], order)
         assert machines.failed == ["c1"] * (named != "c1")
     assert Kind.CELL_REVERTED not in {kind for _, kind, _ in machines.noted}
-
-
-async def test_a_kill_order_for_a_machine_in_the_making_ends_the_cell() -> None:
-    """Nothing of it can be asked yet; the order is in the error."""
-    machines, order = Machines(), new_order("cells", "a test")
-
-    @asynccontextmanager
-    async def make() -> AsyncIterator[Range]:
-        async with machines.make() as made:
-            if made.cell.id == "c2":
-                raise_if_killed(order, where="cell c2")
-            yield made
-
-    async with revertible(make) as opened:
-        with pytest.raises(CellError, match="killed"):
-            await opened.cell.revert()
-        assert (machines.alive, machines.failed) == (["c1"], ["c1"])
-        assert machines.orders["c1"] == order
-
-
-@pytest.mark.parametrize("when", ["before its end", "after its end, by a rule"])
-async def test_an_order_for_the_old_machine_ends_the_new_one(when: str) -> None:
-    """Whoever gave it meant what goes on in the new one: also a rule of the policy whose scan found
-    something when the old machine was gone."""
-    machines, order = Machines(), new_order("sample", "a test")
-
-    async def look(_: Range) -> None:
-        (machines.orders if when == "before its end" else machines.orders_by_rules)["c1"] = order
-
-    async with revertible(machines.make) as opened:
-        cell = cast("RevertibleCell", opened.cell)
-        await cell.machines.revert(on_end=look)
-        while "c1" in machines.alive:
-            await anyio.lowlevel.checkpoint()
-        await anyio.lowlevel.checkpoint()
-        assert (set(machines.failed), machines.orders["c2"]) == ({"c2"}, order)
-        with pytest.raises(CellError, match="killed"):
-            await cell.revert()
 
 
 async def test_the_old_machine_is_whole_until_its_last_look() -> None:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.cell.parts import start_run
 from belljar.cell.stop_rules import Stopper, StopRulesRecorder, stop_rules
 from belljar.errors import CellError, ContainmentBreach, LedgerError
-from belljar.events import Event, Kind, MemoryRecorder
+from belljar.events import Event, Kind
 from belljar.isolation.hold import read_order, refuse_if_stopped
 from belljar.ledger.schema import check_data
 from belljar.policy.guarding import Stop, Trigger
@@ -121,15 +122,20 @@ def test_without_a_rule_nothing_happens(world: World) -> None:
 
 
 @pytest.mark.promise("6.4")
-def test_a_breach_that_is_raised_stops_the_run(world: World) -> None:
-    """Whatever is on record of it; and the breach goes on to whoever is to hear it."""
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_a_breach_that_is_raised_stops_the_run(world: World, is_grouped: bool) -> None:
+    """Whatever is on record of it, also in a task group's error; and the breach goes on to whoever
+    is to hear it."""
+    error: Exception = ContainmentBreach("a way out")
+    if is_grouped:
+        error = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [error])])
     with start_run("cell", "test", [], home=world.home) as run:
         Journal(world.home).describe(OWN, CellAbout(run_id=run.run_id))
         with (
-            pytest.raises(ContainmentBreach),
+            pytest.raises(type(error)),
             stop_rules(run, resolve_policy("low").policy, world.home),
         ):
-            raise ContainmentBreach("a way out")
+            raise error
         assert world.ended(OWN)
         with pytest.raises(CellError):
             refuse_if_stopped(world.home, run.run_id)

@@ -11,7 +11,8 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
 from belljar.cell.exec import RunningCommand, signal_number
-from belljar.events import Kind
+from belljar.errors import CellError, LedgerError
+from belljar.events import Event, Kind
 
 pytestmark = pytest.mark.anyio
 
@@ -46,32 +47,17 @@ async def chatty(guest: FakeGuest, op: GuestOp) -> None:
     await guest.finish(op)
 
 
-@pytest.mark.parametrize("ends", ["in time", "later", "killed"])
-async def test_waiting_takes_no_output_from_the_iteration(ends: str) -> None:
-    """Neither a wait with a timeout, whether it runs out or not, nor a kill: what was written can
-    be iterated afterwards, and is on record whether it is or not."""
-    async with staged({b"chatty": chatty}) as stage:
-        for is_iterated in (True, False):
-            async with stage.cell.open_exec(["chatty"]) as running:
-                if ends == "killed":
-                    await running.kill()
-                else:
-                    if ends == "later":
-                        with pytest.raises(TimeoutError):
-                            await running.wait(timeout_s=0.05)
-                    await running.send_stdin(b"go")
-                    await running.wait(timeout_s=5)
-                if is_iterated:
-                    assert b"".join([chunk async for _, chunk in running]) == b"one two"
-            bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
-            assert bodies["stdout"] == b"one two"
-
-
-async def test_what_nobody_iterates_is_on_record() -> None:
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+async def test_what_nobody_iterates_is_on_record(ends: str) -> None:
     """The wait for the end drops and counts it; the record has it."""
     async with staged({b"chatty": chatty}) as stage:
         async with stage.cell.open_exec(["chatty"]) as running:
-            await running.send_stdin(b"go")
+            if ends == "killed":
+                await running.kill()
+            else:
+                with pytest.raises(TimeoutError):
+                    await running.wait(timeout_s=0.05)
+                await running.send_stdin(b"go")
             output = await running.wait()
         assert (output.stdout, output.stdout_dropped_bytes) == (b"", 7)
         bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
@@ -103,3 +89,55 @@ def test_a_signal_in_every_spelling() -> None:
     for wrong in (0, -1, 99, "", "SIG", "BELL", "15\0"):
         with pytest.raises(ValueError, match="is no signal"):
             signal_number(wrong)
+
+
+# ---- in the background
+
+
+async def lasting(guest: FakeGuest, op: GuestOp) -> None:
+    """Say a little, then run until it is killed."""
+    await guest.started(op)
+    await guest.output(op, 1, b"hello")
+    await guest.until_killed(op)
+
+
+@pytest.mark.promise("4.2")
+async def test_it_ends_with_its_cell() -> None:
+    """Destroying the cell ends every command first, so that each end is on record before the
+    cell's."""
+    async with staged({b"lasting": lasting}) as stage:
+        commands = [await stage.cell.start(["lasting"]) for _ in range(3)]
+        await stage.cell.destroy()
+        assert not any(command.running for command in commands)
+        assert stage.kinds().count(Kind.EXEC_COMPLETED) == 3
+        assert stage.guest.ops == {}
+
+
+async def test_a_cell_is_destroyed_though_its_commands_can_not_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk keeps no cell alive: the error comes when the cell has gone."""
+
+    def full(event: Event) -> None:
+        raise LedgerError(f"no space for {event.kind.value}")
+
+    async with staged({b"lasting": lasting}) as stage:
+        await stage.cell.start(["lasting"])
+        monkeypatch.setattr(stage.recorder, "record", full)
+        with pytest.raises(LedgerError):
+            await stage.cell.destroy()
+        assert stage.cell.destruction is not None
+
+
+@pytest.mark.promise("4.2")
+async def test_a_cell_that_dies_is_told_to_who_waits() -> None:
+    """As for any other operation; what came before is still there."""
+    async with staged({b"lasting": lasting}) as stage:
+        stage.vm.cause = "the host killed it"
+        command = await stage.cell.start(["lasting"])
+        stage.guest.close()
+        with pytest.raises(CellError, match="the host killed it"):
+            await command.wait(timeout_s=60)
+        await command.signal(15)
+        with pytest.raises(CellError, match="the host killed it"):
+            await stage.cell.start(["lasting"])

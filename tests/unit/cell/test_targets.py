@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
 
 from belljar.cell import targets
+from belljar.cell.cell import Cell
 from belljar.cell.targets import LOGS, serve, target_policy
 from belljar.channel import ExecOutput
-from belljar.errors import CellError
+from belljar.errors import CellError, PolicyError
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy.limits import Tier
 from belljar.policy.load import load_policy
@@ -77,12 +79,6 @@ def test_the_tier_is_at_least_the_ranges(tmp_path: Path) -> None:
     }
 
 
-def test_an_apps_directory_is_no_file_to_copy(tmp_path: Path) -> None:
-    """It goes in as an archive."""
-    loaded, plans = loaded_of(tmp_path)
-    assert target_policy(loaded, plans["app"]).policy.files == ()
-
-
 @pytest.fixture(autouse=True)
 def _short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "SETTLE_S", 0.05)
@@ -112,59 +108,28 @@ class Running:
 
 
 class Machine:
-    """A cell whose commands called `ends` and `ask` end with this status, at once; its program ends
-    with each of `ends`, then runs."""
+    """A cell whose program ends with each of `ends`, then runs."""
 
-    def __init__(
-        self, status: int, says: bytes = b"no such table", ends: Sequence[int] = ()
-    ) -> None:
-        self.id, self.status, self.says, self.ends = "x", status, says, list(ends)
+    def __init__(self, ends: Sequence[int] = ()) -> None:
+        self.id, self.ends = "x", list(ends)
         self.image_entrypoint, self.image_command = ("/enter",), ("/enter", "serve")
         self.image_health: dict[str, Any] = {}
-        self.ran: list[tuple[list[str], float | None]] = []
-        self.made: list[tuple[str, int | None, str]] = []
-        self.log = b"the log\n"
-        self.plan = SimpleNamespace(limits=SimpleNamespace(exec_timeout_s=9.0))
+        self.ran: list[list[str]] = []
 
-    async def exec(
-        self, argv: Sequence[str], *, timeout_s: float | None = None, **_: object
-    ) -> ExecOutput:
-        """Notes what it was asked."""
-        self.ran.append((list(argv), timeout_s))
-        code = self.status if argv[0] in ("ends", "ask") else 0
-        return ExecOutput(returncode=code, code=code, stdout=b"/log\n", stderr=self.says)
-
-    async def start(
-        self, argv: Sequence[str], *, service: bool, timeout_s: float | None
-    ) -> Running:
+    async def start(self, argv: Sequence[str], **_: object) -> Running:
         """Its program."""
-        assert service
-        self.ran.append((list(argv), timeout_s))
-        if argv[0] == "ends":
-            return Running(self.status)
+        self.ran.append(list(argv))
         return Running(self.ends.pop(0) if self.ends else None)
-
-    async def make_directory(self, path: str, *, mode: int | None, owner: str) -> None:
-        """Notes it."""
-        self.made.append((path, mode, owner))
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Its log."""
         if path != LOGS[1]:
             raise FileNotFoundError(path)
-        return self.log[:max_bytes]
+        return b"the log\n"[:max_bytes]
 
 
-async def served(
-    settings: Mapping[str, Any],
-    machine: Machine | None = None,
-    *,
-    status: int = 0,
-    says: bytes = b"no such table",
-    ends: Sequence[int] = (),
-) -> list[tuple[list[str], float | None]]:
-    """What ran in a target cell of these settings, and for how long it might."""
-    machine = machine or Machine(status, says, ends)
+async def served(settings: Mapping[str, Any], machine: Machine) -> list[list[str]]:
+    """What ran in a target cell of these settings."""
     await serve(machine, StandInPlan(id="shop", kind="cell", names=(), ports=(), settings=settings))  # type: ignore[arg-type]
     return machine.ran
 
@@ -178,19 +143,7 @@ async def test_what_a_target_runs() -> None:
         ({"arguments": []}, ["/enter"]),
         ({}, ["/enter", "serve"]),
     ):
-        assert [ran for ran, _ in await served(settings)] == [words]
-
-
-@pytest.mark.anyio
-async def test_a_targets_directories() -> None:
-    """Are made before its program runs, with the mode and owner that are asked for."""
-    machine = Machine(0)
-    await served({"directories": ["/data", "/tmp:mode=1777", "/run/app:mode=700,uid=9"]}, machine)
-    assert machine.made == [
-        ("/data", None, ""),
-        ("/tmp", 0o1777, "0:0"),
-        ("/run/app", 0o700, "9:0"),
-    ]
+        assert await served(settings, Machine()) == [words]
 
 
 @pytest.mark.anyio
@@ -206,49 +159,41 @@ async def test_a_targets_directories() -> None:
 )
 async def test_a_program_that_is_started_again(restart: str, ends: list[int], starts: int) -> None:
     """As Docker has it, until it has run for a moment; its checks go on meanwhile."""
-    ran = await served({"command": ["mine"], "restart": restart}, ends=ends)
-    assert ran == [(["mine"], None)] * starts
+    assert len(await served({"command": ["mine"], "restart": restart}, Machine(ends))) == starts
 
 
 @pytest.mark.anyio
-async def test_a_program_that_is_not_started_again() -> None:
-    """By default never, else as often as is said; the last status and output are named, and an
-    empty output is not."""
-    for restart, starts in (("no", 1), ("on-failure:1", 2)):
-        machine = Machine(0, ends=[7] * 9)
-        machine.log = b""
-        with pytest.raises(CellError, match="ended with status 7") as caught:
-            await served({"command": ["mine"], "restart": restart}, machine)
-        assert "its output" not in caught.value.what
-        assert len(machine.ran) == starts
-    with pytest.raises(CellError, match="status 7; its output ends with: the log"):
-        await served({"command": ["mine"]}, ends=[7])
+@pytest.mark.parametrize(("restart", "starts"), [("no", 1), ("on-failure:1", 2)])
+async def test_a_program_that_is_not_started_again(restart: str, starts: int) -> None:
+    """By default never, else as often as is said; the last status and output are named."""
+    machine = Machine([7] * 9)
+    with pytest.raises(CellError, match=r"ended with status 7.*; its output ends with: the log"):
+        await served({"command": ["mine"], "restart": restart}, machine)
+    assert len(machine.ran) == starts
 
 
 @pytest.mark.anyio
-async def test_a_target_that_completes() -> None:
-    """Is run to its end before anything else happens; another status than 0 ends the range, with
-    what it said."""
-    assert await served({"command": ["ends"], "completes": True}) == [(["ends"], 9.0)]
-    with pytest.raises(
-        CellError, match=r"shop does not serve: its program ended with status 3; its .*: the log"
-    ):
-        await served({"command": ["ends"], "completes": True}, status=3)
+async def test_a_directory_that_can_not_be_copied_is_the_authors(tmp_path: Path) -> None:
+    """None, and one with a link that leads out: with the place of its `files`."""
+    (tmp_path / "above").symlink_to("..")
+    cell = SimpleNamespace(write_file=AsyncMock(), plan=SimpleNamespace(user="0"))
+    for directory, why in ((None, "no directory"), (tmp_path, "leads out")):
+        plan = StandInPlan(
+            id="app",
+            kind="python",
+            names=(),
+            ports=(),
+            settings={"app": "a:b"},
+            directory=directory,
+        )
+        with pytest.raises(PolicyError, match=rf"network\.stand_ins\.app\.files.*{why}"):
+            await targets.start_serving(cast("Cell", cell), plan)
 
 
 @pytest.mark.anyio
-async def test_tries_within_a_time() -> None:
-    """Whatever their number: each is cut to what is left of it, and no further begins."""
-    health = {
-        "command": ["ask"],
-        "interval": 0.2,
-        "timeout": 300.0,
-        "retries": 1000,
-        "within": 200.0,
-    }
-    asked, timeout_s = (await served({"command": ["mine"], "health": health}))[1]
-    assert asked == ["ask"]
-    assert timeout_s is not None
-    assert timeout_s <= 200.0
-    with pytest.raises(CellError, match=r"healthy in \d tries: no such table"):
-        await served({"command": ["mine"], "health": {**health, "within": 0.3}}, status=1)
+async def test_a_command_that_can_not_be_sent_starts_nothing() -> None:
+    """An image's command with a NUL: the target does not serve."""
+    machine = Machine()
+    machine.start = AsyncMock(side_effect=ValueError("argv[0] holds a NUL byte"))  # type: ignore[method-assign]
+    with pytest.raises(CellError, match=r"can't be started: .*NUL"):
+        await served({"command": ["mine"]}, machine)

@@ -2,90 +2,48 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
+from belljar.cell.cell import Cell
 from belljar.cell.local_tree import Transfer, TreeManifest
 from belljar.cell.task_data import put_in
 from belljar.errors import PolicyError
-from belljar.events import Kind
-from belljar.ledger.schema import check_data
 from belljar.policy.task_data import CellData, TaskData, TaskFile
 
 pytestmark = pytest.mark.anyio
 
 
 class Asked:
-    """A cell that notes what is asked of it."""
+    """A cell that takes trees, and no file."""
 
     id = "c"
 
-    def __init__(self, *, refuses: str = "") -> None:
-        self.files: dict[str, tuple[bytes, int | None, str]] = {}
-        self.trees: list[tuple[str, list[tuple[str, str, str]], int | None]] = []
-        self.removed: list[tuple[str, bool, str]] = []
-        self.notes: list[dict[str, Any]] = []
-        self.refuses = refuses
-
     async def remove(self, path: str, *, recursive: bool, user: str) -> None:
         """As if nothing were there."""
-        self.removed.append((path, recursive, user))
         raise FileNotFoundError(2, "No such file or directory", path)
 
     async def _put_records(
-        self,
-        directory: str,
-        records: Iterator[bytes],
-        manifest: TreeManifest,
-        *,
-        mode: int | None,
-        **_: object,
+        self, directory: str, records: Iterator[bytes], manifest: TreeManifest, **_: object
     ) -> Transfer:
-        """Read to the end, and kept as its list has it."""
+        """Read to the end."""
         deque(records, maxlen=0)
-        lines = [json.loads(line) for line in manifest.content().splitlines()]
-        entries = [(line["path"], line["kind"], line["mode"]) for line in lines if line["path"]]
-        self.trees.append((directory, entries, mode))
         return manifest.transfer()
 
-    async def write_file(
-        self,
-        path: str,
-        contents: bytes,
-        *,
-        mode: int | None,
-        user: str,
-        owner: str,
-    ) -> None:
-        """Kept, unless it is refused."""
-        if path == self.refuses:
-            raise IsADirectoryError(21, "Is a directory", path)
-        self.files[path] = (contents, mode, owner)
-
-    async def read_file(self, path: str, *, max_bytes: int, user: str) -> bytes:
-        """A hosts file without a line's end."""
-        return b"127.0.0.1\tlocalhost"
-
-    def note(self, kind: Kind, data: dict[str, Any]) -> None:
-        """In a form that the ledger takes."""
-        check_data(kind, data)
-        self.notes.append(data)
+    async def write_file(self, path: str, contents: bytes, **_: object) -> None:
+        """Refused."""
+        raise IsADirectoryError(21, "Is a directory", path)
 
 
-def data_of(root: Path, *files: TaskFile, hosts: tuple[tuple[str, str], ...] = ()) -> TaskData:
-    """Of the sample's own cell."""
-    return TaskData(root=str(root), cells={"default": CellData(files=files, hosts=hosts)})
-
-
-async def put(cell: Asked, data: TaskData) -> None:
-    """As into a cell that runs."""
-    await put_in(cell, data)  # type: ignore[arg-type] # it has what is used of one
+async def put(root: Path, source: str) -> None:
+    """A file or directory of a task's, as into a cell that runs."""
+    files = (TaskFile(target="/a", source=source),)
+    data = TaskData(root=str(root), cells={"default": CellData(files=files)})
+    await put_in(cast("Cell", Asked()), data)
 
 
 async def test_what_fails_is_an_error_with_its_place(
@@ -95,24 +53,11 @@ async def test_what_fails_is_an_error_with_its_place(
     (tmp_path / "d").mkdir()
     (tmp_path / "f").touch()
     with pytest.raises(PolicyError, match="no such file"):
-        await put(Asked(), data_of(tmp_path, TaskFile(target="/a", source="none")))
+        await put(tmp_path, "none")
     (tmp_path / "d" / "f").write_text("x")
-    data = data_of(tmp_path, TaskFile(target="/srv", source="d"))
     with monkeypatch.context() as patched:
         patched.setattr("belljar.cell.local_tree.os.read", lambda _fd, _count: b"")
         with pytest.raises(PolicyError, match="changed its size"):
-            await put(Asked(), data)
+            await put(tmp_path, "d")
     with pytest.raises(IsADirectoryError):
-        await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(target="/a", source="f")))
-
-
-@pytest.mark.promise("1.7")
-async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
-    """They are root's, with their modes; each source is on record with its digest."""
-    (tmp_path / "a").write_text("contents")
-    (tmp_path / "a").chmod(0o640)
-    cell = Asked()
-    await put(cell, data_of(tmp_path, TaskFile(target="/a", source="a")))
-    assert cell.files == {"/a": (b"contents", 0o640, "0:0")}
-    assert [note["sha256"] for note in cell.notes] == [hashlib.sha256(b"contents").hexdigest()]
-    assert "contents" not in str(cell.notes)
+        await put(tmp_path, "f")

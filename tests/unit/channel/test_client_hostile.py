@@ -4,17 +4,15 @@ bounded memory, a typed error. Under both event loops."""
 from __future__ import annotations
 
 import gc
-import struct
 from contextlib import suppress
 
 import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
-from tests.fakes.talking import CAT, HANG, RENEWAL, raw, talking
+from tests.fakes.talking import CAT, HANG, raw, talking
 
 from belljar.channel import ExecRequest, GuestClient, Stream
-from belljar.channel.frames import config_payload
 from belljar.errors import CellError, ProtocolViolation
 
 pytestmark = pytest.mark.anyio
@@ -109,21 +107,3 @@ async def test_no_answers() -> None:
         with pytest.raises(CellError, match="PING"):
             await client.ping(timeout_s=0.05)
         assert (await client.exec(CAT, input=b"on")).stdout == b"on"
-
-
-async def test_ready_configure_and_renew() -> None:
-    """The answers of a template's and a clone's beginning; a container that can't be built is a
-    `CellError`."""
-    async with talking() as (guest, client):
-        shape = config_payload(
-            memory_max_bytes=1, disk_bytes=2, disk_inodes=3, processes=4, hostname="h"
-        )
-        assert (await client.configure(shape)).errno == 0
-        assert int((await client.renew(RENEWAL)).done) == 31
-    guest = FakeGuest()
-    async with GuestClient.from_socket(guest.host_socket) as client:
-        await guest.send(g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("b")))
-        assert (await client.wait_ready(timeout_s=60)).build == "b"
-        with pytest.raises(RuntimeError, match="hello"):
-            await client.exec(CAT)
-    guest.close()

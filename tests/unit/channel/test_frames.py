@@ -3,10 +3,7 @@ reads each field where it is written: `tests/contract/test_channel_*`."""
 
 from __future__ import annotations
 
-import errno
 import struct
-from ipaddress import IPv4Address
-from typing import Any
 
 import pytest
 
@@ -26,41 +23,6 @@ def split(said: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
-NETWORK: dict[str, Any] = {
-    "address": IPv4Address("10.1.2.3"),
-    "gateway": IPv4Address("10.1.2.1"),
-    "mac": "02:00:00:0a:0b:0c",
-    "gateway_mac": "02:00:00:0d:0e:0f",
-    "resolver": IPv4Address("10.1.2.53"),
-    "mtu": 1500,
-}
-
-
-@pytest.mark.parametrize("name", ["mac", "gateway_mac"])
-@pytest.mark.parametrize(
-    "mac",
-    [
-        "",
-        "02:00:00:00:00",
-        "02:00:00:00:00:0A",
-        "01:00:5e:00:00:01",
-        "ff:ff:ff:ff:ff:ff",
-        "02-00-00-00-00-01",
-    ],
-)
-def test_macs_that_are_none(name: str, mac: str) -> None:
-    """Only a single station's address, written as everywhere."""
-    with pytest.raises(ValueError, match="no unicast MAC"):
-        frames.network_part(**{**NETWORK, name: mac})
-
-
-@pytest.mark.parametrize("mtu", [-1, 0, 67, 65_536])
-def test_mtus_that_are_none(mtu: int) -> None:
-    """What no IPv4 link can have is refused."""
-    with pytest.raises(ValueError, match="MTU"):
-        frames.network_part(**{**NETWORK, "mtu": mtu})
-
-
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 131_071, 131_072, 200_000, 4 << 20])
 def test_a_request_of_any_size_arrives_whole(size: int) -> None:
     """PARTs and START together are the body; only the last frame is START."""
@@ -70,13 +32,6 @@ def test_a_request_of_any_size_arrives_whole(size: int) -> None:
     assert (last[0], last[2][0]) == (FrameType.START, OpKind.WRITE)
     assert {op for _, op, _ in [*parts, last]} == {9}
     assert b"".join(part[2] for part in parts) + last[2][1:] == body
-
-
-def test_a_request_that_is_too_large() -> None:
-    """Over 4 MiB is E2BIG, before anything is sent."""
-    with pytest.raises(OSError, match="at most") as caught:
-        frames.request_frames(1, OpKind.EXEC, bytes((4 << 20) + 1))
-    assert caught.value.errno == errno.E2BIG
 
 
 def test_what_can_not_be_said() -> None:

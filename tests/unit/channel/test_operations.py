@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -11,6 +12,7 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, talking
 
 from belljar.channel import ExecRequest, Timeout
+from belljar.channel.operations import OwnReads
 from belljar.errors import CellError
 
 pytestmark = pytest.mark.anyio
@@ -119,3 +121,17 @@ async def test_a_guest_that_ends_nothing_and_floods() -> None:
                 keep="head",
                 keep_bytes=10,
             )
+
+
+@pytest.mark.promise("5.6")
+async def test_a_read_is_told_before_and_after() -> None:
+    """What is queued before it is taken in first. Relative paths and dots are resolved; a read that
+    fails has ended, too."""
+    own, order = OwnReads(), list[str]()
+    own.settlers.append(lambda: order.append("settled"))
+    own.listeners.append(lambda path, phase: order.append(f"{path} {phase}"))
+    with suppress(FileNotFoundError):
+        async with own.of("../b/./c", "/a"):
+            order.append("read")
+            raise FileNotFoundError("gone")
+    assert order == ["settled", "/b/c begins", "read", "/b/c ended"]

@@ -9,7 +9,7 @@ import pytest
 from belljar.channel import CommandError, ExecOutput
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.channel.outcomes import FileTooLargeError, file_error, output_of
+from belljar.channel.outcomes import file_error, output_of
 
 
 def result(
@@ -32,28 +32,12 @@ def result(
 def test_output_of() -> None:
     """The guest's counts and the host's are added; flags become words; late alone is not timed
     out."""
-    output = output_of(
-        result(Outcome.SIGNALED, 9, flags=255),
-        kept=(b"a", b"b"),
-        dropped=(10, 20),
-        is_overdue=False,
-        user="u",
-    )
+    ended = result(Outcome.SIGNALED, 9, flags=255)
+    output = output_of(ended, kept=(b"a", b"b"), dropped=(10, 20), is_overdue=False)
     assert (output.stdout_dropped_bytes, output.stderr_dropped_bytes) == (11, 22)
-    assert (output.stdout, output.stderr, output.duration_s, output.user) == (b"a", b"b", 1.5, "u")
-    assert all(
-        (
-            output.timed_out,
-            output.killed,
-            output.out_of_memory,
-            output.output_cap_reached,
-            output.processes_full,
-            output.disk_full,
-            output.runs_on,
-            output.program_ended,
-        )
-    )
-    assert output.stage == "open"
+    assert (output.stdout, output.stderr, output.duration_s) == (b"a", b"b", 1.5)
+    words = "timed_out killed out_of_memory output_cap_reached processes_full disk_full runs_on"
+    assert all(getattr(output, word) for word in [*words.split(), "program_ended"])
     late = output_of(result(Outcome.EXITED, 0), kept=(b"", b""), dropped=(0, 0), is_overdue=True)
     assert not any((late.timed_out, late.killed, late.program_ended))
 
@@ -62,11 +46,7 @@ def test_output_of() -> None:
     ("code", "kind"),
     [
         (errno.ENOENT, FileNotFoundError),
-        (errno.EACCES, PermissionError),
         (errno.EPERM, PermissionError),
-        (errno.EISDIR, IsADirectoryError),
-        (errno.ENOTDIR, NotADirectoryError),
-        (errno.ETIMEDOUT, TimeoutError),
         (errno.ELOOP, OSError),
     ],
 )
@@ -85,17 +65,6 @@ def test_killed_helpers() -> None:
     assert file_error(result(Outcome.SIGNALED, 9), "p").errno == errno.EIO
 
 
-def test_too_large() -> None:
-    """An `OSError` with EFBIG, the path and the sizes."""
-    error = FileTooLargeError("/big", max_bytes=10, size_bytes=20, head=b"x")
-    assert (error.errno, error.filename, error.size_bytes, error.head) == (
-        errno.EFBIG,
-        "/big",
-        20,
-        b"x",
-    )
-
-
 @pytest.mark.parametrize("stage", [Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS])
 def test_a_file_nobody_looked_at_is_not_missing(stage: Stage) -> None:
     """An unknown user, or a helper that could not start, says nothing of the file: never
@@ -112,15 +81,11 @@ def test_a_file_nobody_looked_at_is_not_missing(stage: Stage) -> None:
     ("status", "code", "returncode", "signalled"),
     [
         (Outcome.EXITED, 0, 0, False),
-        (Outcome.EXITED, 255, 255, False),
         (Outcome.EXITED, 143, 143, False),
         (Outcome.SIGNALED, 15, 143, True),
         (Outcome.NOT_STARTED, errno.ENOENT, 127, False),
         (Outcome.NOT_STARTED, errno.ENOTDIR, 127, False),
         (Outcome.NOT_STARTED, errno.EACCES, 126, False),
-        (Outcome.NOT_STARTED, errno.ENOEXEC, 126, False),
-        (Outcome.NOT_STARTED, errno.EISDIR, 126, False),
-        (Outcome.NOT_STARTED, errno.EMFILE, 126, False),
     ],
 )
 def test_returncode_is_the_shells(
@@ -149,10 +114,3 @@ def test_check_raises_what_failed(output: ExecOutput, shown: str) -> None:
     with pytest.raises(CommandError, match=shown) as raised:
         output.check()
     assert raised.value.output is output
-
-
-def test_a_success_is_checked_and_read_as_text() -> None:
-    """`check` gives the output itself; text that isn't UTF-8 never raises."""
-    output = ExecOutput(returncode=0, code=0, stdout=b"\xffa", stderr="é".encode())
-    assert output.check() is output
-    assert (output.stdout_text, output.stderr_text) == ("\ufffda", "é")

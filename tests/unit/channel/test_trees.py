@@ -3,14 +3,17 @@ else."""
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.talking import talking
 
+from belljar.channel import FileTooLargeError, trees
 from belljar.channel.trees import (
     RecordKind,
     TreeReader,
@@ -19,9 +22,6 @@ from belljar.channel.trees import (
     stream_bytes,
 )
 from belljar.errors import ProtocolViolation
-
-if TYPE_CHECKING:
-    pass
 
 LEAVE = TreeRecord(path="", kind=RecordKind.LEAVE)
 ROOT = TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755)
@@ -168,12 +168,44 @@ def test_all_names_together_are_bounded() -> None:
         list(taking.feed(raw(5) + b"".join(entries)))
 
 
-@given(mtime_s=st.integers(-(1 << 63), (1 << 53)))
-def test_a_time_comes_back_in_whole_seconds(mtime_s: int) -> None:
-    """Before 1970 and far ahead, too."""
-    record = TreeRecord(
-        path="", kind=RecordKind.FILE, mtime_s=mtime_s + 0.5 if mtime_s >= 0 else mtime_s
-    )
-    (back,) = reader().feed(encode(record))
-    assert isinstance(back, TreeRecord)
-    assert back.mtime_s == float(mtime_s)
+# ---- over a fake guest
+
+WALK, REMOVE = 5, 7
+
+
+async def take(items: Iterator[TreeRecord | bytes]) -> None:
+    """All of it."""
+    list(items)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "text"),
+    [
+        (errno.EFBIG, FileTooLargeError, "10 may be read"),
+        (errno.E2BIG, OSError, "more than 5"),
+        (errno.ELOOP, OSError, "in each other"),
+        (errno.EACCES, PermissionError, "/x"),
+    ],
+)
+@pytest.mark.anyio
+async def test_the_guests_errors(number: int, expected: type[OSError], text: str) -> None:
+    """Each bound that is passed says which; others are Python's own."""
+    async with talking() as (guest, client):
+        guest.errors[WALK] = number
+        with pytest.raises(expected, match=text):
+            await trees.walk(
+                client, "/x", take, user="", cwd="/", depth=9, max_entries=5, max_bytes=10
+            )
+
+
+@pytest.mark.anyio
+async def test_a_guest_that_lies() -> None:
+    """A walk without an entry and a count of another size are violations."""
+    async with talking() as (guest, client):
+        guest.answers[REMOVE] = b"123"
+        with pytest.raises(ProtocolViolation):
+            await trees.walk(client, "/x", take, user="", cwd="/", depth=0, max_entries=1)
+        for answer in (b"123", b"\xff" * 8):
+            guest.answers[REMOVE] = answer
+            with pytest.raises(ProtocolViolation):
+                await trees.remove(client, "/x", user="", cwd="/", recursive=False)

@@ -12,10 +12,11 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.unit.isolation.test_survivors import process
 
 from belljar.errors import CellError
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.isolation import sandbox as sandboxes
 from belljar.isolation.hold import give_order, new_order
 from belljar.isolation.identity import HeldIdentity

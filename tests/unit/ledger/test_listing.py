@@ -33,6 +33,14 @@ def test_a_finished_run(finished: Path) -> None:
     assert json.loads(json.dumps(run.to_json()))["run_id"] == finished.name
 
 
+def test_an_end_with_much_to_say_is_an_end(home: Path) -> None:
+    """Its data is beside the ledger, as of any large event."""
+    with create_run(home, "run", []) as run:
+        run.finish("failed", exit_code=2, note="x" * (100 << 10))
+    found = summarise(run.path)
+    assert (found.outcome, found.exit_code) == ("failed", 2)
+
+
 def test_a_running_and_an_unfinished_run(home: Path) -> None:
     """Told apart by the writer's lock; a run that only claims to be finished, without its seal, is
     not."""

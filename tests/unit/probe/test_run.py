@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from tests.fakes.probing import PROBES, FakeProbed, dead, read_canary
+from tests.fakes.probing import PROBES, FakeProbed, dead, parameters, read_canary
+from tests.fakes.recorder import MemoryRecorder
 
-from belljar.events import Kind, MemoryRecorder
+from belljar.events import Kind
 from belljar.probe.judge import NoRouter
 from belljar.probe.model import AttemptOutcome, Verdict
 from belljar.probe.run import chosen, probe_cell
@@ -86,13 +87,16 @@ async def test_no_evidence_is_void(trouble: str) -> None:
     assert recorder.events[-1].data["verdict"] == "void"
 
 
-async def test_cut_short_is_recorded_as_void() -> None:
-    """A run that is cancelled while the program works is on record as void, and the cancellation
-    goes on."""
+@pytest.mark.parametrize("verdict", ["void", "breached"])
+async def test_cut_short_is_recorded_with_what_was_seen(verdict: str) -> None:
+    """A run that is cancelled while the program works is on record as void, or as breached by what
+    it had touched until then; and the cancellation goes on."""
     recorder, cell = MemoryRecorder(), FakeProbed()
     with anyio.CancelScope() as scope:
 
-        async def hang(*args: object, **options: object) -> None:
+        async def hang(*args: object, input: bytes, **options: object) -> None:  # noqa: A002
+            if verdict == "breached":
+                read_canary(parameters(input))
             scope.cancel()
             await anyio.sleep_forever()
 
@@ -101,7 +105,7 @@ async def test_cut_short_is_recorded_as_void() -> None:
     assert scope.cancelled_caught
     assert (recorder.events[-1].kind, recorder.events[-1].data["verdict"]) == (
         Kind.PROBE_COMPLETED,
-        "void",
+        verdict,
     )
 
 

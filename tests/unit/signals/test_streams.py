@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import random
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from belljar.signals import streams
-from belljar.signals.scanner import Scanner
+from belljar.signals.scanner import Scanned, Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, spec_of
 
@@ -108,6 +109,26 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted(monkeypatch: pytest.M
     assert watcher.dropped >= 15
     watcher.feed("39", Channel.STREAM, "data", VALUE[:8])
     assert watcher.feed("39", Channel.STREAM, "data", VALUE[8:]).hits
+
+
+@pytest.mark.promise("5.7")
+def test_all_scans_of_one_piece_have_a_bound_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many fields it has; what is left out of it is told."""
+    seconds, scans = itertools.count(), []
+
+    class Counted(Scanner):
+        def scan(self, data: bytes) -> Scanned:
+            scans.append(data)
+            return Scanned()
+
+    monkeypatch.setattr(streams.time, "thread_time", lambda: float(next(seconds)))
+    watcher = StreamScanner(Counted(spec_of([], [], [], bytes(32), ScanBounds(time_s=1))))
+    for turn in range(2):
+        scans.clear()
+        fields = "&".join(f"f{number}=piece{number}{turn}" for number in range(60))
+        scanned = watcher.feed("f", Channel.HTTP, "url", f"/x?{fields}".encode())
+    assert len(scans) <= 5
+    assert (scanned.complete, scanned.problem) == (False, "time")
 
 
 WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {

@@ -90,3 +90,19 @@ def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(
             blocked,
             ["time"],
         )
+
+
+@pytest.mark.promise("5.7")
+def test_connections_of_one_stand_in_are_apart() -> None:
+    """Another connection's bytes between two pieces don't hide a value, and complete none."""
+    made = guard(Action.BLOCK, Action.BLOCK)
+
+    def is_blocked(connection: int, data: str) -> bool:
+        common = {"cell": "a", "connection": connection}
+        return made.scan("shop", Channel.STREAM, [("data", data.encode())], common).blocked
+
+    assert not is_blocked(1, SECRET[:9])
+    assert not is_blocked(2, "something else")
+    assert is_blocked(1, SECRET[9:])
+    assert not is_blocked(3, SECRET[:9])
+    assert not is_blocked(4, SECRET[9:])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 from tests.unit.network.owner.test_watch import watched
 
 from belljar.errors import CellError, HostError
-from belljar.events import MemoryRecorder
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.range import NetworkRange, open_range
 from belljar.plan.addresses import lay_out

@@ -13,9 +13,10 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+from tests.fakes.recorder import MemoryRecorder
 
 from belljar.errors import BelljarError, CellError, ProtocolViolation
-from belljar.events import Body, Event, Kind, MemoryRecorder, Recorder
+from belljar.events import Body, Event, Kind, Recorder
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
 from belljar.network.ipc import ALIVE, Item, encode_event

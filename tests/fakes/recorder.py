@@ -1,0 +1,21 @@
+"""A record in memory, where there is no run directory."""
+
+from __future__ import annotations
+
+from belljar.events import Event, Kind
+
+
+class MemoryRecorder:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record(self, event: Event) -> int:
+        """Keep the event."""
+        self.events.append(event)
+        return len(self.events) - 1
+
+    def kinds(self) -> list[Kind]:
+        """The kinds recorded so far, in order."""
+        return [event.kind for event in self.events]
