@@ -20,9 +20,9 @@ FAILED = OPENED.replace(b"\x12\x02\x08\x03", b"\x12\x0d\x08" + b"\xff" * 9 + b"\
 @pytest.mark.promise("5.6")
 def test_an_open_and_a_read_are_read() -> None:
     """A relative name is below the working directory; process and number come with it."""
-    point = Point(operation="open", path=b"/tmp/x/cred", process=b"cat", pid=3)
+    point = Point(operation="open", path=b"/tmp/x/cred", pid=3)
     assert read_point(OPENED) == point
-    assert read_point(READ) == Point(operation="read", path=b"/tmp/x/cred", process=b"cat", pid=3)
+    assert read_point(READ) == Point(operation="read", path=b"/tmp/x/cred", pid=3)
     assert dropped(OPENED) == 0
     assert dropped(READ) == 5
 

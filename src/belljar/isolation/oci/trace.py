@@ -232,7 +232,6 @@ class Point:
 
     operation: Operation
     path: bytes
-    process: bytes
     pid: int
 
 
@@ -287,7 +286,6 @@ def read_point(message: bytes) -> Point | None:
     return Point(
         operation="read" if kind == _READ else "open",
         path=path,
-        process=_bytes(context, 9),
         pid=_number(context, 4) & 0x7FFF_FFFF,
     )
 
