@@ -40,7 +40,7 @@ from belljar.network.ipc import EventDecoder, GatewayEvent, GatewayNotice, encod
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place
-from belljar.signals.values import KnownValue, ValueSource, spec_of
+from belljar.signals.values import KnownValue, ScanSpec, ValueSource
 
 RESOLVER, SHOP = "127.0.79.1", "127.0.79.2"
 SEQUENTIAL = 400
@@ -73,7 +73,7 @@ def guard() -> GuardConfig:
     """Of a policy that blocks thirty values."""
     texts = [f"value-{number:04}-{secrets.token_hex(8)}" for number in range(30)]
     values = [KnownValue(id=text[:10], text=text, source=ValueSource.PROTECTED) for text in texts]
-    return GuardConfig(spec=spec_of(values, (), (), bytes(32)), actions=dict.fromkeys(Place, Action.BLOCK))
+    return GuardConfig(spec=ScanSpec(values=tuple(values), key_hex="00" * 32), actions=dict.fromkeys(Place, Action.BLOCK))
 
 
 def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: str) -> None:

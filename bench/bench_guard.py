@@ -32,7 +32,7 @@ from tests.guard_cases import Case, feeds, read_cases, scan_case
 from belljar.policy.load import load_policy
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, read_protected, spec_of
+from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, ValueSource, read_protected
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests/security/guard"
@@ -142,7 +142,7 @@ def corpus(peers: Path | None) -> dict[str, dict[str, float]]:
     """Each scanner's rates and seconds."""
     cases = read_cases((CORPUS / "cases.jsonl").read_bytes())
     loaded = load_policy(CORPUS / "policy.yaml")
-    spec = spec_of(read_protected(loaded), loaded.policy.guard_rules.classes, (), bytes(32), ScanBounds(time_s=60))
+    spec = ScanSpec(values=read_protected(loaded), classes=tuple(loaded.policy.guard_rules.classes), key_hex="00" * 32, bounds=ScanBounds(time_s=60))
     stream = StreamScanner(Scanner(spec))
     begun = time.perf_counter()
     own = [case.id for case in cases if scan_case(case, stream).classes]
@@ -177,7 +177,7 @@ def main() -> None:
     values = [KnownValue(id=str(n), text=text, source=ValueSource.PROTECTED) for n, text in enumerate(texts)]
     begun = time.perf_counter()
     bounds = ScanBounds(time_s=600, decoded_bytes=1 << 30)
-    scanner = Scanner(spec_of(values, (), (), bytes(32), bounds))
+    scanner = Scanner(ScanSpec(values=tuple(values), key_hex="00" * 32, bounds=bounds))
     result: dict[str, object] = {"prepare_s": round(time.perf_counter() - begun, 2)}
     for name, data in data_sets(options.mib, texts).items():
         mib_s, hits = speed(scanner, data)

@@ -69,7 +69,9 @@ class Belljar:
     def argv(self, *args: str) -> list[str]:
         """The command line."""
         return (
-            quick_command(*args) if args[0] == "run" else [sys.executable, "-m", "belljar", *args]
+            quick_command(*args)
+            if args[0] in {"run", "report", "verdict"}  # what imports Inspect
+            else [sys.executable, "-m", "belljar", *args]
         )
 
     def __call__(

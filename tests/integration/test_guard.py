@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.integration.conftest import Belljar
+from tests.integration.processes import quick_command
+from tests.machine import PATIENCE_S
 
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
@@ -138,131 +142,27 @@ async def test_a_mail_that_is_blocked_is_cut(belljar: Belljar, tmp_path: Path) -
 
 
 TASKS = f"""
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser
-from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.tool import ToolCall, ToolCallError
-from inspect_ai.util import sandbox
-
-@solver
-def ask() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        said = await sandbox().exec(["sh", "-c", "echo {SECRET[:6]}''{SECRET[6:]}"])
-        words, number = said.stdout.split(), {NUMBER}
-        call = ToolCall(id="c1", function="look", arguments={{"for": ["the", "code " + words[0]], "card": number}})
-        failed = ToolCallError("unknown", f"no {{words[0]}} here")
-        state.messages += [
-            ChatMessageUser(content="it said " + words[0]),
-            ChatMessageAssistant(content="", tool_calls=[call]),
-            ChatMessageTool(content="", tool_call_id="c1", function="look", error=failed),
-        ]
-        state.metadata["reached"] = "asked"
-        state = await generate(state)
-        state.metadata["reached"] = "answered"
-        return state
-    return solve
-
-@task
-def asks() -> Task:
-    return Task(dataset=[Sample(id="a", input="x")], solver=ask())
-"""
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize("action", ["flag", "redact", "stop"])
-@pytest.mark.thorough_in("flag")
-def test_the_model_boundary(action: str, belljar: Belljar, tmp_path: Path) -> None:
-    """What would be sent to a model's provider passes, passes without the values, or ends its
-    sample, in texts, a tool call's arguments and a tool's error; the record says which."""
-    (tmp_path / "tasks.py").write_text(TASKS)
-    policy = tmp_path / "policy.yaml"
-    protect = f"{{id: codename, value: {SECRET}}}, {{id: card, value: '{NUMBER}'}}"
-    guard = f"guard: {{protect: [{protect}], action: {{model: {action}}}}}"
-    policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
-    arguments = ["--policy", str(policy), str(tmp_path / "tasks.py"), "--model", "mockllm/model"]
-    done = belljar("run", *arguments)
-    run = belljar.runs()[-1]
-    [log_file] = (run / "inspect").glob("*.eval")
-    log = read_eval_log(str(log_file))
-    assert log.samples is not None, done.stderr
-    [sample] = log.samples
-    asked = [event for event in sample.events if event.event == "model"]
-    sent = "".join(message.model_dump_json() for event in asked for message in event.input)
-    assert (SECRET in sent) == (str(NUMBER) in sent) == (action == "flag")
-    assert sent.count("[redacted]") == (4 if action == "redact" else 0)
-    assert (sample.limit is not None) == (action == "stop"), done.stderr
-    at_model = [hit for hit in found(run) if hit["place"] == "model"]
-    assert {hit["action"] for hit in at_model} == {action}
-    everywhere = ["model.content", "model.tool_calls", "model.tool_calls", "model.error"]
-    operations = [hit["operation"] for hit in at_model]
-    assert operations == (everywhere[:1] if action == "stop" else everywhere)
-
-
-ASKING = f"""
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.model import GenerateConfig, get_model
-from inspect_ai.solver import Generate, TaskState, solver
-from inspect_ai.tool import ToolFunction, ToolInfo
-
-@solver
-def ask(by: str):
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        config = GenerateConfig()
-        if by == "stop":
-            config = GenerateConfig(stop_seqs=["{SECRET}"])
-        elif by == "seed":
-            config = GenerateConfig(seed={NUMBER})
-        await get_model().generate("x", config=config)
-        return state
-    return solve
-
-@task
-def asks(by: str) -> Task:
-    return Task(dataset=[Sample(id="a", input="x")], solver=ask(by))
-"""
-
-
-@pytest.mark.parametrize("by", ["stop", "seed"])
-def test_what_is_beside_the_messages_is_looked_at(
-    by: str, belljar: Belljar, tmp_path: Path
-) -> None:
-    """A guest may choose a call's stop words and seed; nothing of them can be cut out, so a
-    protected value in one ends the sample before its provider is asked."""
-    (tmp_path / "tasks.py").write_text(ASKING)
-    policy = tmp_path / "policy.yaml"
-    protect = f"{{id: codename, value: {SECRET}}}, {{id: card, value: '{NUMBER}'}}"
-    policy.write_text(
-        f"belljar: 1\nrisk: low\nguard: {{protect: [{protect}], action: {{model: redact}}}}\n"
-    )
-    arguments = ["--policy", str(policy), str(tmp_path / "tasks.py"), "--model", "mockllm/model"]
-    belljar("run", *arguments, "-T", f"by={by}")
-    hits = [hit for hit in found(belljar.runs()[-1]) if hit["place"] == "model"]
-    assert {hit["operation"] for hit in hits} == {"model.config"}
-    kinds = {event.kind for event in read_events(belljar.runs()[-1])}
-    assert Kind.GUARD_HIT in kinds
-    assert Kind.MODEL_CALLED not in kinds
-
-
-BESIDE = f"""
 import json
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser, ModelAPI, get_model, modelapi
+from inspect_ai.model import (
+    ChatMessageAssistant, ChatMessageTool, ChatMessageUser, GenerateConfig, ModelAPI, get_model, modelapi,
+)
 from inspect_ai.solver import solver
+from inspect_ai.tool import ToolCall, ToolCallError
+from inspect_ai.util import sandbox
 
 class Keeping(ModelAPI):
     def keep(self, *sent):
         with open("sent.jsonl", "a") as file:
-            print(json.dumps(sent, default=str), file=file)
+            print(json.dumps([self.model_name, sent], default=str), file=file)
 
     async def count_tokens(self, input, config=None):
-        self.keep("count", input)
+        self.keep(input)
         return 1
 
     async def compact(self, input, tools, config, instructions=None):
-        self.keep("compact", input, tools)
+        self.keep(input, tools)
         return input, None
 
     async def generate(self, *_):
@@ -272,66 +172,148 @@ class Keeping(ModelAPI):
 def keeping():
     return Keeping
 
+async def say(state, generate):
+    said = await sandbox().exec(["sh", "-c", "echo {SECRET[:6]}''{SECRET[6:]}"])
+    words, number = said.stdout.split(), {NUMBER}
+    call = ToolCall(id="c1", function="look", arguments={{"for": ["the", "code " + words[0]], "card": number}})
+    failed = ToolCallError("unknown", f"no {{words[0]}} here")
+    state.messages += [
+        ChatMessageUser(content="it said " + words[0]),
+        ChatMessageAssistant(content="", tool_calls=[call]),
+        ChatMessageTool(content="", tool_call_id="c1", function="look", error=failed),
+    ]
+    return await generate(state)
+
+async def count(state, generate):
+    asked = [ChatMessageUser(content="it said {SECRET}")]
+    model = get_model(f"keeping/{{state.sample_id}}")
+    await model.count_tokens("so: {SECRET}")
+    await model.count_tokens(asked)
+    await model.compact(asked, [])
+    return state
+
+def with_config(**config):
+    async def solve(state, generate):
+        await get_model().generate("x", config=GenerateConfig(**config))
+        return state
+    return solve
+
+STEPS = {{
+    "say": say,
+    "count": count,
+    "words": with_config(stop_seqs=["{SECRET}"]),
+    "seed": with_config(seed={NUMBER}),
+}}
+
+@solver
+def work():
+    async def solve(state, generate):
+        return await STEPS[state.sample_id.partition("-")[0]](state, generate)
+    return solve
+
+@task
+def asks() -> Task:
+    names = ["say-flag", "say-redact", "say-stop", "words-redact", "seed-redact", "count-redact", "count-stop"]
+    samples = [Sample(id=name, input="x", sandbox=("belljar", name.partition("-")[2] + ".yaml")) for name in names]
+    return Task(dataset=samples, solver=work(), fail_on_error=False)
+"""
+
+
+class Asked:
+    """A run of samples that ask a model, each with its own policy's action."""
+
+    def __init__(self, run: Path, sent: str) -> None:
+        self.sent = [json.loads(each) for each in sent.splitlines()]
+        (log,) = (run / "inspect").glob("*.eval")
+        self.samples = {str(each.id): each for each in read_eval_log(str(log)).samples or ()}
+        self.events = list(read_events(run))
+        begun = [each for each in self.events if each.kind is Kind.SAMPLE_STARTED]
+        self._sample_of = {each.cell: each.data["sample"] for each in begun}
+
+    def of(self, name: str, kind: Kind) -> list[dict[str, Any]]:
+        """A sample's events of a kind, those of the guard at the model's boundary alone."""
+        return [
+            each.data
+            for each in self.events
+            if each.kind is kind and self._sample_of.get(each.cell) == name
+            if each.data.get("place", "model") == "model"
+        ]
+
+
+@pytest.fixture(scope="module")
+def asked(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """One run for all that a model's provider may be sent."""
+    folder = tmp_path_factory.mktemp("asks")
+    (folder / "tasks.py").write_text(TASKS)
+    protect = f"{{id: codename, value: {SECRET}}}, {{id: card, value: '{NUMBER}'}}"
+    for action in ("flag", "redact", "stop"):
+        guard = f"guard: {{protect: [{protect}], action: {{model: {action}}}}}"
+        (folder / f"{action}.yaml").write_text(f"belljar: 1\nrisk: low\n{guard}\n")
+    argv = quick_command("run", "--json", "tasks.py", "--model", "mockllm/model")
+    env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
+    done = subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.stdout, done.stderr
+    return Asked(Path(json.loads(done.stdout)["run_dir"]), (folder / "sent.jsonl").read_text())
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("action", ["flag", "redact", "stop"])
+def test_the_model_boundary(action: str, asked: Asked) -> None:
+    """What would be sent to a model's provider passes, passes without the values, or ends its
+    sample, in texts, a tool call's arguments and a tool's error; the record says which."""
+    sample = asked.samples[f"say-{action}"]
+    calls = [event for event in sample.events if event.event == "model"]
+    sent = "".join(message.model_dump_json() for event in calls for message in event.input)
+    assert (SECRET in sent) == (str(NUMBER) in sent) == (action == "flag")
+    assert sent.count("[redacted]") == (4 if action == "redact" else 0)
+    assert (sample.limit is not None) == (action == "stop")
+    hits = asked.of(f"say-{action}", Kind.GUARD_HIT)
+    assert {hit["action"] for hit in hits} == {action}
+    everywhere = ["model.content", "model.tool_calls", "model.tool_calls", "model.error"]
+    operations = [hit["operation"] for hit in hits]
+    assert operations == (everywhere[:1] if action == "stop" else everywhere)
+
+
+@pytest.mark.parametrize("name", ["words-redact", "seed-redact"])
+def test_what_is_beside_the_messages_is_looked_at(name: str, asked: Asked) -> None:
+    """A guest may choose a call's stop words and seed; nothing of them can be cut out, so a
+    protected value in one ends the sample before its provider is asked."""
+    assert [hit["operation"] for hit in asked.of(name, Kind.GUARD_HIT)] == ["model.config"]
+    assert asked.of(name, Kind.MODEL_CALLED) == []
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("action", ["redact", "stop"])
+def test_counting_and_compacting_are_looked_at(action: str, asked: Asked) -> None:
+    """Inspect asks a provider to count tokens and to compact messages without a hook: the provider
+    gets no protected value then, and each call is on record."""
+    name = f"count-{action}"
+    assert {hit["action"] for hit in asked.of(name, Kind.GUARD_HIT)} == {action}
+    calls = asked.of(name, Kind.MODEL_CALLED)
+    assert len(calls) == (3 if action == "redact" else 0)
+    sent = [str(words) for model, words in asked.sent if model == name]
+    assert SECRET not in "".join(sent)
+    assert ["[redacted]" in each for each in sent] == [True] * len(calls)
+
+
+LEAVING = f"""
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import get_model
+from inspect_ai.solver import solver
+
 @solver
 def ask():
     async def solve(state, generate):
-        asked = [ChatMessageUser(content="it said {SECRET}")]
-        await get_model().count_tokens("so: {SECRET}")
-        await get_model().count_tokens(asked)
-        await get_model().compact(asked, [])
+        await get_model().generate("is {SECRET} known?")
         return state
     return solve
 
 @task
 def asks() -> Task:
     return Task(dataset=[Sample(id="a", input="x")], solver=ask())
-"""
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize("action", ["redact", "stop"])
-def test_counting_and_compacting_are_looked_at(
-    action: str, belljar: Belljar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Inspect asks a provider to count tokens and to compact messages without a hook: the provider
-    gets no protected value then, and each call is on record."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.py").write_text(BESIDE)
-    policy = tmp_path / "policy.yaml"
-    guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: {action}}}}}"
-    policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
-    done = belljar("run", "--policy", str(policy), "tasks.py", "--model", "keeping/m")
-    run = belljar.runs()[-1]
-    assert {hit["action"] for hit in found(run) if hit["place"] == "model"} == {action}, done.stderr
-    calls = [event for event in read_events(run) if event.kind is Kind.MODEL_CALLED]
-    assert len(calls) == (3 if action == "redact" else 0)
-    kept = tmp_path / "sent.jsonl"
-    sent = kept.read_text() if kept.exists() else ""
-    assert SECRET not in sent
-    assert sent.count("[redacted]") == len(calls)
-
-
-LEAVING = f"""
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput, ModelUsage, get_model
-from inspect_ai.solver import Generate, TaskState, solver
-
-@solver
-def ask(scripted: bool):
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        model = get_model()
-        if scripted:
-            answer = ModelOutput.from_content("mockllm/model", "yes")
-            answer.usage = ModelUsage()
-            model = get_model("mockllm/model", custom_outputs=[answer])
-        await model.generate("is {SECRET} known?")
-        return state
-    return solve
-
-@task
-def asks(scripted: bool = False) -> Task:
-    return Task(dataset=[Sample(id="a", input="x")], solver=ask(scripted))
 """
 ANSWER = {
     "id": "1",
@@ -364,19 +346,15 @@ class Provider(BaseHTTPRequestHandler):
         """Nothing is printed."""
 
 
+@pytest.mark.promise("7.6")
 def test_what_left_this_host_is_told(belljar: Belljar, tmp_path: Path) -> None:
-    """The same task with a script, which leaves nothing, and with a provider's server, which gets
-    one call without the protected value: the report of each says so, and so does `verdict`."""
+    """A provider's server gets one call without the protected value: the run's report says so, and
+    so does `verdict`. (That nothing left is told of the run of `test_report`.)"""
     (tmp_path / "tasks.py").write_text(LEAVING)
     policy = tmp_path / "policy.yaml"
     guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: redact}}}}"
     policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
     run = ["run", "--policy", str(policy), str(tmp_path / "tasks.py"), "--model"]
-    scripted = belljar(*run, "mockllm/model", "-T", "scripted=true")
-    assert b"What left this host: nothing" in scripted.stdout, scripted.stdout + scripted.stderr
-    left = json.loads((belljar.runs()[-1] / "findings.json").read_bytes())["left_this_host"]
-    assert left == {"claim": "nothing", "destinations": [], "unknown": [], "lines": []}
-
     Provider.sent = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -91,6 +91,20 @@ async def cell(
         yield opened
 
 
+async def probed(cell: Cell) -> tuple[ProbeReport, bytes]:
+    """The probes of a sample's end, and what their program printed."""
+    recorder = MemoryRecorder()
+    report = await probe_cell(cell, recorder=recorder, phase="end")
+    (event,) = [each for each in recorder.events if each.kind is Kind.PROBE_COMPLETED]
+    return report, event.bodies[1].content
+
+
+@pytest.fixture(scope="module")
+async def undisturbed(cell: Cell) -> tuple[ProbeReport, bytes]:
+    """As `probed`, in the cell in which nothing else has run yet."""
+    return await probed(cell)
+
+
 async def leave_running(cell: Cell, program: str, *, user: str | None = None) -> None:
     """A daemon of the workload's, running when this returns."""
     await cell.exec(["rm", "-f", "/tmp/ready", "/tmp/seen"], user="root")
@@ -128,22 +142,22 @@ def said(report: ProbeReport) -> dict[str, tuple[AttemptOutcome | None, Verdict]
 
 @pytest.mark.promise("7.3")
 @pytest.mark.thorough_in("microvm")  # root, the harder of both, is below
-async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell) -> None:
+async def test_who_still_runs_has_no_say_in_the_end_probes(
+    cell: Cell, undisturbed: tuple[ProbeReport, bytes]
+) -> None:
     """The probes at the end say what they say in a cell in which nothing else runs, though a daemon
     waits to rewrite it; that daemon never sees them. One that is not run alone it does see."""
-    await check_has_no_say(cell, "user")
+    await check_has_no_say(cell, "user", *undisturbed)
 
 
 @pytest.mark.promise("7.3")
-async def test_nor_has_root(cell: Cell) -> None:
+async def test_nor_has_root(cell: Cell, undisturbed: tuple[ProbeReport, bytes]) -> None:
     """The same of a daemon that is root in its cell."""
-    await check_has_no_say(cell, "root")
+    await check_has_no_say(cell, "root", *undisturbed)
 
 
-async def check_has_no_say(cell: Cell, user: str) -> None:
+async def check_has_no_say(cell: Cell, user: str, before: ProbeReport, printed: bytes) -> None:
     """A forger of this user's is ended before the probes run."""
-    recorder = MemoryRecorder()
-    undisturbed = await probe_cell(cell, recorder=recorder, phase="end")
     await leave_running(cell, FORGER, user=user)
     held = ExecRequest(
         argv=["sh", "quick"], user="1000", probe=True, stdin=True, timeout_s=PATIENCE_S
@@ -151,17 +165,12 @@ async def check_has_no_say(cell: Cell, user: str) -> None:
     await cell._live.client.exec(held, input=held_until_seen(cell))
     await leave_running(cell, FORGER, user=user)
     assert await count_others(cell) == 2
-    report = await probe_cell(cell, recorder=recorder, phase="end")
+    report, output = await probed(cell)
     assert (report.verdict, report.problem) == (Verdict.CONTAINED, "")
-    assert said(report) == said(undisturbed)
+    assert said(report) == said(before)
     assert not await was_seen(cell)
     assert await count_others(cell) == 0
-    outputs = [
-        event.bodies[1].content for event in recorder.events if event.kind is Kind.PROBE_COMPLETED
-    ]
-    assert [output.count(b"\tabsent\t") for output in outputs] == [
-        outputs[0].count(b"\tabsent\t")
-    ] * 2
+    assert output.count(b"\tabsent\t") == printed.count(b"\tabsent\t")
 
 
 @pytest.mark.promise("7.3")
@@ -173,7 +182,7 @@ async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> 
     for _ in range(
         3
     ):  # the agent gives up in bounded time, as on a machine that stalls; that is no wrong verdict
-        report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
+        report, _ = await probed(cell)
         assert report.of(Verdict.BREACHED) == (), report.problem
         if report.verdict is not Verdict.VOID:
             break
@@ -190,6 +199,6 @@ async def test_files_with_the_names_of_devices_are_no_breach(cell: Cell) -> None
         " true"
     )
     await cell.exec(["sh", "-c", script], user="root")
-    report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
+    report, _ = await probed(cell)
     await cell.exec(["sh", "-c", "cd /dev; rm -rf console mem kmsg hvc0 tty0 nvram"], user="root")
     assert (report.verdict, report.problem) == (Verdict.CONTAINED, "")

@@ -13,7 +13,7 @@ from tests.guard_cases import read_cases, scan_case, score
 from belljar.policy.load import load_policy
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import ScanBounds, read_protected, spec_of
+from belljar.signals.values import ScanBounds, ScanSpec, read_protected
 
 HERE = Path(__file__).parent / "guard"
 PAGE = (Path(__file__).parents[2] / "docs/guard.md").read_text()
@@ -24,11 +24,10 @@ def test_the_corpus_is_flagged_as_it_should_be() -> None:
     """Every case is as it expects, with the precision, recall and false-positive rate of the
     docs."""
     loaded = load_policy(HERE / "policy.yaml")
-    classes = loaded.policy.guard_rules.classes
-    scanner = Scanner(
-        spec_of(read_protected(loaded), classes, (), bytes(32), ScanBounds(time_s=120))
-    )
-    stream = StreamScanner(scanner)
+    classes, patient = loaded.policy.guard_rules.classes, ScanBounds(time_s=120)
+    values = read_protected(loaded)
+    spec = ScanSpec(values=values, classes=tuple(classes), key_hex="00" * 32, bounds=patient)
+    stream = StreamScanner(Scanner(spec))
     result = score(scan_case(case, stream) for case in read_cases(CONTENT))
     assert not result.failed, [outcome.case.id for outcome in result.failed]
     figures = (result.cases, result.precision, result.recall, result.false_positive_rate)

@@ -17,6 +17,8 @@ NO_LINE: Final = "0" * 64  # the `prev` of the first line
 
 _MAX_INT: Final = 2**53 - 1  # JSON's numbers are doubles, which are exact up to here
 _MAX_DIGITS: Final = len(str(-_MAX_INT))
+# Of objects and lists: whoever copies or shows what was read goes as deep as it is.
+_MAX_DEPTH: Final = 100
 
 
 def sha256_hex(content: bytes) -> str:
@@ -28,14 +30,36 @@ def canonical(value: object) -> bytes:
     """The RFC 8785 form of a JSON value.
 
     Lone surrogates are escaped: no record fails for bytes that a guest or operator chose.
-    Raises `ValueError` for NaN, infinities, integers beyond ±(2^53 − 1), and what is not JSON.
+    Raises `ValueError` for NaN, infinities, integers beyond ±(2^53 − 1), nesting over 100, and
+    what is not JSON.
     """
     anything: Any = value  # The library itself refuses what is not JSON.
     try:
-        return rfc8785.dumps(anything)
-    except (rfc8785.CanonicalizationError, UnicodeEncodeError):  # the latter of a name
-        # Only now: most data needs no copy.
-        return rfc8785.dumps(_encodable(anything))
+        try:
+            found = rfc8785.dumps(anything)
+        except (rfc8785.CanonicalizationError, UnicodeEncodeError):  # the latter of a name
+            # Only now: most data needs no copy.
+            found = rfc8785.dumps(_encodable(anything))
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    if found.count(b"{") + found.count(b"[") > _MAX_DEPTH and _is_deep(anything):
+        raise ValueError(_TOO_DEEP)
+    return found
+
+
+_TOO_DEEP: Final = "nested too deeply"
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list | tuple)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, dict | list | tuple) for each in level)
 
 
 def parse_canonical(line: bytes) -> dict[str, Any]:
@@ -48,11 +72,10 @@ def parse_canonical(line: bytes) -> dict[str, Any]:
 
     try:
         value = json.loads(line, parse_int=number)
-        again = canonical(value)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError(_TOO_DEEP) from error
     # One spelling: else two readers could see different events in the same bytes.
-    if again != line:
+    if canonical(value) != line:
         raise ValueError("not in canonical form (RFC 8785)")
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")

@@ -131,9 +131,14 @@ def _make(path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+    from belljar.store.home import sync_file  # late: `belljar-verify` has no store
+
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     private = Ed25519PrivateKey.generate()
     write_once(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    # Their names, too: a power loss must not leave runs whose key nobody has.
+    sync_file(path.parent)
+    sync_file(path.parent.parent)
 
 
 def write_once(path: Path, content: bytes) -> None:

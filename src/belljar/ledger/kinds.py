@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
@@ -102,6 +103,15 @@ def matching(pattern: str) -> Check:
     return check
 
 
+_WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z")
+
+
+def wall_time(value: Any) -> None:  # noqa: ANN401 - as `Check`
+    """A time of the calendar, RFC 3339, UTC, microseconds: readers compute with it."""
+    _WALL_TIME(value)
+    datetime.fromisoformat(value)
+
+
 # Lower case alone, so that a digest has one spelling.
 HEX64: Final = matching("[0-9a-f]{64}")
 # A reader refuses another version's lines: it would have to guess.
@@ -157,7 +167,7 @@ _TYPES: Final[dict[str, Check]] = {
     "hex128": matching("[0-9a-f]{128}"),
     "run_id": matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}"),
     "version": exactly(SCHEMA_VERSION),
-    "wall_time": matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z"),
+    "wall_time": wall_time,
     # Of a stream: milliseconds since the start, and how many bytes there were by then.
     "times": items(items(count, min_items=2, max_items=2)),
     # Of a terminal: milliseconds since the start, and its columns and rows from then on.

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -94,20 +94,24 @@ class BodyStore:
 
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / BODIES
-        self._known: set[bytes] = set()
+        self._sizes: dict[bytes, int] = {}
+        # Stored by a call that was interrupted before its line, or is about to write it.
+        self._unnamed: set[str] = set()
         self._folders: set[str] = set()
         self._unsynced: list[str] = []
-        self.bytes = 0
         self._root.mkdir(mode=0o700)
 
-    def __len__(self) -> int:
-        return len(self._known)
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Count and bytes of what is stored."""
+        return len(self._sizes), sum(self._sizes.values())
 
     def keep(self, body: PreparedBody) -> None:
         """Store it whole, unless it is stored or empty. Raises `OSError`."""
         name = bytes.fromhex(body.digest)
-        if not body.content or name in self._known:
+        if not body.content or name in self._sizes:
             return
+        self._unnamed.add(body.digest)
         folder, part = self._root / body.digest[:2], self._root / ".part"
         if body.digest[:2] not in self._folders:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -121,9 +125,21 @@ class BodyStore:
             os.close(fd)
         # Whole or not there: a reader may look at a run that is being written.
         part.rename(folder / body.digest)
-        self._known.add(name)
+        # In this order: what counts as stored is synced, wherever an interrupt comes.
         self._unsynced.append(body.digest)
-        self.bytes += len(body.content)
+        self._sizes[name] = len(body.content)
+
+    def name(self, digests: Iterable[str]) -> None:
+        """Note that a line names them."""
+        self._unnamed.difference_update(digests)
+
+    def drop_unnamed(self) -> None:
+        """Remove what no line names: a reader would take it for added. Raises `OSError`."""
+        for digest in self._unnamed:
+            (self._root / digest[:2] / digest).unlink(missing_ok=True)
+            self._sizes.pop(bytes.fromhex(digest), None)
+        (self._root / ".part").unlink(missing_ok=True)
+        self._unsynced = [each for each in self._unsynced if each not in self._unnamed]
 
     def take_unsynced(self) -> list[str]:
         """The digests stored since the last call; the caller syncs them."""
@@ -184,7 +200,7 @@ class LedgerWriter:
         )
         self._state = _Written(MerkleTree(), NO_LINE, 0)
         self.killed = ""  # the first kill order's rule and reason
-        self._pending: bytes | None = None
+        self._pending: tuple[bytes, list[str]] | None = None  # a line and its bodies' digests
         self._poison: LedgerError | None = None
         self._ended = False
         self._signed_size = -1  # a run without events is signed, too
@@ -241,7 +257,7 @@ class LedgerWriter:
     @property
     def body_totals(self) -> tuple[int, int]:
         """Count of distinct stored bodies, and their bytes."""
-        return len(self._bodies), self._bodies.bytes
+        return self._bodies.totals
 
     def record(self, event: Event) -> int:
         """Record the event; returns its number, once the kernel has the line.
@@ -268,11 +284,14 @@ class LedgerWriter:
             return self._write(event, data, bodies)
 
     def end(self) -> None:
-        """Refuse further events and stop the thread."""
+        """Refuse further events, stop the thread and drop bodies that no event names."""
         with self._lock, self._failing("the ledger can't be ended"):
             self._settle()
             self._ended = True
         self._halt()
+        # Only now: the thread syncs bodies by their names.
+        with self._failing("the ledger can't be ended"):
+            self._bodies.drop_unnamed()
 
     def seal(self, manifest_sha256: str) -> None:
         """After `end`: sign the final checkpoint. Raises `LedgerError`."""
@@ -287,20 +306,22 @@ class LedgerWriter:
             self._bodies.keep(body)
         seq = self._state.tree.size
         refs = [body.ref for body in bodies]
-        self._append(_line(event, data, refs, seq=seq, prev=self._state.prev))
+        line = _line(event, data, refs, seq=seq, prev=self._state.prev)
+        self._append(line, [body.digest for body in bodies])
         if event.kind is Kind.KILL_TRIGGERED and not self.killed:
             self.killed = f"{event.data['rule']}: {event.data['reason']}"
         return seq
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes, digests: list[str]) -> None:
         content = line + b"\n"
         if len(content) > MAX_LINE_BYTES:
             raise LedgerError(
                 f"a line of {len(content)} bytes", hint="this is a fault of Belljar: report it"
             )
-        self._pending = line
+        self._pending = line, digests
         _write_once(self._ledger_fd, content)
         self._state = self._state.after(line)
+        self._bodies.name(digests)
         self._pending = None
         # Asked first: setting takes a lock and wakes a thread, on each of thousands of events.
         if not self._wake.is_set():
@@ -314,12 +335,14 @@ class LedgerWriter:
             raise LedgerError("the ledger is closed", where=str(self.run_dir))
         if self._pending is None:
             return
-        line, size = self._pending, os.fstat(self._ledger_fd).st_size
+        (line, digests), size = self._pending, os.fstat(self._ledger_fd).st_size
         # The interrupt may have come before the write, after it, or after the state was replaced.
         if size == self._state.offset + len(line) + 1:
             self._state = self._state.after(line)
         elif size != self._state.offset:
             raise OSError(errno.EIO, "a line was written in part")
+        if self._state.prev == sha256_hex(line):
+            self._bodies.name(digests)
         self._pending = None
         self._wake.set()
 

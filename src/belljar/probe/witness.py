@@ -302,6 +302,9 @@ def _sleeping_child() -> Iterator[ProcessId]:
         pid = os.posix_spawn(
             program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
         )
+    except BaseException:
+        os.close(write_end)
+        raise
     finally:
         os.close(read_end)
     try:

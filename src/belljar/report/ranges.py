@@ -8,7 +8,14 @@ from typing import Any, Final
 from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
 from belljar.ledger.schema import Line
-from belljar.report.reading import ProbeTracker, is_between_cells, place, times_of, word
+from belljar.report.reading import (
+    ProbeTracker,
+    is_between_cells,
+    place,
+    size_of,
+    times_of,
+    word,
+)
 from belljar.report.reasons import Ending, Reason, ReasonCode
 from belljar.report.requests import Places, Requests
 from belljar.units import printable
@@ -237,8 +244,7 @@ def _add(found: RangeFindings, line: Line) -> None:
                     found.without_secrets.discard(data["connection"])
                     found.missing_bytes += body.total_bytes - body.kept_bytes
             # Of runs whose gateway counted bytes that were in no event.
-            missing = data.get("missing_bytes", 0)
-            found.missing_bytes += missing if isinstance(missing, int) else 0
+            found.missing_bytes += size_of(data.get("missing_bytes"))
         case Kind.NETWORK_ATTEMPT:
             found.attempts.add(f"{data['what']} ({data['stand_in']})")
         case Kind.LIMIT_HIT if data["limit"] == "traffic_analysis_packets":

@@ -17,6 +17,8 @@ from belljar.units import printable
 # A guest chooses words: a longer one would push everything else out of sight.
 MAX_WORD_CHARS: Final = 120
 MAX_STEPS: Final = 240  # of the chart of what happened when
+# Answers of the resolver by which a name doesn't exist for the cell.
+NO_NAME: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 T = TypeVar("T")
 
 

@@ -12,7 +12,14 @@ from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind, Trust
 from belljar.ledger.schema import Line
 from belljar.policy.guarding import GUARD_CLASSES
-from belljar.report.reading import MAX_WORD_CHARS, ProbeTracker, is_between_cells, times_of, word
+from belljar.report.reading import (
+    MAX_WORD_CHARS,
+    NO_NAME,
+    ProbeTracker,
+    is_between_cells,
+    times_of,
+    word,
+)
 from belljar.report.reasons import Sentence
 from belljar.units import printable
 
@@ -117,7 +124,7 @@ class SampleSignals:
 class _Seen:
     signals: dict[SignalCode, Signal] = field(default_factory=dict)
     blind: dict[tuple[Blind, str], int] = field(default_factory=dict)
-    carried: list[tuple[str, str]] = field(default_factory=list)
+    carried: dict[str, list[str]] = field(default_factory=dict)  # by the cell that it comes from
     placed: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
 
@@ -161,10 +168,12 @@ class SignalGatherer:
             return
         seen = self._seen.setdefault(where, _Seen())
         self._note_sensors(line, seen)
-        if line.kind is Kind.DECOY_CARRIED and len(seen.carried) < MAX_EVIDENCE:
+        if line.kind is Kind.DECOY_CARRIED:
+            # Bounded for each: no flood of a sample's own earlier values may hide another's.
+            known = seen.carried.setdefault(str(line.data["from_cell"]), [])
             detail = f"{line.data['value']} of cell {line.data['from_cell']}, event {line.seq}"
-            shown = printable(detail, max_chars=2 * MAX_WORD_CHARS)
-            seen.carried.append((str(line.data["from_cell"]), shown))
+            if len(known) < MAX_INVOLVED:
+                known.append(printable(detail, max_chars=2 * MAX_WORD_CHARS))
         for code, involved, count in self._signals(line):
             names = [word(involved)] if involved else []
             seen.add(
@@ -177,7 +186,13 @@ class SignalGatherer:
         """The signals of a sample with these cells and ranges."""
         own = set(cells)
         seen = [self._seen[each] for each in (*sorted(own), *ranges) if each in self._seen]
-        carried = [text for each in seen for origin, text in each.carried if origin not in own]
+        carried = [
+            text
+            for each in seen
+            for origin, texts in each.carried.items()
+            if origin not in own
+            for text in texts
+        ]
         together = _Seen()
         for code in SignalCode:  # of two with the same first event, in this order
             if code is not SignalCode.DECOY_CARRIED or carried:
@@ -292,8 +307,6 @@ _NETWORK: Final = frozenset(
 _RECORD_LIMITS: Final = frozenset({"range_record"})
 # A cell that reaches one of them dies: that is no attack on its agent.
 _DEADLY_LIMITS: Final = frozenset({"memory", "lifetime"})
-# Answers that gave no address.
-_REFUSED_NAMES: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 # Programs look up the names of addresses by themselves.
 _REVERSE: Final = (".in-addr.arpa", ".ip6.arpa")
 # Ordinary programs use these encodings unasked; zlib is git's.
@@ -306,7 +319,7 @@ def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
     data, count = line.data, times_of(line.data)
     if line.kind is Kind.NETWORK_DNS:
         name = str(data["name"]).rstrip(".")
-        if data["answer"] in _REFUSED_NAMES and not name.lower().endswith(_REVERSE):
+        if data["answer"] in NO_NAME and not name.lower().endswith(_REVERSE):
             yield SignalCode.WALL_PROBING, name, count
     elif data["verdict"] in {"refused", "dropped"}:
         url, port = data.get("url"), data.get("port")

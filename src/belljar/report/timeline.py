@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger.schema import BodyRef, Line
-from belljar.report.reading import Activity, Kept, ProbeTracker, times_of
+from belljar.report.reading import NO_NAME, Activity, Kept, ProbeTracker, times_of
 from belljar.units import format_size, printable
 
 # A flood keeps its beginning and its end, and says how many are between.
@@ -324,7 +324,7 @@ def _filled(template: str, line: Line) -> str:
 def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
     data = line.data
     by = f"{shown(data['cell'], max_chars=64)}: " if line.cell is None and "cell" in data else ""
-    is_refused = data.get("verdict") in ("refused", "dropped") or data.get("answer") in _NO_NAME
+    is_refused = data.get("verdict") in ("refused", "dropped") or data.get("answer") in NO_NAME
     is_good = data.get("verdict", "allowed") in ("allowed", "contained", "dialled")
     is_good = is_good and data.get("clean", True) and data.get("air_gapped", True)
     is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data.get("found"))
@@ -397,8 +397,6 @@ EXCHANGES: Final = (
     *(Kind.NETWORK_FLOW, Kind.NETWORK_UPSTREAM),
 )
 _CUT_OFF: Final = "its end is not on record"
-# Answers of the resolver by which a name doesn't exist for the cell.
-_NO_NAME: Final = ("NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY")
 _PARTS: Final = ("opened", "data")  # Of a stream, whose end has an event of all of it.
 # Allowed ones have entries of their own, as requests.
 _ONLY_REFUSED: Final = (Kind.NETWORK_FLOW, Kind.NETWORK_TLS)

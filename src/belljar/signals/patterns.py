@@ -29,9 +29,7 @@ class Patterns:
         """Compile the prefilter now."""
         self._prefilter.prepare()
 
-    def find(
-        self, data: bytes, tick: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[int, int, str]]:
+    def find(self, data: bytes, tick: Callable[[], None]) -> Iterator[tuple[int, int, str]]:
         """Start, end, class. `tick` raises when time is up."""
         held = self._prefilter.look(data)
         taken: dict[tuple[int, int], str] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -104,26 +104,6 @@ class ScanSpec:
     def digest(self, found: bytes) -> str:
         """HMAC-SHA256 in hex: equal for equal values."""
         return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
-
-
-def spec_of(
-    protected: Iterable[KnownValue],
-    classes: Iterable[str],
-    decoys: Iterable[KnownValue],
-    key: bytes,
-    bounds: ScanBounds | None = None,
-) -> ScanSpec:
-    """A scanner's spec; equal values count once."""
-    chosen: dict[str, KnownValue] = {}
-    # Decoys first: of equal values the one that names a sample is kept.
-    for value in (*decoys, *protected):
-        chosen.setdefault(value.text, value)
-    return ScanSpec(
-        values=tuple(chosen.values()),
-        classes=tuple(dict.fromkeys(classes)),
-        key_hex=key.hex(),
-        bounds=bounds or ScanBounds(),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

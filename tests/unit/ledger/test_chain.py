@@ -47,6 +47,16 @@ def test_what_json_cannot_say_exactly_is_refused(value: object) -> None:
         canonical({"x": value})
 
 
+@pytest.mark.parametrize("depth", [101, 5000])
+def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
+    """By the writer as by the reader, with nothing worse than `ValueError`."""
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    with pytest.raises(ValueError, match="deeply"):
+        canonical(value)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -66,6 +76,7 @@ def test_what_json_cannot_say_exactly_is_refused(value: object) -> None:
         b"\xff\xfe{\x00}\x00",
         b'\xef\xbb\xbf{"a":1}',
         b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' + b"[" * 100 + b"]" * 100 + b"}",
         b'{"a":' + b"9" * 5000 + b"}",
         b'{"a":1}\r',
     ],

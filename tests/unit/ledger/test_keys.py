@@ -47,21 +47,24 @@ def test_a_damaged_key_is_not_replaced(home: Path, content: bytes) -> None:
     assert (home / "keys" / KEY_FILE).read_bytes() == content
 
 
-def test_a_key_open_to_others_is_refused(home: Path) -> None:
-    """What others could read may have signed anything."""
+def test_a_key_of_others_is_refused(home: Path, tmp_path: Path) -> None:
+    """What others could read may have signed anything; a symlink in its place is not followed."""
     load_or_make_key(home)
     (home / "keys" / KEY_FILE).chmod(0o640)
     with pytest.raises(LedgerError, match="open to others"):
         load_or_make_key(home)
-
-
-def test_a_linked_key_is_refused(home: Path, tmp_path: Path) -> None:
-    """A symlink in the key's place is not followed."""
-    load_or_make_key(home)
     (home / "keys" / KEY_FILE).rename(tmp_path / "elsewhere")
     (home / "keys" / KEY_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(HostError, match="can't be used"):
         load_or_make_key(home)
+
+
+def test_a_new_key_outlives_a_power_loss(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is on the disk before it signs: no run is left whose key nobody has."""
+    synced: list[Path] = []
+    monkeypatch.setattr("belljar.store.home.sync_file", synced.append)
+    load_or_make_key(home)
+    assert synced == [home / "keys", home]
 
 
 def test_signatures(home: Path) -> None:

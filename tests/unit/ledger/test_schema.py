@@ -1,17 +1,21 @@
-"""The schema of lines and of each kind's data."""
+"""The schema of lines, of each kind's data, and of checkpoints."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.events import Kind
-from belljar.ledger.chain import canonical
+from belljar.ledger.chain import MerkleTree, canonical
+from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.kinds import DATA, SCHEMA_VERSION, Optional
-from belljar.ledger.schema import check_data
+from belljar.ledger.schema import check_data, make_checkpoint, parse_checkpoint
+from belljar.ledger.shown import dump, row
 from belljar.ledger.verification import parse_line
 
 LINE = {
@@ -29,14 +33,11 @@ LINE = {
 }
 
 
-def test_every_kind_has_a_schema() -> None:
-    """No event kind is without a model of its data."""
-    assert set(DATA) == set(Kind)
-
-
 @pytest.mark.promise("5.2")
 def test_every_kind_is_documented(pytestconfig: pytest.Config) -> None:
-    """`docs/events.md` has a row for each kind, with each required field in bold."""
+    """Each kind has a shape, and `docs/events.md` a row for it, with each required field in
+    bold."""
+    assert set(DATA) == set(Kind)
     text = (pytestconfig.rootpath / "docs" / "events.md").read_text()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     for kind, shape in DATA.items():
@@ -44,9 +45,13 @@ def test_every_kind_is_documented(pytestconfig: pytest.Config) -> None:
         assert all(f"**{name}**" in rows[kind.value] for name in required), kind
 
 
-def test_a_line_is_read() -> None:
-    """The example line parses."""
-    assert parse_line(canonical(LINE)).kind is Kind.PROTOCOL_VIOLATION
+def test_what_is_read_can_be_copied_and_shown() -> None:
+    """The deepest line that is read is no deeper than its readers go, wherever they are called."""
+    deep = b"[" * 98 + b"]" * 98
+    text = canonical(LINE | {"data": {"reason": "x", "more": "?"}}).replace(b'"?"', deep)
+    event = parse_line(text)
+    assert canonical(dump(event)) == text
+    assert "[[[" in row(event)
 
 
 @pytest.mark.promise("5.2")
@@ -62,6 +67,8 @@ def test_a_line_is_read() -> None:
         ("prev", "0" * 64 + "\n"),
         ("time", "2026-11-20T21:53:46Z"),
         ("time", "٢٠٢٦-11-20T21:53:46.123456Z"),
+        ("time", "2026-02-30T21:53:46.123456Z"),
+        ("time", "2026-11-20T21:61:46.123456Z"),
         ("mono_ns", 1),
         ("mono_ns", "٣"),
         ("kind", "exec.imagined"),
@@ -99,6 +106,37 @@ def test_data_may_say_more_but_not_less() -> None:
         check_data("exec.imagined", {})  # type: ignore[arg-type]
 
 
+SIGNED: list[tuple[str, object]] = [
+    ("run_id", "20261120-2"),
+    ("number", 4),
+    ("prev", "0" * 64),
+    ("size", 3),
+    ("root", "0" * 64),
+    ("time", "2027-11-20T21:53:46.123456Z"),
+    ("key", "0" * 64),
+    ("public_key", "0" * 64),
+    ("final", True),
+    ("manifest_sha256", "0" * 64),
+    ("signature", "0" * 128),
+    ("v", SCHEMA_VERSION + 1),
+]
+
+
+@pytest.mark.promise("5.2")
+def test_every_field_of_a_checkpoint_is_signed(home: Path) -> None:
+    """What was signed is read back; no field can be another without the signature going bad."""
+    about = {"run_id": "20261120-1", "number": 3, "prev": "1" * 64, "time": str(LINE["time"])}
+    key, tree = load_or_make_key(home), MerkleTree().added(b"a").added(b"b")
+    raw = make_checkpoint(key, tree, **about)  # type: ignore[arg-type]
+    assert (parse_checkpoint(raw).size, parse_checkpoint(raw).final) == (2, False)
+    assert parse_checkpoint(make_checkpoint(key, tree, **about, manifest_sha256="2" * 64)).final  # type: ignore[arg-type]
+    statement = json.loads(raw)
+    for field, value in SIGNED:
+        assert statement[field] != value
+        with pytest.raises(ValueError):  # noqa: PT011
+            parse_checkpoint(canonical(statement | {field: value}))
+
+
 @given(
     st.binary(max_size=300)
     | st.fixed_dictionaries({k: st.just(v) | st.text() for k, v in LINE.items()}).map(
@@ -106,8 +144,8 @@ def test_data_may_say_more_but_not_less() -> None:
     )
 )
 def test_hostile_lines_end_in_value_error(raw: bytes) -> None:
-    """Whatever the bytes: an event or `ValueError`."""
-    try:
+    """Whatever the bytes: an event or `ValueError`, and never a checkpoint."""
+    with suppress(ValueError):
         parse_line(raw)
-    except ValueError:
-        return
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_checkpoint(raw)

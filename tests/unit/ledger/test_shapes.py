@@ -44,15 +44,11 @@ def test_each_check_takes_its_own_type_alone(
             check(value)
 
 
-def test_the_wrong_field_is_named_with_its_place() -> None:
-    """The path to it, and nothing of its value."""
-    for wrong, place in (
-        ({"name": "x", "sizes": [0, "secret"]}, "sizes: 1"),
-        ({"sizes": []}, "name"),
-    ):
-        with pytest.raises(ValueError, match=place) as refused:
-            check_shape(wrong, SHAPE)
-        assert "secret" not in str(refused.value)
+def test_the_wrong_field_is_named_and_not_its_value() -> None:
+    """What an attacker wrote is not in what a person is told."""
+    with pytest.raises(ValueError, match="sizes: 1") as refused:
+        check_shape({"name": "x", "sizes": [0, "secret"]}, SHAPE)
+    assert "secret" not in str(refused.value)
 
 
 NOTED = {"a": 1, "b": "x", "c": "yes", "d": None, "e": 7}

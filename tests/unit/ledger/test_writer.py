@@ -5,20 +5,28 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import belljar.ledger.writer as writer_module
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey, load_or_make_key
+from belljar.ledger.rundir import create_run
 from belljar.ledger.verification import Status, verify
-from belljar.ledger.writer import LedgerWriter, wall_time
+from belljar.ledger.writer import LedgerWriter, prepare_body
 
 from .conftest import body, exec_events, signed_events, wait_until
 
@@ -44,9 +52,9 @@ def writer(run_dir: Path, key: SigningKey) -> Iterator[LedgerWriter]:
         yield made
 
 
-def hit(reason: str) -> Event:
+def hit(reason: str, *bodies: Body) -> Event:
     """The smallest event."""
-    return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": reason})
+    return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": reason}, bodies=bodies)
 
 
 def lines_of(run_dir: Path) -> list[dict[str, object]]:
@@ -82,11 +90,7 @@ def test_bodies_are_stored_once_and_before_the_line(
 
     monkeypatch.setattr("belljar.ledger.writer.os.write", watch)
     for _ in range(2):
-        writer.record(
-            Event(
-                kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}, bodies=(body("frame", b"12"),)
-            )
-        )
+        writer.record(hit("x", body("frame", b"12")))
     assert seen == [1, 1]
     assert writer.body_totals == (1, 2)
 
@@ -153,12 +157,8 @@ def test_threads_may_record_together(writer: LedgerWriter, run_dir: Path) -> Non
 
     def work(name: int) -> None:
         for index in range(50):
-            event = Event(
-                kind=Kind.PROTOCOL_VIOLATION,
-                data={"reason": f"{name}.{index}"},
-                bodies=(body("frame", b"%d" % (index % 7)),),
-            )
-            numbers.append(writer.record(event))
+            content = b"%d" % (index % 7)
+            numbers.append(writer.record(hit(f"{name}.{index}", body("frame", content))))
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
     for thread in threads:
@@ -188,19 +188,11 @@ def test_a_second_writer_is_refused(writer: LedgerWriter, run_dir: Path, key: Si
         Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x", "n": 2**60}),
         Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x", "n": float("nan")}),
         Event(kind="exec.imagined", data={}),  # type: ignore[arg-type]
-        Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x" * (17 << 20)}),
-        Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}, bodies=(body("../up", b""),)),
-        Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}, bodies=(body("x", b"1"),) * 65),
-        Event(
-            kind=Kind.PROTOCOL_VIOLATION,
-            data={"reason": "x"},
-            bodies=(Body(name="x", content=b"12", total_bytes=1, sha256=""),),
-        ),
-        Event(
-            kind=Kind.PROTOCOL_VIOLATION,
-            data={"reason": "x"},
-            bodies=(Body(name="x", content=b"12", total_bytes=2, sha256="0" * 64),),
-        ),
+        hit("x" * (17 << 20)),
+        hit("x", *[body("x", b"1")] * 65),
+        hit("x", Body(name="x", content=b"12", total_bytes=1, sha256="")),
+        hit("x", Body(name="x", content=b"12", total_bytes=2, sha256="0" * 64)),
+        *(hit("x", body(name, b"")) for name in ("", "A", "../x", "x" * 65, ".x", "x\n", "é")),
     ],
 )
 def test_what_is_no_event_is_refused_and_the_writer_goes_on(
@@ -211,6 +203,17 @@ def test_what_is_no_event_is_refused_and_the_writer_goes_on(
         writer.record(event)
     assert writer.record(hit("x")) == 0
     assert verify(run_dir).problem is None
+
+
+@given(st.binary(max_size=50), st.integers(0, 50))
+def test_a_body_tells_what_was_kept_and_what_there_was(content: bytes, dropped: int) -> None:
+    """Truncation is always declared; the stored digest is named exactly when it is not the
+    whole's, which is null where the host did not see all of it."""
+    ref = prepare_body(body("stdout", content, dropped=dropped)).ref
+    assert ref["total_bytes"] - ref["kept_bytes"] == dropped
+    assert ("stored_sha256" in ref) == bool(dropped and content)
+    unseen = Body(name="x", content=content, total_bytes=len(content) + dropped, sha256="")
+    assert (prepare_body(unseen).ref["sha256"] is None) == bool(dropped)
 
 
 def test_large_data_moves_to_a_body(writer: LedgerWriter, run_dir: Path) -> None:
@@ -265,26 +268,51 @@ def test_a_checkpoint_that_fails_poisons(
         record_for_a_minute()
 
 
-@pytest.mark.parametrize("written", [True, False])
-def test_an_interrupt_in_the_middle_of_a_record(
-    writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch, *, written: bool
-) -> None:
-    """Ctrl-C before or after the write: the next record (a cell's destruction, say) continues the
-    chain rightly."""
-    write = os.write
+# What changes something; the rest of `record` makes the line and the bodies.
+_CHANGES = {"_write", "keep", "_append", "_write_once", "name"}
 
-    def interrupt(fd: int, content: bytes) -> int:
-        if written:
-            write(fd, content)
-        raise KeyboardInterrupt
 
-    writer.record(hit("a"))
-    monkeypatch.setattr("belljar.ledger.writer.os.write", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        writer.record(hit("b"))
-    monkeypatch.undo()
-    assert writer.record(hit("c")) == (2 if written else 1)
-    assert verify(run_dir).problem is None
+class _Interrupted:
+    """Raises KeyboardInterrupt at the nth line of these functions."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame: FrameType, what: str, _: object) -> _Interrupted:
+        of_writer = frame.f_code.co_filename == writer_module.__file__
+        if not of_writer or frame.f_code.co_name not in _CHANGES:
+            return self
+        self.left -= what == "line"
+        if what == "line" and self.left == 0:
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.promise("5.2")
+def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
+    """Ctrl-C at any line of `record`: later events (a cell's destruction, say) continue the chain
+    rightly, no body stays that no event names, and the sealed run verifies."""
+    event = Event(kind=Kind.CELL_CLONING, bodies=(body("a", b"one"), body("b", b"two")))
+    interrupt, recorded = _Interrupted(0), set[int]()
+    for at in count(1):
+        interrupt, before = _Interrupted(at), sys.gettrace()
+        with create_run(home, "exec", []) as run:
+            sys.settrace(interrupt)
+            try:
+                with suppress(KeyboardInterrupt):
+                    run.recorder.record(event)
+            finally:
+                sys.settrace(before)
+            recorded.add(run.recorder.record(hit("b", body("b", b"two"))))
+        result = verify(run.path)
+        assert (result.status, result.problem) == (Status.VERIFIED, None), at
+        kept = [path for path in (run.path / "bodies").rglob("*") if path.is_file()]
+        assert run.recorder.body_totals == (len(kept), 3 * len(kept))
+        shutil.rmtree(run.path)
+        if interrupt.left > 0:  # it has run to its end
+            break
+    # Before its line was written, and behind it.
+    assert recorded == {1, 2}
 
 
 def test_no_event_after_the_end(writer: LedgerWriter) -> None:
@@ -294,9 +322,3 @@ def test_no_event_after_the_end(writer: LedgerWriter) -> None:
     writer.end()
     with pytest.raises(LedgerError, match="closed"):
         writer.record(hit("x"))
-
-
-def test_wall_time() -> None:
-    """RFC 3339 in UTC with exactly six digits."""
-    assert wall_time(0) == "1970-01-01T00:00:00.000000Z"
-    assert wall_time(1_795_211_626_000_123_999) == "2026-11-20T21:53:46.000123Z"

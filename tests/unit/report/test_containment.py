@@ -17,30 +17,18 @@ CATALOGUE = [
 HOST = {"kernel": "Linux 6.1", "control groups": "version 1"}
 
 
-def result(tier: str, *, emulated: bool = False, **said: AttemptOutcome) -> dict[str, Any]:
+def result(tier: str, **said: AttemptOutcome) -> dict[str, Any]:
     """A tier where everything is denied but what is `said`, by the probes' names without their
     group."""
+    told = {each.name: said.get(each.name.split(".")[1], AttemptOutcome.DENIED) for each in PROBES}
     answers = {
-        probe.name: AttemptReport(
-            outcome=said.get(probe.name.split(".")[1], AttemptOutcome.DENIED), detail="a|b <i>"
-        )
-        for probe in PROBES
+        name: AttemptReport(outcome=outcome, detail="a|b <i>") for name, outcome in told.items()
     }
     findings = judge(PROBES, Answers(by_name=answers), SILENT, tier=tier)
-    report = ProbeReport(
-        verdict=worst(each.verdict for each in findings),
-        findings=findings,
-        which="all",
-        duration_ms=1,
-    )
-    verdict, reports = report.verdict.value, [report.to_json()]
-    return {
-        "tier": tier,
-        "verdict": verdict,
-        "emulated": emulated,
-        "layers": ["jail", tier],
-        "reports": reports,
-    }
+    verdict = worst(each.verdict for each in findings)
+    report = ProbeReport(verdict=verdict, findings=findings, which="all", duration_ms=1)
+    about = {"tier": tier, "verdict": verdict.value, "layers": ["jail", tier]}
+    return {**about, "emulated": False, "reports": [report.to_json()]}
 
 
 def row(page: str, name: str) -> list[str]:
@@ -52,14 +40,9 @@ def row(page: str, name: str) -> list[str]:
 def test_each_verdict_stands_in_its_column() -> None:
     """Host's word, cell's word, known, void and breached are told apart, tier by tier; the reason
     of what is known is given."""
-    page = containment_page(
-        [
-            result("microvm", hypervisor=AttemptOutcome.REACHED),
-            result("gvisor", mount=AttemptOutcome.REACHED, socket=AttemptOutcome.ERROR),
-        ],
-        CATALOGUE,
-        HOST,
-    )
+    reached, error = AttemptOutcome.REACHED, AttemptOutcome.ERROR
+    tiers = [result("microvm", hypervisor=reached), result("gvisor", mount=reached, socket=error)]
+    page = containment_page(tiers, CATALOGUE, HOST)
     assert row(page, "files.canary") == ["host", "host"]
     assert row(page, "files.socket") == ["host", "**void**"]
     assert row(page, "calls.mount") == ["cell", "**BREACHED**"]

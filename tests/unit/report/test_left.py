@@ -25,15 +25,8 @@ MODEL_CELL = planned("m1", model={"name": "small", "weights": "w"})
 
 def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
     """A ledger line of one."""
-    said = {
-        "host": "real.example",
-        "port": 443,
-        "address": "93.184.215.1",
-        "verdict": "dialled",
-        "reason": "why",
-        "problem": "",
-        **data,
-    }
+    to = {"host": "real.example", "port": 443, "address": "93.184.215.1"}
+    said = {**to, "verdict": "dialled", "reason": "why", "problem": "", **data}
     return line(Kind.NETWORK_UPSTREAM, **said)
 
 
@@ -110,16 +103,6 @@ def test_calls_and_bytes_and_findings_are_added_up() -> None:
 
 
 @pytest.mark.promise("7.6")
-def test_what_the_guard_stopped_did_not_leave() -> None:
-    """A destination to which nothing went is listed with what was to go there."""
-    left = left_of(
-        hit("model", PROVIDER, "stop"), hit("upstream", "upstream:a.example", "block"), evaluated()
-    )
-    assert left.claim == "nothing"
-    assert [each.name for each in left.destinations] == [PROVIDER, "a.example"]
-
-
-@pytest.mark.promise("7.6")
 def test_upstreams_are_gathered_by_host() -> None:
     """Connections and the kernel's count of bytes; look-ups and connections of the process itself.
     What was refused went nowhere."""
@@ -139,20 +122,36 @@ def test_upstreams_are_gathered_by_host() -> None:
     assert left.unknown == ()
 
 
-@pytest.mark.promise("7.6")
-def test_a_name_that_was_looked_up_has_left() -> None:
-    """Though the answer was refused, and nothing was dialled."""
-    refused = dial(verdict="refused", address="", problem="10.0.0.1 is not a public one")
-    assert left_of(dial(verdict="looked_up", address=""), refused, evaluated()).claim == "something"
-    assert left_of(refused, evaluated()).claim == "nothing"
+STOPPED = [
+    hit("model", PROVIDER, "stop"),
+    hit("upstream", "upstream:a.example", "block"),
+]
+REFUSED = dial(verdict="refused", address="", problem="10.0.0.1 is not a public one")
 
 
 @pytest.mark.promise("7.6")
-@pytest.mark.parametrize("connection", ["api.example", "203.0.113.9:443", "others"])
-def test_a_connection_of_the_process_leaves(connection: str) -> None:
-    """Whatever made it, and wherever it leads."""
-    left = left_of(call("mockllm/model"), evaluated(connections={connection: 1}))
-    assert left.claim == "something"
+@pytest.mark.parametrize(
+    ("lines", "claim", "names"),
+    [
+        ([*STOPPED, evaluated()], "nothing", [PROVIDER, "a.example"]),
+        ([REFUSED, evaluated()], "nothing", []),
+        (
+            [dial(verdict="looked_up", address=""), REFUSED, evaluated()],
+            *("something", ["real.example"]),
+        ),
+        *(
+            ([call("mockllm/model"), evaluated(connections={name: 1})], "something", [name])
+            for name in ("api.example", "203.0.113.9:443", "others")
+        ),
+    ],
+)
+def test_what_left_is_told_from_what_was_stopped(
+    lines: list[Line], claim: str, names: list[str]
+) -> None:
+    """A name that was looked up has left, and so has whatever the process connected to; what the
+    guard stopped or an upstream was refused has not."""
+    left = left_of(*lines)
+    assert (left.claim, [each.name for each in left.destinations]) == (claim, names)
 
 
 @pytest.mark.promise("7.6")

@@ -6,9 +6,10 @@ import base64
 import hashlib
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 import html5lib
@@ -23,7 +24,6 @@ from tests.unit.report.stories import (
     planned,
     story,
 )
-from tests.unit.report.test_model_cells import model_cell
 
 from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA, Optional
@@ -33,7 +33,7 @@ from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
 from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
 from belljar.report.reading import MAX_STEPS, Activity
-from belljar.report.samples import RunFindings, Transcript
+from belljar.report.samples import Transcript
 from belljar.report.source import RunSource
 from belljar.report.timeline import (
     FIRST,
@@ -56,6 +56,9 @@ CANDIDATES: tuple[Any, ...] = (
     *("allowed", "exited", "stdout", "open", "sent", "flag", "range", "sample", "start", "tcp"),
     *("upload", "main", "baseline", "completed", "dialled", "contained"),
 )
+
+
+SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 
 
 def any_data(kind: Kind) -> dict[str, Any]:
@@ -124,21 +127,15 @@ def hostile_lines() -> list[Line]:
     return [*made, line(Kind.NETWORK_HTTP, **refused)]
 
 
+@cache
 def hostile_page() -> bytes:
     """A page with hostile text in every place, of events that took some minutes."""
     lines = [
         replace(each, time=f"2026-11-20T22:{at // 60:02}:{at % 60:02}.000000Z")
         for at, each in enumerate(story(*hostile_lines()))
     ]
-    transcript = Transcript(
-        task=EVIL,
-        sample=EVIL,
-        epoch=2,
-        uuid="u1",
-        scores={EVIL: EVIL},
-        error=EVIL,
-        notes=(EVIL,),
-    )
+    evil: dict[str, Any] = {"scores": {EVIL: EVIL}, "error": EVIL, "notes": (EVIL,)}
+    transcript = Transcript(task=EVIL, sample=EVIL, epoch=2, uuid="u1", **evil)
     plan = {
         "tier": EVIL,
         "layers": [{"name": EVIL, "what": EVIL}],
@@ -162,8 +159,9 @@ def hostile_page() -> bytes:
     return render(collect(replace(findings, errors=(EVIL,), run_id=EVIL), source))
 
 
+@cache
 def elements(page: bytes) -> list[Any]:
-    """Each element as a browser makes it."""
+    """Each element as a browser makes it, which takes seconds of a large page."""
     # A comment's tag is a function
     return [each for each in html5lib.parse(page).iter() if not callable(each.tag)]
 
@@ -180,32 +178,24 @@ def data_of(page: bytes) -> list[list[Any]]:
 @pytest.mark.promise("4.4")
 def test_hostile_text_makes_no_element_attribute_or_link() -> None:
     """With hostile text in every field, a page has our one script, no handler, and no link that
-    leaves it."""
+    leaves it; and the entries of every group."""
     page = hostile_page()
     found = elements(page)
     scripts = [each.get("type") for each in found if each.tag == f"{NAMESPACE}script"]
     assert sorted(set(scripts)) == ["application/json", "module"]
     assert scripts.count("module") == 1
     tags = {each.tag.rpartition("}")[2] for each in found}
-    assert not tags & {
-        "img",
-        "iframe",
-        "object",
-        "embed",
-        "link",
-        "base",
-        "video",
-        "math",
-        "title2",
-    }
+    assert not tags & {"img", "iframe", "object", "embed", "link", "base", "video", "math"}
     drawings = [each for each in found if each.tag.endswith("}svg")]
     assert [each.get("class") for each in drawings] == ["bar", "graph"]
     for each in found:
         assert not [name for name in each.attrib if name.startswith(("on", "style", "src"))]
         assert (each.get("href") or "#").startswith("#")
-    text = "".join(html5lib.parse(page).itertext())
+    text = "".join(found[0].itertext())
     assert "<script>alert(1)</script>" in text
     assert "{{7*7}}" in text
+    (entries,) = data_of(page)
+    assert {entry[2] for entry in entries} == set(Group)
 
 
 @pytest.mark.promise("4.4")
@@ -228,118 +218,33 @@ def test_only_our_script_and_style_may_run() -> None:
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
     for tag, kind in (("script", "module"), ("style", None)):
-        (ours,) = [
-            each for each in found if each.tag == NAMESPACE + tag and each.get("type") == kind
-        ]
+        named = [each for each in found if each.tag == NAMESPACE + tag]
+        (ours,) = [each for each in named if each.get("type") == kind]
         digest = base64.b64encode(hashlib.sha256(ours.text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_every_kind_of_event_with_a_reader_is_shown() -> None:
-    """Commands, files, requests, refusals, probes, limits, decoys and hits are entries, with their
-    outcome, headers and bodies."""
-    (entries,) = data_of(hostile_page())
-    assert {group for _, _, group, *_ in entries} == set(Group)
-    commands = [entry for entry in entries if entry[2] == "command"]
-    assert any(body[0] == "stdout" and "\\xff" in body[1] for body in commands[0][-1])
-    requests = [entry for entry in entries if "alert" in "".join(entry[7])]
-    assert requests
-
-
 def test_a_revert_and_the_run_itself_have_their_entries() -> None:
-    """A revert is on the page with what it left; what is no cell's, as a check of the air gap, a
-    call of a model or an order to stop, is the run's own; both are bad where they failed."""
+    """A revert with what it left, and what is no cell's, as a check of the air gap or an order to
+    stop, are on the page, and bad where they failed."""
     gap = {"air_gapped": False, "findings": [{"name": "dns", "state": "open", "evidence": "x"}]}
-    called = {"model": "openai/gpt", "address": "", "bytes": 9, "guarded": False}
     traces = {"from": "c0", "planted": ["file"], "found": ["file"], "not_checked": ["memory"]}
     own = [
         line(Kind.AIR_GAP_CHECKED, phase="end", **gap),
-        line(Kind.MODEL_CALLED, **called),
         line(Kind.KILL_TRIGGERED, scope="run", rule="operator", reason="enough"),
     ]
     own = [replace(each, data={k: v for k, v in each.data.items() if k != "range"}) for each in own]
-    lines = story(
-        line(Kind.CELL_REVERT_VERIFIED, "c1", **traces),
-        line(
-            Kind.CELL_REVERTED,
-            "c1",
-            **{"from": "c0", "to": "c1", "from_pool": True, "duration_ms": 5},
-        ),
-        *own,
-    )
-    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
-    report = collect(findings_of([transcript], lines), source_of(lines))
+    lines = story(line(Kind.CELL_REVERT_VERIFIED, "c1", **traces), *own)
+    report = collect(findings_of([SAMPLE], lines), source_of(lines))
     sample, run = report["units"]
-    found = [
-        (what, outcome, bad)
-        for _, _, group, what, outcome, bad, *_ in sample["entries"]
-        if group == "cell"
-    ]
-    assert ("fresh cell in place of c0", "5 ms", 0) in found
-    assert ("looked for traces of c0: file", "FOUND: file; not looked for: memory", 1) in found
+    found = [entry[3:6] for entry in sample["entries"] if entry[2] == "cell"]
+    left = "FOUND: file; not looked for: memory"
+    assert ["looked for traces of c0: file", left, 1] in found
     assert run["kind"] == "run"
-    assert [(group, bad) for _, _, group, _, _, bad, *_ in run["entries"]] == [
-        ("probe", 1),
-        ("model", 0),
-        ("limit", 1),
-    ]
+    assert [(entry[2], entry[5]) for entry in run["entries"]] == [("probe", 1), ("limit", 1)]
     assert run["entries"][0][7] == ["dns: open: x"]
     assert report["air_gap"] == {"end": False}
     assert "NOT air-gapped" in render(report).decode()
-
-
-def test_a_model_cell_has_its_requests_and_its_end() -> None:
-    """What was asked of a model is on the page, with tokens, weights and the cell's own verdict:
-    a model cell that lacks evidence is no contained one."""
-    for phases, verdict in ((("start", "end"), "contained"), (("start",), "void")):
-        lines = model_cell(*phases)
-        transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
-        report = collect(findings_of([transcript], lines), source_of(lines))
-        _, unit = report["units"]
-        assert (unit["kind"], unit["verdict"], unit["requests"]) == ("model cell", verdict, 1)
-        (request,) = [entry for entry in unit["entries"] if entry[2] == "model"]
-        assert request[4] == "200, 3 → 2 tokens"
-        assert "sha256:ababab" in unit["remarks"][0]
-        assert len(report["missing"]) == (phases != ("start", "end"))
-        assert all(count is None for _, count in report["missing"])  # it is no sample's
-
-
-def test_output_has_the_time_since_its_command_began() -> None:
-    """What a player needs; a time before the command's, as after a clock was set, counts as none."""
-    for later, after_s in (("22:00:03.250000", 3.25), ("21:59:59.000000", 0.0)):
-        lines = many(1, 1)[0]
-        ended = replace(with_body(lines[-1]), time=f"2026-11-20T{later}Z")
-        (unit,) = collect(findings_of([], [*lines[:-1], ended]), source_of([*lines[:-1], ended]))[
-            "units"
-        ]
-        (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
-        assert command[-1][0][-1] == [[after_s, 1.0]]
-
-
-def test_output_of_which_the_beginning_is_shown_keeps_its_times() -> None:
-    """Its shares are those of the text that a page has."""
-    begun, ended = many(1, 1)[0][-2:]
-    size = 2 * MAX_BODY_BYTES
-    times = [[1000, MAX_BODY_BYTES // 2], [2000, MAX_BODY_BYTES], [3000, size]]
-    ended = with_body(replace(ended, data={**ended.data, "stdout_times": times}), b"x" * size)
-    lines = [*many(1, 1)[0][:-2], begun, ended]
-    (unit,) = collect(findings_of([], lines), source_of(lines, b"x" * size))["units"]
-    (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
-    name, text, note, shares = command[-1][0]
-    assert (name, len(text), note) == ("stdout", MAX_BODY_BYTES, "the first 8 KiB of 16 KiB")
-    assert shares[:3] == [[1.0, 0.5], [2.0, 1.0], [3.0, 1.0]]
-
-
-def test_a_units_bodies_come_with_whether_a_terminal_had_them() -> None:
-    """Only the latest ledger's, since each unit's are read from its own record."""
-    begun, ended = many(1, 1)[0][-2:]
-    timelines = Timelines()
-    for cell, sizes in (("c1", {}), ("c2", {"pty": True, "cols": 91, "rows": 27}), ("c3", {})):
-        if cell != "c3":
-            timelines.begin_ledger()
-        timelines.take(replace(begun, cell=cell, data={**begun.data, **sizes}))
-        timelines.take(replace(with_body(ended), cell=cell))
-    assert [is_terminal for _, is_terminal in timelines.bodies_of_ledger()] == [True, False]
 
 
 def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
@@ -382,29 +287,12 @@ def test_what_happened_when_is_counted_in_few_steps() -> None:
     assert found["times"][1] - found["times"][0] == found["width_s"]
 
 
-def test_a_transcript_stands_beside_the_timeline() -> None:
-    """Messages are placed among the ledger's events by time, whose own order stays."""
-    at = [f"2026-11-20T22:00:0{number}.000000Z" for number in range(6)]
-    lines = [
-        replace(each, time=at[number])
-        for each, number in zip(many(1, 1)[0], (0, 1, 4, 2), strict=True)
-    ]
-    source = source_of(lines)
-    turns = [(at[3], "assistant", "→ bash ls"), (at[5], "tool bash", "a file")]
-    source.timelines.take_transcript("u0", turns)
-    transcript = Transcript(task="t", sample="s0", epoch=1, uuid="u0")
-    (unit,) = collect(findings_of([transcript], lines), source)["units"]
-    assert [(entry[2], entry[4]) for entry in unit["entries"]] == [
-        ("transcript", "assistant"),
-        ("command", unit["entries"][1][4]),
-        ("transcript", "tool bash"),
-    ]
-
-
 def test_a_range_is_a_graph_of_what_was_used() -> None:
     """Each cell and place is a node, each exchange a line with its count; Belljar's probes are
-    none, and a place that nobody used says so."""
-    plan = {"network": {"stand_ins": [{"id": "shop"}, {"id": "mail"}], "upstreams": []}}
+    none, nor a sample's refusals; a place that nobody used says so, and is named."""
+    shop = {"id": "shop", "kind": "http", "names": ["shop.example"], "ports": [{"number": 80}]}
+    mail = {"id": "mail", "kind": "smtp", "names": ["mail.example"], "ports": []}
+    plan = {"network": {"stand_ins": [shop, mail], "upstreams": []}}
     refused = {**FLOW, "address": "10.9.9.9", "port": 22, "verdict": "refused"}
     lines = story(
         *[line(Kind.NETWORK_HTTP, **REQUEST)] * 2,
@@ -412,16 +300,16 @@ def test_a_range_is_a_graph_of_what_was_used() -> None:
         line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
         line(Kind.NETWORK_FLOW, **{**refused, "address": "10.8.8.8"}),
     )
-    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
-    report = collect(findings_of([transcript], lines), source_of(lines, plans={"": plan}))
-    (graph,) = report["units"][0]["graphs"]
+    report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
+    (unit,) = report["units"]
+    (graph,) = unit["graphs"]
     assert graph["texts"] == ["default → shop: 2 allowed", "default → 10.9.9.9: 3 refused"]
-    assert [(name, is_used) for name, _, is_used in graph["right"]] == [
-        ("shop", True),
-        ("mail", False),
-        ("10.9.9.9", True),
-    ]
+    drawn = [(name, is_used) for name, _, is_used in graph["right"]]
+    assert drawn == [("shop", True), ("mail", False), ("10.9.9.9", True)]
     assert len(graph["lines"]) == 2
+    assert (unit["refusals"], unit["probed"]) == (1, 1)
+    unused = [each["name"] for each in report["targets"] if not each["uses"]]
+    assert unused == ["mail: mail.example"]
 
 
 def test_of_very_many_samples_the_worst_are_shown() -> None:
@@ -504,49 +392,6 @@ def test_many_samples_share_the_bound() -> None:
     assert len(render(report)) < 1.5 * MAX_DETAIL_BYTES
     assert all(len(unit["entries"]) == 20 for unit in report["units"])
     assert all(unit["entries"][0][-1] for unit in report["units"])
-
-
-def test_the_same_run_gives_the_same_bytes() -> None:
-    """Nothing in a page depends on when or where it is made."""
-    assert hostile_page() == hostile_page()
-
-
-@pytest.mark.parametrize(
-    ("uses", "unused"),
-    [(0, ["shop: shop.example port 80", "mail: mail.example"]), (1, ["mail: mail.example"])],
-)
-def test_what_was_allowed_and_never_used_is_named(uses: int, unused: list[str]) -> None:
-    """A stand-in counts as used when a request to it was allowed, not by another's or a refusal."""
-    lines = story(
-        *[line(Kind.NETWORK_HTTP, **REQUEST)] * uses,
-        line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "mail", "verdict": "refused"}),
-    )
-    plan: Mapping[str, Any] = {
-        "network": {
-            "stand_ins": [
-                {
-                    "id": "shop",
-                    "kind": "http",
-                    "names": ["shop.example"],
-                    "ports": [{"number": 80}],
-                },
-                {"id": "mail", "kind": "smtp", "names": ["mail.example"], "ports": []},
-            ]
-        }
-    }
-    findings: RunFindings = findings_of([], lines)
-    targets = collect(findings, source_of(lines, plans={"": plan}))["targets"]
-    assert [each["name"] for each in targets if not each["uses"]] == unused
-
-
-def test_packets_of_belljars_own_probes_are_no_refusals_of_a_sample() -> None:
-    """What a range refuses while a cell is probed is counted apart."""
-    flow = any_data(Kind.NETWORK_FLOW) | {"verdict": "refused", "address": "10.9.9.9"}
-    during = line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user="")
-    lines = story(line(Kind.NETWORK_FLOW, **flow), during, line(Kind.NETWORK_FLOW, **flow))
-    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
-    (unit,) = collect(findings_of([transcript], lines), source_of(lines))["units"]
-    assert (unit["refusals"], unit["probed"]) == (1, 1)
 
 
 def test_a_flood_of_one_kind_hides_nothing_of_another() -> None:

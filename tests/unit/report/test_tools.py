@@ -100,25 +100,21 @@ def test_by_name_and_options(
 
 @pytest.mark.promise("1.9")
 def test_calls_are_counted_by_tool() -> None:
-    """With how many reached a cell; one that never did is named, but not what keeps notes."""
+    """With how many reached a cell; one that never did is named, but not what keeps
+    notes. A name may be the model's: it is escaped."""
     calls = [
         ToolCall(name="bash", reached_cell=True),
         ToolCall(name="bash"),
         ToolCall(name="fetch"),
         ToolCall(name="submit"),
+        ToolCall(name="\x1b[2J"),
         ToolCall(name="web_search", outside=Outside.WEB_SEARCH),
     ]
     uses = {use.name: use for use in tool_uses(calls)}
     assert (uses["bash"].calls, uses["bash"].reached_cell) == (2, 1)
-    assert [name for name, use in uses.items() if use.is_unexplained and not use.outside] == [
-        "fetch"
-    ]
-
-
-def test_what_is_shown_is_escaped() -> None:
-    """A tool's name may be the model's."""
-    (use,) = tool_uses([ToolCall(name="\x1b[2J")])
-    assert "\x1b" not in str(use.to_json()["text"])
+    unexplained = [name for name, use in uses.items() if use.is_unexplained and not use.outside]
+    assert unexplained == ["fetch", "\x1b[2J"]
+    assert "\x1b" not in str(uses["\x1b[2J"].to_json()["text"])
 
 
 @pytest.mark.promise("1.9")

@@ -15,6 +15,7 @@ from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import Call, TranscriptAction, gather_cells
 from belljar.report.collect import collect
+from belljar.report.reasons import Reason, verdict_of
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.tools import Outside, ToolCall
@@ -50,17 +51,8 @@ def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: Any) -
     return [*story(), PLANNED, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
 
 
-WORK = line(
-    Kind.EXEC_STARTED,
-    "c2",
-    op=1,
-    argv=["true"],
-    cwd="/",
-    user="",
-    env_names=[],
-    stdin=False,
-    timeout_s=None,
-)
+TRUE: dict[str, Any] = {"argv": ["true"], "cwd": "/", "user": "", "env_names": [], "stdin": False}
+WORK = line(Kind.EXEC_STARTED, "c2", **TRUE, op=1, timeout_s=None)
 FINISHED = line(Kind.SAMPLE_FINISHED, "c2", sample="s2", outcome="completed")
 FAILED = replace(LOG, eval_id="e1", status=LogStatus.ERROR, expected=None)
 RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
@@ -116,217 +108,179 @@ def gapped(*lines: Line) -> RunRecord:
     return record
 
 
-Expected = tuple[Verdict, int, set[Code]]
+Case = tuple[Evidence, Verdict, int, set[Code]]
 
 
-def contained(*, exit_code: int = 0) -> Expected:
-    """What is found of a run of which no evidence is missing."""
-    return Verdict.CONTAINED, exit_code, set()
+def case(log: LogRecord | None, lines: list[Line] | None, run: dict[str, Any]) -> Evidence:
+    """A run of one sample of which everything is there, but for what is given."""
+    return evidence(*([] if log is None else [log]), lines=lines, run=replace(RUN, **run))
 
 
-def void(*codes: Code, exit_code: int = 2) -> Expected:
-    """What is found of a run with these causes."""
-    return Verdict.VOID, exit_code, set(codes)
+def contained(
+    exit_code: int = 0, log: LogRecord | None = None, lines: list[Line] | None = None, **run: Any
+) -> Case:
+    """A run of which no evidence is missing; `run`: what its record says."""
+    return case(log, lines, run), Verdict.CONTAINED, exit_code, set()
 
 
-CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
-    "all there": (evidence(), *contained()),
-    "a solver's error": (evidence(sampled(error="x")), *contained(exit_code=1)),
-    "an evaluation's error": (
-        evidence(replace(LOG, status=LogStatus.ERROR)),
-        *contained(exit_code=1),
+def void(
+    *codes: Code,
+    exit_code: int = 2,
+    log: LogRecord | None = None,
+    lines: list[Line] | None = None,
+    **run: Any,
+) -> Case:
+    """One with these causes."""
+    return case(log, lines, run), Verdict.VOID, exit_code, set(codes)
+
+
+def ended_by(status: LogStatus, **changes: Any) -> LogRecord:
+    """The log of an evaluation that ended so."""
+    return replace(LOG, status=status, **changes)
+
+
+ERROR, CANCELLED = ended_by(LogStatus.ERROR), ended_by(LogStatus.CANCELLED)
+OTHER, OTHER_RAN = other_cell("u2"), other_cell("u2", WORK)
+PREPARED = other_cell("u2", WORK, preparing=True)
+UNKNOWN = (Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING)
+HOSTED_TOOL = sampled(tools=(HOSTED,))
+CASES: dict[str, Case] = {
+    "all there": contained(),
+    "a solver's error": contained(1, sampled(error="x")),
+    "an evaluation's error": contained(1, ERROR),
+    "interrupted": contained(130, interrupted=True),
+    "cancelled": contained(130, CANCELLED),
+    "no cell": void(Code.NO_CELL, lines=[]),
+    "an error before anything ran": void(
+        Code.NO_CELL, exit_code=1, log=sampled(error="x"), lines=[]
     ),
-    "interrupted": (evidence(run=replace(RUN, interrupted=True)), *contained(exit_code=130)),
-    "cancelled": (evidence(replace(LOG, status=LogStatus.CANCELLED)), *contained(exit_code=130)),
-    "no cell": (evidence(lines=[]), *void(Code.NO_CELL)),
-    "an error before anything ran": (
-        evidence(sampled(error="x"), lines=[]),
-        *void(Code.NO_CELL, exit_code=1),
+    "an error after a tool beside the cell": void(
+        Code.NO_CELL, Code.HOST_TOOL_CALLED, log=sampled(error="x", tools=(HOSTED,)), lines=[]
     ),
-    "an error after a tool beside the cell": (
-        evidence(sampled(error="x", tools=(HOSTED,)), lines=[]),
-        *void(Code.NO_CELL, Code.HOST_TOOL_CALLED),
+    "a hosted tool of which no policy is on record": void(Code.HOST_TOOL_CALLED, log=HOSTED_TOOL),
+    "a hosted tool that one of two cells allows": void(
+        Code.HOST_TOOL_CALLED, log=HOSTED_TOOL, lines=allowing(["*"], ["memory"])
     ),
-    "a hosted tool of which no policy is on record": (
-        evidence(sampled(tools=(HOSTED,))),
-        *void(Code.HOST_TOOL_CALLED),
-    ),
-    "a hosted tool that one of two cells allows": (
-        evidence(sampled(tools=(HOSTED,)), lines=allowing(["*"], ["memory"])),
-        *void(Code.HOST_TOOL_CALLED),
-    ),
-    "a hosted tool that both cells allow": (
-        evidence(sampled(tools=(HOSTED,)), lines=allowing(["*"], ["web_search"])),
-        *contained(),
-    ),
-    "a call of no cell": (evidence(sampled(calls=(CALL,))), *void(Code.CALLS_OUTSIDE_CELL)),
-    "a scorer's void": (evidence(sampled(lowered=Verdict.VOID)), *void(Code.SCORER_VOID)),
+    "a hosted tool that both allow": contained(0, HOSTED_TOOL, allowing(["*"], ["web_search"])),
+    "a call of no cell": void(Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,))),
+    "a scorer's void": void(Code.SCORER_VOID, log=sampled(lowered=Verdict.VOID)),
     "a scorer's breach": (
         evidence(sampled(lowered=Verdict.BREACHED)),
-        Verdict.BREACHED,
-        2,
-        {Code.SCORER_BREACHED},
+        *(Verdict.BREACHED, 2, {Code.SCORER_BREACHED}),
     ),
-    "a void attempt before a clean one": (evidence(lines=other_cell()), *void(Code.PROBES_MISSING)),
-    "a sample that no log has": (
-        evidence(lines=other_cell("u2")),
-        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
+    "a void attempt before a clean one": void(Code.PROBES_MISSING, lines=other_cell()),
+    "a sample that no log has": void(*UNKNOWN, lines=OTHER),
+    "an interrupt before anything of the next ran": contained(130, lines=OTHER, interrupted=True),
+    "an interrupt hides nothing missing": void(*UNKNOWN, lines=OTHER_RAN, interrupted=True),
+    "an error before anything of the next ran": contained(1, ERROR, OTHER),
+    "an error hides nothing missing": void(*UNKNOWN, log=ERROR, lines=OTHER_RAN),
+    "an interrupt while the next was prepared": contained(130, lines=PREPARED, interrupted=True),
+    "an error while the next was prepared": contained(1, ERROR, PREPARED),
+    "an interrupt after the next sample's own work had begun": void(
+        *UNKNOWN, lines=other_cell("u2", RUNNING, WORK, preparing=True), interrupted=True
     ),
-    "an interrupt before anything of the next sample ran": (
-        evidence(lines=other_cell("u2"), run=replace(RUN, interrupted=True)),
-        *contained(exit_code=130),
+    "a sample that was only prepared, and no log says why": void(*UNKNOWN, lines=PREPARED),
+    "an end that met its cancellation for another's error": contained(1, FAILED, cancelled()),
+    "an end that met Ctrl-C": contained(
+        130, replace(FAILED, status=LogStatus.CANCELLED), cancelled()
     ),
-    "an interrupt hides no evidence that is missing": (
-        evidence(lines=other_cell("u2", WORK), run=replace(RUN, interrupted=True)),
-        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
+    "a sample that is in no log of an evaluation that went well": void(
+        Code.SAMPLE_NOT_IN_LOG, log=replace(FAILED, status=LogStatus.SUCCESS), lines=cancelled()
     ),
-    "an error before anything of the next sample ran": (
-        evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2")),
-        *contained(exit_code=1),
+    "a sample of another evaluation than that which failed": void(
+        Code.SAMPLE_NOT_IN_LOG, log=replace(FAILED, eval_id="e2"), lines=cancelled()
     ),
-    "an error hides no evidence that is missing": (
-        evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK)),
-        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
+    "a sample in no log, which can't be read whole": void(
+        Code.SAMPLE_NOT_IN_LOG,
+        Code.LOG_UNREADABLE,
+        log=replace(FAILED, problem="x"),
+        lines=cancelled(),
     ),
-    "an interrupt while Inspect prepared the next sample": (
-        evidence(lines=other_cell("u2", WORK, preparing=True), run=replace(RUN, interrupted=True)),
-        *contained(exit_code=130),
+    "a cancelled sample whose end is not on record": void(
+        Code.SAMPLE_NOT_IN_LOG, log=FAILED, lines=cancelled(without=Kind.SAMPLE_FINISHED)
     ),
-    "an error while Inspect prepared the next sample": (
-        evidence(
-            replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK, preparing=True)
-        ),
-        *contained(exit_code=1),
+    "a cancelled sample whose cell was not destroyed": void(
+        Code.SAMPLE_NOT_IN_LOG,
+        Code.CELL_NOT_DESTROYED,
+        log=FAILED,
+        lines=cancelled(without=Kind.CELL_DESTROYED),
     ),
-    "an interrupt after the next sample's own work had begun": (
-        evidence(
-            lines=other_cell("u2", RUNNING, WORK, preparing=True),
-            run=replace(RUN, interrupted=True),
-        ),
-        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
+    "a cancelled sample that was not probed at its end": void(
+        Code.PROBES_VOID, log=FAILED, lines=cancelled(without=Kind.PROBE_COMPLETED)
     ),
-    "a sample that was only prepared, and no log says why": (
-        evidence(lines=other_cell("u2", WORK, preparing=True)),
-        *void(Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING),
+    "a cell that was never made, for want of room": void(
+        Code.NO_CELL,
+        exit_code=5,
+        log=sampled(error="x"),
+        lines=[PLANNED, NO_ROOM],
+        failure_code=5,
     ),
-    "a sample whose end met its cancellation for another's error": (
-        evidence(FAILED, lines=cancelled()),
-        *contained(exit_code=1),
+    "a cell of which nothing is known after its making had begun": void(
+        Code.NO_CELL,
+        Code.CELL_NOT_DESTROYED,
+        log=sampled(error="x"),
+        lines=[PLANNED, STARTING, NO_ROOM],
     ),
-    "a sample whose end met Ctrl-C": (
-        evidence(replace(FAILED, status=LogStatus.CANCELLED), lines=cancelled()),
-        *contained(exit_code=130),
+    "evidence is missing, though the disk was full": void(
+        Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,), error="x"), failure_code=5
     ),
-    "a sample that is in no log of an evaluation that went well": (
-        evidence(replace(FAILED, status=LogStatus.SUCCESS), lines=cancelled()),
-        *void(Code.SAMPLE_NOT_IN_LOG),
+    "a degraded sandbox": contained(1, lines=story(BROKEN)),
+    "one of an interrupted run": contained(130, lines=story(BROKEN), interrupted=True),
+    "a degraded sandbox, and evidence is missing": void(
+        Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,)), lines=story(BROKEN)
     ),
-    "a sample of another evaluation than that which failed": (
-        evidence(replace(FAILED, eval_id="e2"), lines=cancelled()),
-        *void(Code.SAMPLE_NOT_IN_LOG),
+    "a sound check": contained(
+        lines=story(line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": ""}))
     ),
-    "a sample in no log, which can't be read whole": (
-        evidence(replace(FAILED, problem="x"), lines=cancelled()),
-        *void(Code.SAMPLE_NOT_IN_LOG, Code.LOG_UNREADABLE),
+    "no end on record": void(Code.RUN_END_MISSING, ended=False),
+    "an error that only the process knew": void(Code.RUN_ERROR, errors=["x"]),
+    "a sample that would have run elsewhere": void(
+        Code.OTHER_PROVIDER, errors=["x"], causes=["other_provider"]
     ),
-    "a cancelled sample whose end is not on record": (
-        evidence(FAILED, lines=cancelled(without=Kind.SAMPLE_FINISHED)),
-        *void(Code.SAMPLE_NOT_IN_LOG),
+    "a tool that appeared later, and an error": void(
+        Code.LATE_HOST_TOOL, Code.RUN_ERROR, errors=["x", "y"], causes=["late_host_tool"]
     ),
-    "a cancelled sample whose cell was not destroyed": (
-        evidence(FAILED, lines=cancelled(without=Kind.CELL_DESTROYED)),
-        *void(Code.SAMPLE_NOT_IN_LOG, Code.CELL_NOT_DESTROYED),
+    "a cause that no error has": void(
+        Code.RUN_ERROR, errors=["x"], causes=["scorer_breached", "other_provider"]
     ),
-    "a cancelled sample that was not probed at its end": (
-        evidence(FAILED, lines=cancelled(without=Kind.PROBE_COMPLETED)),
-        *void(Code.PROBES_VOID),
+    "a log that is gone": void(
+        Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG, log=LogRecord(location="l", missing=True)
     ),
-    "a cell that was never made, for want of room": (
-        evidence(sampled(error="x"), lines=[PLANNED, NO_ROOM], run=replace(RUN, failure_code=5)),
-        *void(Code.NO_CELL, exit_code=5),
+    "a log that is cut short": void(Code.LOG_UNREADABLE, log=replace(LOG, problem="x")),
+    "a log that was not ended": void(Code.LOG_UNFINISHED, log=ended_by(LogStatus.STARTED)),
+    "samples not logged": void(Code.LOG_WITHOUT_SAMPLES, log=replace(LOG, samples_logged=False)),
+    "fewer samples than there were": void(Code.LOG_INCOMPLETE, log=replace(LOG, expected=2)),
+    "metrics that could not be bound": void(Code.VERDICTS_NOT_IN_LOG, not_in_log="x"),
+    "a refusal after samples of which evidence is missing": void(
+        Code.RUN_REFUSED,
+        Code.CALLS_OUTSIDE_CELL,
+        log=sampled(calls=(CALL,)),
+        refusal="x",
+        refusal_code=3,
     ),
-    "a cell of which nothing is known after its making had begun": (
-        evidence(sampled(error="x"), lines=[PLANNED, STARTING, NO_ROOM]),
-        *void(Code.NO_CELL, Code.CELL_NOT_DESTROYED),
-    ),
-    "evidence is missing, though the disk was full": (
-        evidence(sampled(calls=(CALL,), error="x"), run=replace(RUN, failure_code=5)),
-        *void(Code.CALLS_OUTSIDE_CELL),
-    ),
-    "a degraded sandbox": (evidence(lines=story(BROKEN)), *contained(exit_code=1)),
-    "a degraded sandbox of an interrupted run": (
-        evidence(lines=story(BROKEN), run=replace(RUN, interrupted=True)),
-        *contained(exit_code=130),
-    ),
-    "a degraded sandbox, and evidence is missing": (
-        evidence(sampled(calls=(CALL,)), lines=story(BROKEN)),
-        *void(Code.CALLS_OUTSIDE_CELL),
-    ),
-    "a sound check": (
-        evidence(lines=story(line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": ""}))),
-        *contained(),
-    ),
-    "a bad ledger": (evidence(ledger=LedgerState.BAD), *void(Code.LEDGER_BAD)),
-    "a crash": (evidence(ledger=LedgerState.UNFINISHED), *void(Code.LEDGER_UNFINISHED)),
-    "no end on record": (evidence(run=replace(RUN, ended=False)), *void(Code.RUN_END_MISSING)),
-    "an air gap from start to end": (evidence(run=gapped(GAP, gap_at("end"))), *contained()),
-    "an air gap that nobody checked at the end": (
-        evidence(run=gapped(GAP)),
-        *void(Code.AIR_GAP_UNPROVEN),
-    ),
+}
+OF_THE_RUN: dict[str, tuple[dict[str, Any], int, set[Code]]] = {
+    "a bad ledger": ({"ledger": LedgerState.BAD}, 2, {Code.LEDGER_BAD}),
+    "a crash": ({"ledger": LedgerState.UNFINISHED}, 2, {Code.LEDGER_UNFINISHED}),
+    "an air gap from start to end": ({"run": gapped(GAP, gap_at("end"))}, 0, set()),
+    "one that nobody checked at the end": ({"run": gapped(GAP)}, 2, {Code.AIR_GAP_UNPROVEN}),
     "an interface that came up and went down again": (
-        evidence(run=gapped(GAP, line(Kind.AIR_GAP_CHANGED, None, reason="x"), gap_at("end"))),
-        *void(Code.AIR_GAP_BROKEN),
+        {"run": gapped(GAP, line(Kind.AIR_GAP_CHANGED, None, reason="x"), gap_at("end"))},
+        *(2, {Code.AIR_GAP_BROKEN}),
     ),
     "a way beyond the host at the end": (
-        evidence(run=gapped(GAP, gap_at("end", WAY))),
-        *void(Code.AIR_GAP_BROKEN),
-    ),
-    "an error that only the process knew": (
-        evidence(run=replace(RUN, errors=["x"])),
-        *void(Code.RUN_ERROR),
-    ),
-    "a sample that would have run elsewhere": (
-        evidence(run=replace(RUN, errors=["x"], causes=["other_provider"])),
-        *void(Code.OTHER_PROVIDER),
-    ),
-    "a tool that appeared later, and an error": (
-        evidence(run=replace(RUN, errors=["x", "y"], causes=["late_host_tool"])),
-        *void(Code.LATE_HOST_TOOL, Code.RUN_ERROR),
-    ),
-    "a cause that no error has": (
-        evidence(run=replace(RUN, errors=["x"], causes=["scorer_breached", "other_provider"])),
-        *void(Code.RUN_ERROR),
-    ),
-    "a log that is gone": (
-        evidence(LogRecord(location="l", missing=True)),
-        *void(Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG),
-    ),
-    "a log that is cut short": (evidence(replace(LOG, problem="x")), *void(Code.LOG_UNREADABLE)),
-    "a log that was not ended": (
-        evidence(replace(LOG, status=LogStatus.STARTED)),
-        *void(Code.LOG_UNFINISHED),
-    ),
-    "samples that were not logged": (
-        evidence(replace(LOG, samples_logged=False)),
-        *void(Code.LOG_WITHOUT_SAMPLES),
-    ),
-    "fewer samples than there were": (
-        evidence(replace(LOG, expected=2)),
-        *void(Code.LOG_INCOMPLETE),
-    ),
-    "metrics that could not be bound": (
-        evidence(run=replace(RUN, not_in_log="x")),
-        *void(Code.VERDICTS_NOT_IN_LOG),
+        {"run": gapped(GAP, gap_at("end", WAY))},
+        *(2, {Code.AIR_GAP_BROKEN}),
     ),
     "a refusal": (
-        evidence(logs=(), cells={}, ranges={}, run=replace(RUN, refusal="x", refusal_code=3)),
-        *void(Code.RUN_REFUSED, Code.NO_SAMPLES, exit_code=3),
+        {"logs": (), "cells": {}, "ranges": {}}
+        | {"run": replace(RUN, refusal="x", refusal_code=3)},
+        *(3, {Code.RUN_REFUSED, Code.NO_SAMPLES}),
     ),
-    "a refusal after samples of which evidence is missing": (
-        evidence(sampled(calls=(CALL,)), run=replace(RUN, refusal="x", refusal_code=3)),
-        *void(Code.RUN_REFUSED, Code.CALLS_OUTSIDE_CELL),
-    ),
+}
+CASES |= {
+    name: (evidence(**given), Verdict.VOID if codes else Verdict.CONTAINED, exit_code, codes)
+    for name, (given, exit_code, codes) in OF_THE_RUN.items()
 }
 
 
@@ -446,29 +400,36 @@ def test_a_transcript_without_an_id_has_no_cells() -> None:
 def test_the_run_is_gathered_from_its_events() -> None:
     """Who made it, where Inspect's logs are, how the evaluation ended, and what could not be
     bound."""
-    started = line(Kind.RUN_STARTED, run_id="R", kind="inspect", argv=[], key="0" * 64, belljar="1")
-    ended = line(
-        Kind.RUN_EVALUATED,
-        interrupted=True,
-        stopped=True,
-        errors=["e"],
-        refusal="no",
-        refusal_code=3,
-    )
-    sample = line(Kind.SAMPLE_STARTED, "c1", sample="s", log="/logs/a.eval")
-    finished = line(Kind.RUN_FINISHED, outcome="failed", exit_code=2, verdicts_not_in_log="n")
+    ended = {"interrupted": True, "stopped": True, "errors": ["e"]}
+    refused = {"refusal": "no", "refusal_code": 3}
     run = RunRecord()
-    for each in (started, sample, sample, ended, finished):
+    for each in (
+        line(Kind.RUN_STARTED, run_id="R", kind="inspect", argv=[], key="0" * 64, belljar="1"),
+        *[line(Kind.SAMPLE_STARTED, "c1", sample="s", log="/logs/a.eval")] * 2,
+        line(Kind.RUN_EVALUATED, **ended, **refused),
+        line(Kind.RUN_FINISHED, outcome="failed", exit_code=2, verdicts_not_in_log="n"),
+    ):
         run.take(each)
-    assert run == RunRecord(
-        run_id="R",
-        kind="inspect",
-        ended=True,
-        interrupted=True,
-        stopped=True,
-        errors=["e"],
-        refusal="no",
-        refusal_code=3,
-        logs=["/logs/a.eval"],
-        not_in_log="n",
-    )
+    about: dict[str, Any] = {"kind": "inspect", "logs": ["/logs/a.eval"], "not_in_log": "n"}
+    assert run == replace(RUN, **ended, **refused, **about)
+
+
+@pytest.mark.promise("7.1")
+@pytest.mark.parametrize("code", Code)
+def test_every_code_has_one_sentence_and_spoils_a_verdict(code: Code) -> None:
+    """No cause is without a text, and none leaves a sample contained."""
+    reason = Reason(code=code, where="cell c", detail="{} %s")
+    assert code.text.count("{}") <= 1
+    assert str(reason).startswith("cell c: ")
+    assert ("{} %s" in str(reason)) == ("{}" in code.text)
+    assert verdict_of([reason]) is code.verdict is not Verdict.CONTAINED
+    assert reason.to_json()["code"] == code.value
+
+
+@pytest.mark.promise("7.1")
+def test_the_worst_cause_decides() -> None:
+    """A breach outweighs missing evidence; without a cause a sample is contained."""
+    void, breached = Reason(code=Code.NO_CELL), Reason(code=Code.SCORER_BREACHED)
+    assert verdict_of([]) is Verdict.CONTAINED
+    assert verdict_of([void]) is Verdict.VOID
+    assert verdict_of([breached, void]) is verdict_of([void, breached]) is Verdict.BREACHED

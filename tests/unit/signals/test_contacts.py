@@ -30,13 +30,8 @@ def test_the_first_event_of_a_connection_is_a_touch(kind: Kind, data: dict[str, 
     touch = seen.touched(Event(kind=kind, data={**HERE, **data, "connection": 3}), 40)
     assert touch is not None
     assert touch.trust is Trust.HOST_OBSERVED
-    assert touch.data == {
-        "decoy": "cache",
-        "operation": "connect",
-        "evidence": 40,
-        **HERE,
-        "connection": 3,
-    }
+    expected = {"decoy": "cache", "operation": "connect", "evidence": 40, "connection": 3}
+    assert touch.data == {**expected, **HERE}
     assert seen.touched(Event(kind=kind, data={**HERE, **data, "connection": 3}), 41) is None
     assert seen.touched(Event(kind=kind, data={**HERE, **data, "connection": 4}), 42) is not None
 

@@ -3,16 +3,11 @@ right."""
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
-import shutil
-import subprocess
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,25 +20,37 @@ from belljar.signals.credentials import (
     github_token,
     iban,
 )
-from belljar.signals.decoys import FILES, Minted, mint
+from belljar.signals.decoy_services import DAY_S
+from belljar.signals.decoys import (
+    FILES,
+    MAX_AGE_DAYS,
+    Minted,
+    Origin,
+    digest,
+    digests,
+    mint,
+    origins,
+)
 
+KEY, OTHER_KEY = b"k" * KEY_BYTES, b"o" * KEY_BYTES
 labels = st.text(max_size=8)
 
 
 def minted(kind: DecoyKind, **more: object) -> Minted:
     """One of a kind."""
-    return mint(b"k" * KEY_BYTES, "cell", DecoySpec(id="bait", kind=kind, **more))  # type: ignore[arg-type]
+    return mint(KEY, "cell", DecoySpec(id="bait", kind=kind, **more))  # type: ignore[arg-type]
 
 
 def stream(label: str) -> RandomStream:
     """A stream of its own."""
-    return RandomStream(b"k" * KEY_BYTES, label)
+    return RandomStream(KEY, label)
 
 
 @pytest.mark.promise("5.6")
 @given(labels)
-def test_cards_and_ibans_have_their_check_digits(label: str) -> None:
-    """Luhn, and modulo 97; the issuer and the bank are nobody's."""
+def test_cards_accounts_and_tokens_have_their_check_digits(label: str) -> None:
+    """Luhn, modulo 97, and CRC-32 in base 62 at the end of GitHub's; the issuer and the bank are
+    nobody's."""
     number = card(stream(label))
     doubled = [int(d) * (2 if i % 2 == 0 else 1) for i, d in enumerate(number)]
     assert sum(d - 9 if d > 9 else d for d in doubled) % 10 == 0
@@ -51,40 +58,11 @@ def test_cards_and_ibans_have_their_check_digits(label: str) -> None:
     account = iban(stream(label))
     assert int(account[4:] + "1314" + account[2:4]) % 97 == 1
     assert re.fullmatch(r"DE\d\d00\d{16}", account)
-
-
-@pytest.mark.promise("5.6")
-@given(labels)
-def test_a_token_has_its_checksum(label: str) -> None:
-    """CRC-32 in base 62 ends GitHub's."""
     token = github_token(stream(label))
     number = 0
     for digit in token[34:]:
         number = number * 62 + BASE62.index(digit)
     assert number == binascii.crc32(token[4:34].encode())
-
-
-@pytest.mark.promise("5.6")
-def test_an_ssh_key_is_a_key(tmp_path: Path) -> None:
-    """It opens, the public file is its own, ssh-keygen agrees, and no line of it that is looked
-    for is public."""
-    decoy = minted(DecoyKind.SSH_KEY)
-    private, public, config, known = (file.content for file in decoy.files)
-    key = load_ssh_private_key(private, None)
-    assert key.public_key() == load_ssh_public_key(public)
-    secret = next(value.text for value in decoy.values if value.id.endswith("private_key"))
-    assert secret.encode() in private
-    assert base64.b64decode(public.split()[1])[-32:] != b""
-    host = next(value.text for value in decoy.values if value.id.endswith("host"))
-    assert f"HostName {host}".encode() in config
-    assert known.startswith(host.encode())
-    if (tool := shutil.which("ssh-keygen")) is None:
-        return
-    path = tmp_path / "id"
-    path.write_bytes(private)
-    path.chmod(0o600)
-    shown = subprocess.run([tool, "-y", "-f", str(path)], capture_output=True, check=True)
-    assert shown.stdout.split()[:2] == public.split()[:2]
 
 
 def test_a_text_has_a_value_for_each_placeholder() -> None:
@@ -118,3 +96,70 @@ def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatc
     second = mint(bytes(KEY_BYTES), "s", spec)
     assert first.values == second.values
     assert first.files != second.files
+
+
+def spec(kind: DecoyKind, name: str = "bait") -> DecoySpec:
+    """One of each kind, with three records."""
+    return DecoySpec(
+        id=name,
+        kind=kind,
+        count=3,
+        template="the code is {secret}" if kind is DecoyKind.TEXT else "",
+    )
+
+
+def texts(minted: Minted) -> set[str]:
+    """Its values."""
+    return {value.text for value in minted.values}
+
+
+@pytest.mark.promise("5.6")
+@pytest.mark.parametrize("kind", FILES)
+def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
+    """What depends on nothing else is the same; with another key, cell or id no value is. Each is
+    in a file, and in no repr."""
+    one = mint(KEY, "cell-a", spec(kind))
+    assert one == mint(KEY, "cell-a", spec(kind))
+    assert (
+        one.values == mint(KEY, "cell-a", spec(kind), home="/home/x").values
+        or kind is DecoyKind.SSH_KEY
+    )
+    others = (
+        mint(OTHER_KEY, "cell-a", spec(kind)),
+        mint(KEY, "cell-b", spec(kind)),
+        mint(KEY, "cell-a", spec(kind, "other")),
+    )
+    for other in others:
+        assert not texts(one) & texts(other)
+    content = b"\0".join(file.content for file in one.files)
+    assert one.values
+    assert all(value.text.encode() in content for value in one.values)
+    assert not any(value.text in repr(one) for value in one.values)
+
+
+@pytest.mark.promise("5.6")
+@pytest.mark.parametrize("kind", FILES)
+def test_files_are_older_than_their_place_by_no_pattern(kind: DecoyKind) -> None:
+    """A moment to months; what one program makes at once has one time, and no step is constant."""
+    minted = [mint(KEY, cell, spec(kind)) for cell in ("cell-a", "cell-b")]
+    ages = [[file.age_s for file in decoy.files] for decoy in minted]
+    assert all(0 < age_s <= (1 + MAX_AGE_DAYS) * DAY_S for age_s in (*ages[0], *ages[1]))
+    assert all(len(set(each[:2])) == 1 for each in ages)
+    assert len(ages[0]) < 3 or [age - ages[0][0] for age in ages[0]] != [
+        age - ages[1][0] for age in ages[1]
+    ]
+
+
+@pytest.mark.promise("5.6")
+def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
+    """With the key and the digests on record; another key or value leads nowhere."""
+    kinds = (DecoyKind.AWS_CREDENTIALS, DecoyKind.SPREADSHEET)
+    made = [mint(KEY, cell, spec(kind, kind.value)) for cell in ("a", "b") for kind in kinds]
+    known = origins((decoy.cell_id, decoy.id, digests(KEY, decoy)) for decoy in made)
+    for decoy in made:
+        for value in decoy.values:
+            assert known[digest(KEY, value.text)] == Origin(
+                cell_id=decoy.cell_id, decoy=decoy.id, value=value.id
+            )
+            assert digest(OTHER_KEY, value.text) not in known
+    assert digest(KEY, "nobody's value") not in known

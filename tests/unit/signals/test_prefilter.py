@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import sys
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -11,9 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from belljar.signals.decoders import SMALL, compressed, escapes, turned
 from belljar.signals.known import KnownValues
 from belljar.signals.patterns import Patterns
-from belljar.signals.prefilter import MIN_BYTES, Prefilter, places
+from belljar.signals.prefilter import MIN_BYTES, Held, Prefilter, places
+from belljar.signals.runs import runs
+from belljar.signals.scanner import marks, prepare_marks
 from belljar.signals.values import KnownValue, ScanSpec, ValueSource
 
 SPACE = b" " * MIN_BYTES
@@ -37,10 +43,11 @@ def test_without_its_package_anything_is_possible(monkeypatch: pytest.MonkeyPatc
     assert Prefilter({"a": b"abc"}).look(SPACE) is None
 
 
-def test_what_the_package_refuses_is_possible() -> None:
-    """An expression that it can't compile hides nothing."""
+def test_what_it_can_not_tell_is_possible() -> None:
+    """An expression that it can't compile hides nothing, nor do places that are too many to list."""
     pytest.importorskip("hyperscan")
     assert Prefilter({"a": rb"(a)\1"}).look(SPACE) is None
+    assert Prefilter({"a": b"a"}, places=frozenset({"a"})).look(b"a" * 70_000) is None
 
 
 def test_a_pass_that_is_busy_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,5 +111,61 @@ def test_patterns_are_found_with_it_as_without(parts: list[str], separator: str)
     """Credentials, in any order and company."""
     data = separator.join(parts).encode(errors="replace").ljust(MIN_BYTES)
     plain, prepared = Patterns(()), Patterns(())
+
+    def tick() -> None:
+        """There is time enough."""
+
     prepared.prepare()
-    assert sorted(plain.find(data)) == sorted(prepared.find(data))
+    assert sorted(plain.find(data, tick)) == sorted(prepared.find(data, tick))
+
+
+TEXT = b"AKq9-xR7m.Zp2LwT8 and some words of prose behind it"
+B64, HEX = base64.b64encode(TEXT), TEXT.hex().encode()
+PARTS = [
+    *(separator.join(B64[at : at + size] for at in range(0, 60, size)) for size in (1, 2, 3, 4, 5, 6, 8, 10) for separator in (b" ", b"--", b", \n")),
+    *(b"-".join(B64[at : at + size] for at in range(0, 60, size)) for size in (1, 4)),
+    *(b" ".join(HEX[at : at + size] for at in range(0, 60, size)) for size in (1, 2, 4)),
+    b"".join(b"%%%02x" % byte for byte in TEXT),
+    b"".join(b"=%02X" % byte for byte in TEXT),
+    b"".join(b"&#%d;" % byte for byte in TEXT),
+    b"&amp;&lt;&eacute;",
+    b"".join(b"\\u%04x" % byte for byte in TEXT)[::-1],
+    b"".join(b"0x%02x, " % byte for byte in TEXT),
+    b"\\n\\101\\\n=\r\n= \n",
+    gzip.compress(TEXT),
+    zlib.compress(TEXT),
+    zlib.compress(TEXT)[::-1],
+    bytes.fromhex("28b52ffd"),
+    "Ａ０ é \u200b".encode(),
+    b"that with this from them here",
+    *(bytes([byte]) for byte in b" %&\\=x0;\n\r\x00\xff-_/+"),
+]  # fmt: skip
+
+
+def decoded(data: bytes, held: Held) -> list[tuple[object, ...]]:
+    """All that the decoders make of data."""
+    found = (
+        *escapes(data, held),
+        *turned(data, held),
+        *compressed(data, lambda: 1 << 20, held),
+    )
+    return [
+        *((one.names, one.data, one.start, one.end) for one in found),
+        *((one.text, one.pieces, one.split) for one in runs(data, held)),
+    ]
+
+
+@pytest.mark.promise("5.7")
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_size=12),
+    st.sampled_from([b""] * 10 + [b"\x00", b" ", b"word "]),
+)
+def test_decoders_find_the_same_with_it_as_without(parts: list[bytes], padding: bytes) -> None:
+    """In little data, and in much, where fewer of them look."""
+    pytest.importorskip("hyperscan")
+    prepare_marks()
+    data = b"".join(parts).ljust(64, b" ") + padding * SMALL
+    held = marks(data)
+    assert held is not None or padding  # of much data there may be too many places to list
+    assert decoded(data, held) == decoded(data, None)

@@ -81,14 +81,9 @@ def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
     private, public, config, hosts = (each.content.decode() for each in minted.files)
     key = load_ssh_private_key(private.encode(), None)
     assert isinstance(key, Ed25519PrivateKey)
-    assert (
-        fingerprint(public_blob(key.public_key().public_bytes_raw()))
-        == service.settings["fingerprint"]
-    )
-    assert (
-        public.split()[1]
-        == public_line(public_blob(key.public_key().public_bytes_raw())).split()[1]
-    )
+    blob = public_blob(key.public_key().public_bytes_raw())
+    assert fingerprint(blob) == service.settings["fingerprint"]
+    assert public.split()[1] == public_line(blob).split()[1]
     host_key = public_of(base64.b64decode(service.settings["host_key"]))
     assert hosts == f"{known} {public_line(public_blob(host_key))}\n"
     assert f"HostName {spec.host}\n" in config

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from belljar.signals import streams
 from belljar.signals.scanner import Scanned, Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, spec_of
+from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, ValueSource
 
 TEXT = "AKq9-xR7m.Zp2LwT8"
 VALUE = TEXT.encode()
@@ -26,7 +26,8 @@ VALUE = TEXT.encode()
 def stream() -> StreamScanner:
     """One that knows a single value."""
     value = KnownValue(id="v", text=TEXT, source=ValueSource.DECOY)
-    return StreamScanner(Scanner(spec_of([], [], [value], bytes(32), ScanBounds(time_s=60))))
+    patient = ScanBounds(time_s=60)
+    return StreamScanner(Scanner(ScanSpec(values=(value,), key_hex="00" * 32, bounds=patient)))
 
 
 def found(feeds: list[tuple[Channel, str, bytes]]) -> int:
@@ -157,8 +158,8 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
     the one before."""
     assume(len(re.sub(r"[^A-Z0-9]", "", text)) >= 10)
     channel, part, write = WAYS[way]
-    spec = spec_of([KnownValue(id="v", text=text, source=ValueSource.PROTECTED)], (), (), bytes(32))
-    scanner = StreamScanner(Scanner(spec))
+    value = KnownValue(id="v", text=text, source=ValueSource.PROTECTED)
+    scanner = StreamScanner(Scanner(ScanSpec(values=(value,), key_hex="00" * 32)))
     hits, at, number = 0, 0, 0
     while at < len(text):
         size = data.draw(st.integers(1, 5))
