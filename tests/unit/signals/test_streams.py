@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from belljar.signals import streams
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, spec_of
+from belljar.signals.values import Channel, KnownValue, ScanBounds, Scanned, ValueSource, spec_of
 
 TEXT = "AKq9-xR7m.Zp2LwT8"
 VALUE = TEXT.encode()
@@ -144,3 +145,38 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
         piece, at, number = text[at : at + size], at + size, number + 1
         hits += len(scanner.feed("f", channel, part, write(piece, number).encode()).hits)
     assert hits
+
+
+@pytest.mark.promise("8.3")
+def test_flows_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection may be one: the one that was quiet for longest goes."""
+    monkeypatch.setattr(streams, "MAX_FLOWS", 2)
+    watcher = stream()
+    half = len(VALUE) // 2
+    for flow in ("a", "b", "c"):
+        watcher.feed(flow, Channel.STREAM, "data", VALUE[:half])
+    again = [watcher.feed(flow, Channel.STREAM, "data", VALUE[half:]).hits for flow in "bca"]
+    assert [len(hits) for hits in again] == [1, 1, 0]
+
+
+@pytest.mark.promise("8.3")
+def test_the_time_of_one_piece_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into however many fields a guest cuts it: behind a few scans the rest is not looked at, and
+    that is said."""
+    used_s = 0.0
+    scans = 0
+
+    class Slow(Scanner):
+        def scan(self, data: bytes) -> Scanned:
+            nonlocal used_s, scans
+            used_s, scans = used_s + self.spec.bounds.time_s, scans + 1
+            return super().scan(data)
+
+    monkeypatch.setattr(streams, "time", SimpleNamespace(thread_time=lambda: used_s))
+    watcher = StreamScanner(Slow(spec_of([], [], [], bytes(32), ScanBounds(time_s=60))))
+    fields = "&".join(f"a{number}=value-{number}" for number in range(60)).encode()
+    watcher.feed("f", Channel.HTTP, "body", fields)
+    scans = 0
+    looked = watcher.feed("f", Channel.HTTP, "body", fields.replace(b"value", b"other"))
+    assert (looked.complete, looked.problem) == (False, "time")
+    assert scans < 10
