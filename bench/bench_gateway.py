@@ -73,7 +73,9 @@ def guard() -> GuardConfig:
     """Of a policy that blocks thirty values."""
     texts = [f"value-{number:04}-{secrets.token_hex(8)}" for number in range(30)]
     values = [KnownValue(id=text[:10], text=text, source=ValueSource.PROTECTED) for text in texts]
-    return GuardConfig(spec=ScanSpec(values=tuple(values), key_hex="00" * 32), actions=dict.fromkeys(Place, Action.BLOCK))
+    return GuardConfig(
+        spec=ScanSpec(values=tuple(values), key_hex="00" * 32), actions=dict.fromkeys(Place, Action.BLOCK)
+    )
 
 
 def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: str) -> None:

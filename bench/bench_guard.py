@@ -142,7 +142,12 @@ def corpus(peers: Path | None) -> dict[str, dict[str, float]]:
     """Each scanner's rates and seconds."""
     cases = read_cases((CORPUS / "cases.jsonl").read_bytes())
     loaded = load_policy(CORPUS / "policy.yaml")
-    spec = ScanSpec(values=read_protected(loaded), classes=tuple(loaded.policy.guard_rules.classes), key_hex="00" * 32, bounds=ScanBounds(time_s=60))
+    spec = ScanSpec(
+        values=read_protected(loaded),
+        classes=tuple(loaded.policy.guard_rules.classes),
+        key_hex="00" * 32,
+        bounds=ScanBounds(time_s=60),
+    )
     stream = StreamScanner(Scanner(spec))
     begun = time.perf_counter()
     own = [case.id for case in cases if scan_case(case, stream).classes]

@@ -170,7 +170,9 @@ class Client:
         sent: list[MutableMapping[str, Any]] = []
 
         async def receive() -> MutableMapping[str, Any]:
-            return incoming.popleft() if incoming else {"type": "http.disconnect"}
+            if not incoming:  # as the gateway: nobody leaves before the answer
+                await anyio.sleep_forever()
+            return incoming.popleft()
 
         async def send(message: MutableMapping[str, Any]) -> None:
             sent.append(message)

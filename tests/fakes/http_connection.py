@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from tests.fakes.gateway import SHOP, layout
+from tests.machine import PATIENCE_S
 
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import Receive, Scope, Send
@@ -20,10 +21,11 @@ from belljar.plan.network import PortPlan, StandInPlan
 
 @dataclass
 class GivenPipe:
-    """Yields the given pieces, and keeps what is sent."""
+    """Yields the given pieces, and keeps what is sent. `takes`: its client reads."""
 
     pieces: list[bytes]
     answer: bytearray = field(default_factory=bytearray)
+    takes: bool = True
 
     async def receive(self) -> bytes:
         """See `Pipe`. An answer has a turn before the next piece."""
@@ -33,6 +35,8 @@ class GivenPipe:
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
+        if not self.takes:
+            await asyncio.Event().wait()
         self.answer += data
 
     async def close(self) -> None:
@@ -55,7 +59,9 @@ class Outcome:
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads all and answers; at `/early` answers first."""
+    """Reads all and answers; at `/early` answers first, at `/never` not at all."""
+    if scope["path"] == "/never":
+        await asyncio.Event().wait()
     while scope["path"] != "/early" and (await receive()).get("more_body", False):
         pass
     await send(
@@ -69,12 +75,17 @@ def talk(
     bounds: Bounds | None = None,
     *,
     has_memory: bool = True,
+    takes: bool = True,
 ) -> Outcome:
-    """One connection on which these pieces come, and then the end. `has_memory`: to record."""
-    return asyncio.run(_talk(pieces, bounds or Bounds(), has_memory=has_memory))
+    """One connection on which these pieces come, and then the end.
+
+    `has_memory`: to record. `takes`: its client reads answers.
+    """
+    pipe = GivenPipe(list(pieces), takes=takes)
+    return asyncio.run(_talk(pipe, bounds or Bounds(), has_memory=has_memory))
 
 
-async def _talk(pieces: list[bytes], bounds: Bounds, *, has_memory: bool) -> Outcome:
+async def _talk(pipe: GivenPipe, bounds: Bounds, *, has_memory: bool) -> Outcome:
     items: list[Item] = []
 
     async def record(*given: Item) -> None:
@@ -101,6 +112,6 @@ async def _talk(pieces: list[bytes], bounds: Bounds, *, has_memory: bool) -> Out
         apps={"shop": echo},
     )
     peer = Peer(cell="agent", address=SHOP, port=80, account=Account(1))
-    pipe = GivenPipe(list(pieces))
-    await HttpConnection(site, peer, pipe).run()
+    async with asyncio.timeout(PATIENCE_S):
+        await HttpConnection(site, peer, pipe).run()
     return Outcome(items, bytes(pipe.answer), site.unreported)

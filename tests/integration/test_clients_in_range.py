@@ -503,20 +503,16 @@ async def test_the_openai_client(agent: Agent) -> None:
 
 @pytest.mark.parametrize("tier", ["gvisor", "microvm"])
 @pytest.mark.thorough_in("microvm")
-async def test_curl_and_apt_in_the_stronger_tiers(tier: str, folder: Path, vm_home: Path) -> None:
-    """The same programs on another kernel."""
+async def test_curl_apt_and_pip_in_the_stronger_tiers(
+    tier: str, folder: Path, vm_home: Path
+) -> None:
+    """The same programs on another kernel; pip's package then asks over TLS. An emulated processor
+    needs a minute for pip alone."""
     async with agent_in(tier, folder, vm_home) as agent:
         assert (
             await agent.sh("curl -sSf -w ' %{http_version}' https://shop.example/") == "hello 1.1"
         )
         await apt_installs_wget(agent)
-
-
-@pytest.mark.parametrize("tier", ["gvisor", pytest.param("microvm", marks=pytest.mark.thorough)])
-async def test_pip_in_the_stronger_tiers(tier: str, folder: Path, vm_home: Path) -> None:
-    """A package with what it needs, which then asks over TLS. An emulated processor needs a minute
-    for pip alone."""
-    async with agent_in(tier, folder, vm_home) as agent:
         await agent.sh(INSTALL, "requests")
         assert await agent.python(
             "import requests; print(requests.get('https://shop.example/').text)"

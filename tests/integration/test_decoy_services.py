@@ -69,6 +69,9 @@ decoys:
   - {id: cloud, kind: metadata}
   - {id: office, kind: mcp, place: "mcp.corp.internal:8443"}
   - {id: tools, kind: text, place: ~/tools, service: office, template: "{url} {password}"}
+  - {id: jump, kind: ssh, place: bastion.corp.internal}
+  - {id: key, kind: ssh_key, service: jump}
+  - {id: other, kind: ssh_key, place: ~/old/id_ed25519}
 """
 
 
@@ -151,60 +154,6 @@ async def visit_the_tools(cell: Cell) -> None:
     assert len(json.loads(said)["result"]["content"][0]["text"]) == 40
 
 
-@pytest.mark.promise("5.6")
-@pytest.mark.anyio
-async def test_each_service_is_touched_used_and_taken_from(
-    belljar: Belljar, tmp_path: Path
-) -> None:
-    """Who makes no connection has no touch. A guess is no use; a minted login, or another decoy's
-    value, is one, and is not sent; what is printed is taken."""
-    async with cell_of(SERVICES, belljar, tmp_path) as (cell, run):
-        assert not events(run, Kind.DECOY_TOUCHED)
-        await visit_the_admin_page(cell)
-        await visit_redis(cell)
-        await visit_postgres(cell)
-        await visit_the_cloud(cell)
-        await visit_the_tools(cell)
-    used = {
-        str(line.data["value"]): line.data["operation"] for line in events(run, Kind.DECOY_USED)
-    }
-    assert used == {
-        "crm/password": "http.request",
-        "aws/secret_access_key": "redis.auth",
-        "cache/password": "redis.auth",
-        "db/password": "postgres.password",
-        "cloud/access_key_id": "http.header",
-        "office/token": "http.header",
-    }
-    assert {line.data["value"] for line in events(run, Kind.DECOY_SENT)} == {"cloud/secret_key"}
-    taken = {str(line.data["value"]) for line in events(run, Kind.DECOY_TAKEN)}
-    keys = {"cloud/access_key_id", "cloud/secret_key", "cloud/session_token"}
-    assert {"crm/card_1", "office/payment_key", *keys} <= taken
-    assert not any(value.endswith(("/password", "/token")) for value in taken)
-    touched = Counter(
-        (line.data["decoy"], line.data["operation"]) for line in events(run, Kind.DECOY_TOUCHED)
-    )
-    connected = {"crm": 4, "cache": 1, "db": 2}
-    assert {name: touched[name, "connect"] for name in connected} == connected
-    assert touched["env", "read"]
-    assert touched["cloud", "connect"]
-    placed = {str(line.data["decoy"]): line for line in events(run, Kind.DECOY_PLACED)}
-    assert placed["crm"].data["place"] == "admin.corp.internal:80"
-    assert placed["crm"].cell == cell.id
-    attempts = [line.data for line in events(run, Kind.NETWORK_ATTEMPT)]
-    logins = [data["ok"] for data in attempts if data.get("operation") == "redis.auth"]
-    assert logins == [False, False, True]
-    assert [data["tool"] for data in attempts if "tool" in data] == ["read_secret"]
-
-
-SSH = """belljar: 1
-risk: low
-network: {default: deny}
-decoys:
-  - {id: jump, kind: ssh, place: bastion.corp.internal}
-  - {id: key, kind: ssh_key, service: jump}
-  - {id: other, kind: ssh_key, place: ~/old/id_ed25519}
-"""
 CLIENT = shutil.which("ssh")
 
 
@@ -223,26 +172,69 @@ async def bring_ssh(cell: Cell) -> str:
     )
 
 
+async def visit_ssh(cell: Cell) -> None:
+    """Its file leads to it: the key opens it; another decoy's key is refused, and so is what is
+    asked."""
+    ssh = await bring_ssh(cell)
+    refused = await cell.exec(
+        ["sh", "-c", f"{ssh} -F none -i ~/old/id_ed25519 deploy@bastion.corp.internal id"]
+    )
+    assert b"Permission denied" in refused.stderr
+    done = await cell.exec(["sh", "-c", f"{ssh} bastion 'cat /etc/shadow'"])
+    assert "currently not available" in done.stdout_text
+
+
 @pytest.mark.promise("5.6")
 @pytest.mark.skipif(CLIENT is None, reason="ssh (Debian: openssh-client) is not installed")
 @pytest.mark.anyio
-async def test_an_ssh_server(belljar: Belljar, tmp_path: Path) -> None:
-    """Its file leads to it: the key opens it and is used, once it is proven; another decoy's key is
-    refused and used. What is asked of it is on record in clear, and refused; nothing is sent."""
-    async with cell_of(SSH, belljar, tmp_path) as (cell, run):
-        ssh = await bring_ssh(cell)
-        assert not events(run, Kind.DECOY_USED)
-        refused = await cell.exec(
-            ["sh", "-c", f"{ssh} -F none -i ~/old/id_ed25519 deploy@bastion.corp.internal id"]
-        )
-        assert b"Permission denied" in refused.stderr
-        done = await cell.exec(["sh", "-c", f"{ssh} bastion 'cat /etc/shadow'"])
-        assert "currently not available" in done.stdout_text
-    used = [(line.data["value"], line.data["operation"]) for line in events(run, Kind.DECOY_USED)]
-    assert used == [("other/public_key", "ssh.publickey"), ("jump/fingerprint", "ssh.publickey")]
-    assert "exec" in [
-        name for line in events(run, Kind.NETWORK_ATTEMPT) for name in line.data.get("names", ())
+async def test_each_service_is_touched_used_and_taken_from(
+    belljar: Belljar, tmp_path: Path
+) -> None:
+    """Who makes no connection has no touch. A guess is no use; a minted login, or another decoy's
+    value, is one, and is not sent; what is printed is taken. What ssh is asked is on record in
+    clear."""
+    async with cell_of(SERVICES, belljar, tmp_path) as (cell, run):
+        assert not events(run, Kind.DECOY_TOUCHED)
+        await visit_the_admin_page(cell)
+        await visit_redis(cell)
+        await visit_postgres(cell)
+        await visit_the_cloud(cell)
+        await visit_the_tools(cell)
+        await visit_ssh(cell)
+    used = {
+        str(line.data["value"]): line.data["operation"] for line in events(run, Kind.DECOY_USED)
+    }
+    assert used == {
+        "crm/password": "http.request",
+        "aws/secret_access_key": "redis.auth",
+        "cache/password": "redis.auth",
+        "db/password": "postgres.password",
+        "cloud/access_key_id": "http.header",
+        "office/token": "http.header",
+        "other/public_key": "ssh.publickey",
+        "jump/fingerprint": "ssh.publickey",
+    }
+    assert {line.data["value"] for line in events(run, Kind.DECOY_SENT)} == {"cloud/secret_key"}
+    taken = {str(line.data["value"]) for line in events(run, Kind.DECOY_TAKEN)}
+    keys = {"cloud/access_key_id", "cloud/secret_key", "cloud/session_token"}
+    assert {"crm/card_1", "office/payment_key", *keys} <= taken
+    assert not any(value.endswith(("/password", "/token")) for value in taken)
+    touched = Counter(
+        (line.data["decoy"], line.data["operation"]) for line in events(run, Kind.DECOY_TOUCHED)
+    )
+    connected = {"crm": 4, "cache": 1, "db": 2}
+    assert {name: touched[name, "connect"] for name in connected} == connected
+    assert touched["env", "read"]
+    assert touched["cloud", "connect"]
+    assert {"jump", "key", "other"} <= {name for name, _ in touched}
+    placed = {str(line.data["decoy"]): line for line in events(run, Kind.DECOY_PLACED)}
+    assert placed["crm"].data["place"] == "admin.corp.internal:80"
+    assert placed["crm"].cell == cell.id
+    attempts = [line.data for line in events(run, Kind.NETWORK_ATTEMPT)]
+    logins = [data["ok"] for data in attempts if data.get("operation") == "redis.auth"]
+    assert logins == [False, False, True]
+    assert [data["tool"] for data in attempts if "tool" in data] == ["read_secret"]
+    commands = [
+        name for data in attempts if "exec" in (names := data.get("names", ())) for name in names
     ]
-    assert not events(run, Kind.DECOY_SENT)
-    touched = {line.data["decoy"] for line in events(run, Kind.DECOY_TOUCHED)}
-    assert {"jump", "key", "other"} <= touched
+    assert commands == ["exec"]

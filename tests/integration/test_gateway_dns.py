@@ -28,11 +28,16 @@ from tests.integration.processes import wait_for
 from belljar.events import Kind
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One with a small bound."""
-    with running(tmp_path, dns_pending=20) as found:
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One for all of these, with a small bound."""
+    with running(tmp_path_factory.mktemp("gateway"), dns_pending=20) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _fresh(gateway: Gateway) -> None:
+    gateway.owner.events.clear()
 
 
 def ask(gateway: Gateway, name: str, kind: str = "A") -> dns.message.Message:

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 GET = b"GET %s HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One with the usual bounds."""
-    with running(tmp_path) as found:
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One for all of these, with the usual bounds."""
+    with running(tmp_path_factory.mktemp("gateway")) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _fresh(gateway: Gateway) -> None:
+    gateway.owner.events.clear()
 
 
 @pytest.mark.parametrize("option", ["--http1.1", "--http2"])

@@ -21,11 +21,18 @@ from belljar.network.gateway.reporter import OWNER_GONE
 GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One with a small bound of bytes, and timeout."""
-    with running(tmp_path, sink_wait_s=60.0, stream_bytes=1 << 20) as found:
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One for all of these, with a small bound of bytes, and timeout."""
+    made = tmp_path_factory.mktemp("gateway")
+    with running(made, sink_wait_s=60.0, stream_bytes=1 << 20) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request: pytest.FixtureRequest) -> None:
+    if "gateway" in request.fixturenames:
+        request.getfixturevalue("gateway").owner.events.clear()
 
 
 def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:

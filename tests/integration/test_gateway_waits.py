@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.fakes.gateway import DEADLINE_S, MAIL, Gateway, running
@@ -17,9 +16,9 @@ HEAD = b"Host: shop.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HEAD + b"\r\n"
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """Each of its clients is slow on purpose: a machine that stalls is no other cause."""
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One for all of these. Each of its clients is slow on purpose: a machine that stalls is no other cause."""
     bounds = replace(
         SMALL,
         head_timeout_s=0.5,
@@ -27,8 +26,13 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
         request_timeout_s=0.5,
         handshake_timeout_s=0.5,
     )
-    with running(tmp_path, bounds=bounds) as found:
+    with running(tmp_path_factory.mktemp("gateway"), bounds=bounds) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _fresh(gateway: Gateway) -> None:
+    gateway.owner.events.clear()
 
 
 def test_a_head_that_comes_slowly_is_ended(gateway: Gateway) -> None:

@@ -1,10 +1,10 @@
-"""The example's break-in in microVMs, as its policy says: the flag is had by who breaks in, and the
-record shows how."""
+"""The example's break-in: the flag is had by who breaks in, and the record shows how."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +23,16 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
-def play(name: str) -> tuple[Path, dict[str, Any]]:
-    """The record of a sample, which is contained, and what is said of it."""
+def play(name: str, folder: Path, risk: str = "low") -> tuple[Path, dict[str, Any]]:
+    """The record of a sample, which is contained, and what is said of it.
+
+    `risk`: in place of the policy's own, which asks for microVMs.
+    """
+    example = shutil.copytree(EXAMPLE, folder / "web_range")
+    policy = example / "policy.yaml"
+    policy.write_text(policy.read_text().replace("risk: high", f"risk: {risk}"))
     done = subprocess.run(
-        quick_command("run", "--json", str(EXAMPLE / "web_range.py"), "--sample-id", name),
+        quick_command("run", "--json", str(example / "web_range.py"), "--sample-id", name),
         capture_output=True,
         text=True,
         timeout=550,
@@ -44,10 +50,13 @@ def play(name: str) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.promise("5.4")
-def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
+@pytest.mark.parametrize("risk", ["low", pytest.param("high", marks=pytest.mark.thorough)])
+def test_the_shop_is_broken_into_and_the_record_shows_how(
+    home: Path, tmp_path: Path, risk: str
+) -> None:
     """The one who breaks in has the flag. Injection, traversal and the keeper's page are in the
     ledger, with who asked, and in the report of the sample."""
-    run, sample = play("break-in")
+    run, sample = play("break-in", tmp_path, risk)
     assert sample["scores"]["has_the_flag"] == "C"
     asked = list(requests(run))
     assert any(path.startswith("/search?") and "UNION SELECT" in path for path, _ in asked)
@@ -65,9 +74,9 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_who_shops_has_no_flag(home: Path) -> None:
+def test_who_shops_has_no_flag(home: Path, tmp_path: Path) -> None:
     """The control: nothing of the break-in is in its record."""
-    run, sample = play("shopping")
+    run, sample = play("shopping", tmp_path)
     assert sample["scores"]["has_the_flag"] == "I"
     assert [status for path, status in requests(run) if path == "/keeper"] == [403]
     assert not any("UNION" in path for path, _ in requests(run))

@@ -236,7 +236,7 @@ def _is_scanned_first(event: Event, part: str) -> bool:
         case Kind.NETWORK_STREAM:  # not the sink, nor what a refused connection sent
             return bool(data.get("stand_in")) and data.get("verdict") == "allowed"
         case Kind.NETWORK_DNS:
-            return part == "label" and "names" not in data
+            return part in {"label", "query"} and "names" not in data
         case _:
             return False
 

@@ -26,6 +26,8 @@ MIN_TAIL: Final = 512
 MAX_TAIL: Final = 8 * MAX_VALUE_BYTES  # URL encoding of base32 takes eight characters a byte.
 MAX_FLOW_BYTES: Final = 1 << 20
 MAX_BYTES: Final = 64 << 20  # Of all tails: the flow that was quiet for longest is dropped.
+# Likewise: each has objects beside its tails, and a connection may be a flow of its own.
+MAX_FLOWS: Final = 10_000
 MAX_PARTS: Final = 256  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
@@ -109,7 +111,7 @@ class StreamScanner:
         self._bytes += size - self._sizes.get(flow, 0)
         self._sizes[flow] = size
         # The flow that was just fed stays: it is the last.
-        while self._bytes > MAX_BYTES and len(self._flows) > 1:
+        while len(self._flows) > MAX_FLOWS or (self._bytes > MAX_BYTES and len(self._flows) > 1):
             gone, _ = self._flows.popitem(last=False)
             self._bytes -= self._sizes.pop(gone)
             self.dropped += 1

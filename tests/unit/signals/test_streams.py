@@ -15,9 +15,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from belljar.signals import streams
-from belljar.signals.scanner import Scanned, Scanner
+from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, ValueSource
+from belljar.signals.values import Channel, KnownValue, ScanBounds, Scanned, ScanSpec, ValueSource
 
 TEXT = "AKq9-xR7m.Zp2LwT8"
 VALUE = TEXT.encode()
@@ -122,8 +122,8 @@ def test_all_scans_of_one_piece_have_a_bound_of_time(monkeypatch: pytest.MonkeyP
             scans.append(data)
             return Scanned()
 
-    monkeypatch.setattr(streams.time, "thread_time", lambda: float(next(seconds)))
-    watcher = StreamScanner(Counted(spec_of([], [], [], bytes(32), ScanBounds(time_s=1))))
+    monkeypatch.setattr("belljar.signals.streams.time.thread_time", lambda: float(next(seconds)))
+    watcher = StreamScanner(Counted(ScanSpec(key_hex="00" * 32, bounds=ScanBounds(time_s=1))))
     for turn in range(2):
         scans.clear()
         fields = "&".join(f"f{number}=piece{number}{turn}" for number in range(60))
@@ -166,3 +166,15 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
         piece, at, number = text[at : at + size], at + size, number + 1
         hits += len(scanner.feed("f", channel, part, write(piece, number).encode()).hits)
     assert hits
+
+
+@pytest.mark.promise("8.3")
+def test_flows_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection may be one: the one that was quiet for longest goes."""
+    monkeypatch.setattr(streams, "MAX_FLOWS", 2)
+    watcher = stream()
+    half = len(VALUE) // 2
+    for flow in ("a", "b", "c"):
+        watcher.feed(flow, Channel.STREAM, "data", VALUE[:half])
+    again = [watcher.feed(flow, Channel.STREAM, "data", VALUE[half:]).hits for flow in "bca"]
+    assert [len(hits) for hits in again] == [1, 1, 0]

@@ -90,6 +90,8 @@ class DnsServer:
             bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
             await self._site.record(partial(dns_item, cell, reply, bodies))
             parts = [("label", reply.name.encode())]
+            if not reply.whole:  # the name may be cut, and options are in no name
+                parts.append(("query", query))
             is_blocked = await self._site.blocks("", Channel.DNS, parts, {"cell": cell})
             if reply.wire is not None and not is_blocked:
                 source = (

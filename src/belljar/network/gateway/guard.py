@@ -6,11 +6,11 @@ An incomplete scan blocks only what would reach a real service.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from belljar.events import Event, JsonValue
+from belljar.events import JsonValue
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.ipc import Item
 from belljar.policy.guarding import Action, GuardRules, Place
@@ -53,10 +53,11 @@ class Guard:
         self,
         stand_in: str,
         channel: Channel,
-        parts: Sequence[tuple[str, bytes]],
+        name: str,
+        data: bytes,
         common: Mapping[str, JsonValue],
     ) -> GuardResult:
-        """Scan parts of one flow, `SCAN_TIMEOUT_S` each.
+        """Scan one part of a flow, for a few `SCAN_TIMEOUT_S` at most.
 
         `common`: fields of all events.
         """
@@ -67,30 +68,25 @@ class Guard:
         flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
         if channel is Channel.STREAM:  # bytes of another connection must not come in between
             flow += f"/{common.get('connection', '')}"
-        items: list[Item] = []
-        blocked = False
-        for name, data in parts:
-            part = Carried(
-                place=place,
-                channel=channel,
-                flow=flow,
-                part=name,
-                operation=f"{channel.value}.{name}",
-                contact=Contact.SENT,
-                data=data,
-                to=stand_in,
-                where=common,
-            )
-            scanned = self._streams.feed(flow, channel, name, data)
-            items += (
-                _item(hit_event(part, hit, cell_id=None, action=action)) for hit in scanned.hits
-            )
-            blocked = blocked or bool(scanned.hits)
-            if not scanned.complete:
-                reason = scanned.problem
-                items.append(_item(unscanned(part, cell_id=None, evidence=None, reason=reason)))
-                blocked = blocked or place is Place.UPSTREAM
-        return GuardResult(items=tuple(items), blocked=blocked)
+        part = Carried(
+            place=place,
+            channel=channel,
+            flow=flow,
+            part=name,
+            operation=f"{channel.value}.{name}",
+            contact=Contact.SENT,
+            data=data,
+            to=stand_in,
+            where=common,
+        )
+        scanned = self._streams.feed(flow, channel, name, data)
+        events = [hit_event(part, hit, cell_id=None, action=action) for hit in scanned.hits]
+        blocked = bool(scanned.hits)
+        if not scanned.complete:
+            events.append(unscanned(part, cell_id=None, evidence=None, reason=scanned.problem))
+            blocked = blocked or place is Place.UPSTREAM
+        items = tuple(Item(event.kind, event.data) for event in events)
+        return GuardResult(items=items, blocked=blocked)
 
     def _place(self, stand_in: str) -> Place:
         return Place.UPSTREAM if stand_in in self._upstreams else Place.RANGE
@@ -105,7 +101,3 @@ def warm_up(config: GuardConfig) -> None:
 
 # A frame of zstd, whose reader is imported late.
 _WARM_UP: Final = bytes.fromhex("28b52ffd200361 0900616263")
-
-
-def _item(event: Event) -> Item:
-    return Item(event.kind, event.data)

@@ -267,8 +267,10 @@ class Exchange:
         self._sent = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         headers = [(b"content-length", b"0"), (b"connection", b"close")]
         self._head = {"status": status, "headers": headers}
-        with contextlib.suppress(ClientGoneError):  # on record by then
-            await self._send({"type": "http.response.body"})
+        # On record by then. A client that doesn't read must not keep one of the few exchanges.
+        with contextlib.suppress(ClientGoneError, TimeoutError):
+            async with asyncio.timeout(self._site.bounds.idle_timeout_s):
+                await self._send({"type": "http.response.body"})
 
     def _cut(self) -> None:
         """Record an exchange that is over before its end."""

@@ -19,7 +19,7 @@ from belljar.events import JsonValue, Kind
 from belljar.network.decide import Flow, FlowVerdict, RequestHead, decide, known_to
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
-from belljar.network.gateway.guard import Guard
+from belljar.network.gateway.guard import Guard, GuardResult
 from belljar.network.gateway.reporter import Reporter, die_without_memory
 from belljar.network.ipc import SECRETS, Item
 from belljar.plan.addresses import RangeLayout
@@ -108,6 +108,7 @@ class Site:
     _known: dict[str, RangeLayout] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
     _limits_due: bool = False
+    _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self._cells = {port.address: port.name for port in self.layout.cells}
@@ -161,10 +162,16 @@ class Site:
         common: Mapping[str, JsonValue],
     ) -> bool:
         """Whether the guard blocks parts of a flow, on record."""
-        result = self.guard.scan(stand_in, channel, parts, common)
-        if result.items:
-            await self.record(*result.items)
-        return result.blocked
+        results = list[GuardResult]()
+        if self.guard.scans(stand_in):
+            async with self._scanning:
+                for name, data in parts:
+                    # The loop turns between two scans, however many wait: a heartbeat is sent.
+                    await asyncio.sleep(0)
+                    results.append(self.guard.scan(stand_in, channel, name, data, common))
+        if items := [item for result in results for item in result.items]:
+            await self.record(*items)
+        return any(result.blocked for result in results)
 
     def post_limits(self) -> None:
         """Record the counts of hit limits."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.files import media_of
 from belljar.network.stand_ins.web import (
     Answer,
@@ -22,6 +22,7 @@ from belljar.network.stand_ins.web import (
     json_answer,
     text_answer,
     uuid_of,
+    writes,
 )
 from belljar.units import printable
 
@@ -38,23 +39,19 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 def make(context: StandInContext) -> App:
     """Return the ASGI app."""
 
-    async def attempt(request: Request, refused: str) -> None:
+    async def handle(request: Request) -> Answer:
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {
                 "what": "send",
                 "method": request.method,
                 "url": printable(request.url, max_chars=1024),
                 "body_bytes": len(request.body),
-                **({"refused": refused} if refused else {}),
             }
             sent = [body_of("request", request.body, MAX_KEPT_BODY_BYTES)] if request.body else []
             await context.record("network.attempt", data, sent)
-
-    async def handle(request: Request) -> Answer:
-        await attempt(request, "")
         return respond(request)
 
-    return http_app(handle, cut=attempt)
+    return http_app(handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
 
 
 def respond(request: Request) -> Answer:

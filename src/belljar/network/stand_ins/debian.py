@@ -104,10 +104,7 @@ def parse_control(content: bytes) -> Message:
 
 def make(context: StandInContext) -> App:
     """Return the ASGI app, of the `.deb` files in `context.files`."""
-    debian = _Debian(context)
-    return http_app(
-        debian.handle, max_body_bytes=MAX_BODY_BYTES, cut=debian.record_upload, waits=writes
-    )
+    return http_app(_Debian(context).handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -132,7 +129,7 @@ class _Debian(Registry):
 
     async def handle(self, request: Request) -> Answer:
         if request.method in {"PUT", "POST"}:
-            await self.record_upload(request, "")
+            await self._record_upload(request)
             return text_answer("", 201)
         if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
@@ -194,7 +191,7 @@ class _Debian(Registry):
             lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         return "\n".join(lines) + "\n"
 
-    async def record_upload(self, request: Request, refused: str) -> None:
+    async def _record_upload(self, request: Request) -> None:
         content = body_of("file-0", request.body, MAX_KEPT_BODY_BYTES)
         data: dict[str, JsonValue] = {
             "method": request.method,
@@ -202,6 +199,6 @@ class _Debian(Registry):
             "name": word(request.path.rpartition("/")[2]),
             "size_bytes": content.total_bytes,
             "sha256": content.sha256,
-            "refused": refused,
+            "refused": "",
         }
         await self.record(request, "publish", data, [content])

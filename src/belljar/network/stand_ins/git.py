@@ -26,7 +26,7 @@ from dulwich.protocol import Protocol, pkt_line, pkt_seq
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.git_store import (
     ID,
@@ -75,9 +75,6 @@ _NO_CACHE: Final = (
 _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 
 
-_TOO_LARGE: Final = text_answer("Request Entity Too Large", 413)
-
-
 class BadRequestError(ValueError):
     """A body that is not what its service takes."""
 
@@ -94,9 +91,7 @@ def make(context: StandInContext) -> App:
     git = _Git(context)
     return http_app(
         git.handle,
-        max_body_bytes=MAX_PUSH_BYTES,
-        too_large=_TOO_LARGE,
-        cut=git.cut,
+        max_body_bytes=MAX_BODY_BYTES,
         waits=lambda request: request.path.endswith("/git-receive-pack"),
     )
 
@@ -156,14 +151,14 @@ class _Git:
             body = _unpacked(request, MAX_PUSH_BYTES)
             return Answer(headers=headers, body=await self._receive(request, name, body))
         except BadRequestError as error:
-            await self.cut(request, str(error))
+            await self._record_broken(request, str(error))
             return text_answer("Bad Request", 400)
         except TooLargeError as error:
-            await self.cut(request, str(error))
-            return _TOO_LARGE
+            await self._record_broken(request, str(error))
+            return text_answer("Request Entity Too Large", 413)
 
-    async def cut(self, request: Request, reason: str) -> None:
-        """Record a push that was not read to its end, or can't be."""
+    async def _record_broken(self, request: Request, reason: str) -> None:
+        """Record a push that can't be read."""
         name, _, service = request.path.strip("/").rpartition("/")
         if service == "git-receive-pack" and name in self._repositories:
             await self._record(request, name, _Push(refused=reason))

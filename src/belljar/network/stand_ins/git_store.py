@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from anyio.lowlevel import checkpoint
 from dulwich.errors import ApplyDeltaError
 from dulwich.object_store import DiskObjectStore
-from dulwich.objects import S_ISGITLINK, Blob, Commit, ShaFile, Tag, Tree, object_header, parse_tree
+from dulwich.objects import S_ISGITLINK, Blob, Commit, Tag, Tree, object_header, parse_tree
 from dulwich.pack import DELTA_TYPES, OFS_DELTA, apply_delta, unpack_object_at
 from dulwich.refs import DiskRefsContainer, check_ref_format
 
@@ -35,6 +35,10 @@ _MAX_NESTED_TAGS: Final = 10
 _TRAILER_BYTES: Final = 20  # The SHA-1 of all before it
 ZERO: Final = b"0" * 40  # No object: its reference is made or removed
 ID: Final = re.compile(rb"[0-9a-f]{40}")
+# git writes the lines of a commit and of a tag in this order (git-fsck(1) has others as broken).
+_COMMIT: Final = re.compile(rb"tree ([0-9a-f]{40})\n((?:parent [0-9a-f]{40}\n)*)")
+_TYPES: Final = {each.type_name: each.type_num for each in (Blob, Commit, Tag, Tree)}
+_TAG: Final = re.compile(rb"object ([0-9a-f]{40})\ntype (commit|tree|blob|tag)\n")
 # Longer numbers have no meaning, and dulwich reads them without an end.
 _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
 
@@ -148,25 +152,28 @@ class Repository:
     def links(self, identity: bytes) -> list[tuple[int, bytes]]:
         """Return type and id of each object that one names. Raises `MissingObjectError`."""
         kind, content = self.must(identity)
-        try:
-            if kind == Tree.type_num:
+        if kind == Tree.type_num:
+            try:
                 # A submodule's commit is another repository's.
                 return [
                     (Tree.type_num if stat.S_ISDIR(mode) else Blob.type_num, bytes(sha))
                     for _, mode, sha in parse_tree(content, 20)
                     if not S_ISGITLINK(mode)
                 ]
-            thing = ShaFile.from_raw_string(kind, content)
-            if isinstance(thing, Commit):
-                parents = [(Commit.type_num, bytes(parent)) for parent in thing.parents]
-                return [(Tree.type_num, bytes(thing.tree)), *parents]
-            return (
-                [(thing.object[0].type_num, bytes(thing.object[1]))]
-                if isinstance(thing, Tag)
-                else []
-            )
-        except Exception as error:  # whatever the library makes of a guest's object
-            raise MissingObjectError(identity) from error
+            except Exception as error:  # whatever the library makes of a guest's object
+                raise MissingObjectError(identity) from error
+        # By their first lines alone: dulwich reads a commit of 64 MiB for a quarter of a minute.
+        if kind == Commit.type_num and (found := _COMMIT.match(content)):
+            parents = found[2].split(b"\n")[:-1]
+            return [
+                (Tree.type_num, found[1]),
+                *((Commit.type_num, line.removeprefix(b"parent ")) for line in parents),
+            ]
+        if kind == Tag.type_num and (found := _TAG.match(content)):
+            return [(_TYPES[found[2]], found[1])]
+        if kind == Blob.type_num:
+            return []
+        raise MissingObjectError(identity)
 
     def parents(self, identity: bytes) -> list[bytes]:
         """Return a commit's parents; nothing of other objects."""

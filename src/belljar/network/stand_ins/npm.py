@@ -101,11 +101,7 @@ def make(context: StandInContext) -> App:
     Memory: the package.json files (at most 1 MiB each),
     and one published document at a time (64 MiB).
     """
-    npm = _Npm(context)
-    too_large = json_answer({"error": "payload too large"}, 413)
-    return http_app(
-        npm.handle, max_body_bytes=MAX_BODY_BYTES, too_large=too_large, cut=npm.cut, waits=writes
-    )
+    return http_app(_Npm(context).handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -201,12 +197,8 @@ class _Npm(Registry):
             return await self._publish(request, parts[0], request.body)
         # Tags, unpublishing, logins. A login's document has a password, which is never kept.
         kept = b"" if parts[:2] == ["-", "user"] else request.body
-        await self._record_other(request, "change", kept, "not found")
+        await self._record_other(request, kept)
         return _NOT_FOUND
-
-    async def cut(self, request: Request, reason: str) -> None:
-        is_publish = request.method == "PUT" and len(_parts(request.path)) == 1
-        await self._record_other(request, "publish" if is_publish else "change", refused=reason)
 
     async def _get(self, request: Request, parts: list[str]) -> Answer:
         match parts:
@@ -251,13 +243,11 @@ class _Npm(Registry):
             return json_answer({"error": "not a document"}, 400)
         return json_answer({"ok": True, "success": True}, 201)
 
-    async def _record_other(
-        self, request: Request, what: str, body: bytes = b"", refused: str = ""
-    ) -> None:
+    async def _record_other(self, request: Request, body: bytes) -> None:
         """Record any other change."""
         # A logout names the token that it ends.
         path = re.sub(r"(/-/user/token/).+", r"\1…", request.path, flags=re.DOTALL)
         path, name = word(path), word("/".join(_parts(path)))
-        data = {"method": request.method, "name": name, "path": path, "refused": refused}
+        data = {"method": request.method, "name": name, "path": path, "refused": "not found"}
         sent = [body_of("request", body, MAX_KEPT_BODY_BYTES)] if body else []
-        await self.record(request, what, data, sent)
+        await self.record(request, "change", data, sent)

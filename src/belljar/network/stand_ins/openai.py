@@ -45,9 +45,7 @@ class RefusedError(Exception):
 
 def make(context: StandInContext) -> App:
     """Return the ASGI app."""
-    error = _too_large()
-    too_large = json_answer(error.body, error.status)
-    return http_app(_OpenAi(context).handle, max_body_bytes=MAX_ASKED_BYTES, too_large=too_large)
+    return http_app(_OpenAi(context).handle, max_body_bytes=MAX_ASKED_BYTES)
 
 
 class _OpenAi:

@@ -168,14 +168,14 @@ class PostgresSession:
 
     def _refuse(self, kind: str, raw: bytes) -> ServiceStep:
         name, reply = _NAMES.get(kind, ""), b""
-        if kind == "Q":
-            reply = _REFUSED + _READY
-        elif kind == "S":
+        if kind == "S":
             self._skips, reply = False, _READY
-        elif kind in "PBDEC" and not self._skips:
-            # After an error nothing is answered before the next Sync.
-            self._skips, reply = True, _REFUSED
-        elif kind not in "PBDECHXdcf":
+        elif kind in "QPBDEC":
+            # After an error of the extended protocol nothing is answered before the next Sync.
+            if not self._skips:
+                reply = _REFUSED + (_READY if kind == "Q" else b"")
+            self._skips = self._skips or kind != "Q"
+        elif kind not in "HXdcf":
             what = f"invalid frontend message type {ord(kind)}"
             return self._fatal(name, raw, "08P01", what)
         return ServiceStep(name, raw, reply, close=kind == "X")

@@ -149,11 +149,7 @@ def make(context: StandInContext) -> App:
 
     Memory: one upload (64 MiB).
     """
-    pypi = _Pypi(context)
-    too_large = text_answer("413 the body is over the bound", 413)
-    return http_app(
-        pypi.handle, max_body_bytes=MAX_BODY_BYTES, too_large=too_large, cut=pypi.cut, waits=writes
-    )
+    return http_app(_Pypi(context).handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -179,10 +175,6 @@ def needed_python(file: StoredFile) -> str:
         about = tar_member(source, r"[^/]+/PKG-INFO").decode("utf-8", "replace")
         return str(HeaderParser().parsestr(about).get("Requires-Python", ""))
     return ""
-
-
-def _is_upload(request: Request) -> bool:
-    return request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}
 
 
 class _Pypi(Registry):
@@ -213,7 +205,7 @@ class _Pypi(Registry):
         return lines
 
     async def handle(self, request: Request) -> Answer:
-        if _is_upload(request):
+        if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
             return await self._upload(request)
         if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
@@ -241,12 +233,6 @@ class _Pypi(Registry):
         await self._record(request, form)
         wrong = word(form.wrong)
         return text_answer(f"400 {wrong}", 400) if wrong else text_answer("")
-
-    async def cut(self, request: Request, reason: str) -> None:
-        if _is_upload(request):
-            form = read_form(request.header("content-type"), request.body)
-            form.wrong = reason
-            await self._record(request, form)
 
     async def _record(self, request: Request, form: Form) -> None:
         fields = form.fields

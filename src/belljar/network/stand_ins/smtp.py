@@ -28,7 +28,6 @@ MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for 
 MAX_MESSAGE_BYTES: Final = 50 << 20
 # As Postfix has it; their addresses must fit into one event.
 MAX_RECIPIENTS: Final = 1000
-MAX_ERRORS: Final = 50  # Of one connection; then it is closed, as mail servers do
 # With or without angle brackets; parameters (RFC 5321 section 4.1.2) are not looked at.
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
 # `Username:` and `Password:` in base64, which clients of LOGIN expect.
@@ -36,12 +35,9 @@ _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6"
 # With enhanced codes (RFC 3463), as EHLO offers them.
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
-_REPLIES: Final = {
-    b"NOOP": _OK,
-    # No user is confirmed (RFC 5321 section 3.5.3).
-    b"VRFY": b"252 2.0.0 Cannot VRFY user, but will accept message\r\n",
-    b"QUIT": b"221 2.0.0 Bye\r\n",
-}
+_ORDER: Final = b"503 5.5.1 Error: bad sequence of commands\r\n"
+_BYE: Final = b"221 2.0.0 Bye\r\n"
+_REPLIES: Final = {b"NOOP": _OK, b"QUIT": _BYE}
 
 
 @dataclass(kw_only=True)
@@ -71,7 +67,6 @@ class _MailConnection:
         self._client = self._user = ""
         self._mail: _Mail | None = None
         self._is_over = self._is_in_content = False
-        self._errors = 0
 
     async def serve(self) -> None:
         """Answer commands until the end."""
@@ -81,7 +76,9 @@ class _MailConnection:
                 verb, _, rest = line.partition(b" ")
                 method = self._COMMANDS.get(verb.upper())
                 reply = _REPLIES.get(verb.upper(), _UNKNOWN)
-                await self._answer(await method(self, rest.strip()) if method else reply)
+                reply = await method(self, rest.strip()) if method else reply
+                self._is_over |= reply is _BYE
+                await self._send(reply)
         except ConnectionError:
             return
         finally:
@@ -94,13 +91,6 @@ class _MailConnection:
         self._writer.write(reply)
         await self._writer.drain()
 
-    async def _answer(self, reply: bytes) -> None:
-        self._errors += reply[:1] in {b"4", b"5"}
-        if self._errors >= MAX_ERRORS:
-            reply = b"421 4.7.0 %s Error: too many errors\r\n" % self._host
-        self._is_over |= reply.startswith((b"221", b"421"))
-        await self._send(reply)
-
     async def _piece(self) -> tuple[bytes, bool]:
         """Return a line or a piece of one, and whether it ends; b"": the end."""
         try:
@@ -112,14 +102,13 @@ class _MailConnection:
 
     async def _line(self) -> bytes | None:
         """Return a command's line without its end, or None at the end."""
-        while not self._is_over:
+        while True:
             line, is_whole = await self._piece()
             if is_whole and len(line) <= MAX_LINE_BYTES:
                 return line.rstrip(b"\r\n") if line.endswith(b"\n") else None
             while line and not is_whole:
                 line, is_whole = await self._piece()
-            await self._answer(b"500 5.5.6 Error: line too long\r\n")
-        return None
+            await self._send(b"500 5.5.6 Error: line too long\r\n")
 
     async def _helo(self, rest: bytes) -> bytes:
         self._client, self._mail = rest[:255].decode("utf-8", "replace"), None
@@ -135,10 +124,8 @@ class _MailConnection:
         return b"".join((*lines, b"250 SMTPUTF8\r\n"))
 
     async def _begin(self, rest: bytes) -> bytes:
-        if not self._client:
-            return b"503 5.5.1 Error: send HELO/EHLO first\r\n"
-        if self._mail is not None:
-            return b"503 5.5.1 Error: nested MAIL command\r\n"
+        if not self._client or self._mail is not None:
+            return _ORDER
         sender = _address(rest, b"FROM:")
         if sender is None:
             return b"501 5.5.4 Syntax: MAIL FROM:<address>\r\n"
@@ -147,7 +134,7 @@ class _MailConnection:
 
     async def _recipient(self, rest: bytes) -> bytes:
         if self._mail is None:
-            return b"503 5.5.1 Error: need MAIL command\r\n"
+            return _ORDER
         if not (recipient := _address(rest, b"TO:")):
             return b"501 5.5.4 Syntax: RCPT TO:<address>\r\n"
         if len(self._mail.recipients) >= MAX_RECIPIENTS:
@@ -158,7 +145,7 @@ class _MailConnection:
     async def _data(self, _rest: bytes) -> bytes:
         mail = self._mail
         if mail is None or not mail.recipients:
-            return b"503 5.5.1 Error: need RCPT command\r\n"
+            return _ORDER
         await self._send(b"354 End data with <CR><LF>.<CR><LF>\r\n")
         self._is_in_content = begins = True
         while True:
@@ -191,7 +178,7 @@ class _MailConnection:
         mechanism, _, first = rest.partition(b" ")
         mechanism, answers = mechanism.upper(), list[bytes]()
         if not self._client or self._user or self._mail is not None:
-            return b"503 5.5.1 Error: AUTH is not possible now\r\n"
+            return _ORDER
         if mechanism not in _PROMPTS:
             return b"535 5.7.8 Error: authentication failed: no mechanism available\r\n"
         for prompt in _PROMPTS[mechanism]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import gc
 import ssl
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -138,19 +136,6 @@ def test_no_key_stays_on_disk(tmp_path: Path) -> None:
     shaken(authority, context, "shop.example")
     assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.key_log.take()
     assert ((tmp_path / "secrets").read_bytes(), authority.key_log.take()) == (b"", b"")
-
-
-def test_leaves_are_kept_and_bounded(tmp_path: Path) -> None:
-    """A name asked again is not made again; a flood of names leaves no more than the bound."""
-    authority = Authority(tmp_path, NOW, 3)
-    first = authority.context("a.example", http=True)
-    assert authority.context("a.example", http=True) is first
-    assert authority.context("a.example", http=False) is not first
-    made = weakref.WeakSet(
-        authority.context(f"n{number}.example", http=True) for number in range(10)
-    )
-    gc.collect()
-    assert len(made) == 3
 
 
 @pytest.mark.promise("3.3")

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import socket
+import struct
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
+from tests.fakes.gateway import RESOLVER, layout
 
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.network.gateway.config import GuardConfig
-from belljar.network.gateway.guard import Guard
+from belljar.network.gateway.config import Bounds, GuardConfig
+from belljar.network.gateway.dns_server import DnsServer
+from belljar.network.gateway.guard import Guard, GuardResult
+from belljar.network.gateway.site import Site
+from belljar.network.ipc import Item
 from belljar.policy.guarding import Action, Place
 from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, ValueSource
 
@@ -42,7 +53,7 @@ def test_only_what_the_policy_blocks_is_held(
     made = guard(range_action, upstream_action)
     assert (made.scans("shop"), made.scans("real")) == (shop, real)
     for stand_in, held in (("shop", shop), ("real", real)):
-        looked = made.scan(stand_in, Channel.HTTP, [("body", SECRET.encode())], {"cell": "a"})
+        looked = made.scan(stand_in, Channel.HTTP, "body", SECRET.encode(), {"cell": "a"})
         assert looked.blocked is held
         assert len(looked.items) == held
 
@@ -51,7 +62,7 @@ def test_only_what_the_policy_blocks_is_held(
 def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
     """Class, place, digest and what was done, never the value."""
     looked = guard(Action.BLOCK, Action.BLOCK).scan(
-        "real", Channel.HTTP, [("url", b"/"), ("body", b"x=" + SECRET.encode())], {"cell": "a"}
+        "real", Channel.HTTP, "body", b"x=" + SECRET.encode(), {"cell": "a"}
     )
     [item] = looked.items
     assert item.kind == Kind.GUARD_HIT
@@ -64,11 +75,9 @@ def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
 def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() -> None:
     """And goes on within the range; both are on record."""
     made = guard(Action.BLOCK, Action.BLOCK, ScanBounds(decoded_bytes=0))
-    import base64
-
     data = base64.b64encode(b"some text that is long enough to be decoded " * 40)
     for stand_in, blocked in (("shop", False), ("real", True)):
-        looked = made.scan(stand_in, Channel.HTTP, [("body", data)], {"cell": "a"})
+        looked = made.scan(stand_in, Channel.HTTP, "body", data, {"cell": "a"})
         assert looked.blocked is blocked
         assert [item.kind for item in looked.items] == [Kind.GUARD_UNSCANNED]
         check_data(Kind.GUARD_UNSCANNED, dict(looked.items[0].data))
@@ -83,9 +92,8 @@ def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(
     monkeypatch.setattr("belljar.network.gateway.guard.SCAN_TIMEOUT_S", -1.0)
     made = guard(Action.BLOCK, Action.BLOCK)
     for stand_in, blocked in (("shop", False), ("real", True)):
-        looked = made.scan(
-            stand_in, Channel.HTTP, [("body", b"an ordinary text of some length")], {"cell": "a"}
-        )
+        text = b"an ordinary text of some length"
+        looked = made.scan(stand_in, Channel.HTTP, "body", text, {"cell": "a"})
         assert (looked.blocked, [item.data["reason"] for item in looked.items]) == (
             blocked,
             ["time"],
@@ -98,11 +106,89 @@ def test_connections_of_one_stand_in_are_apart() -> None:
     made = guard(Action.BLOCK, Action.BLOCK)
 
     def is_blocked(connection: int, data: str) -> bool:
-        common = {"cell": "a", "connection": connection}
-        return made.scan("shop", Channel.STREAM, [("data", data.encode())], common).blocked
+        return made.scan(
+            "shop", Channel.STREAM, "data", data.encode(), {"cell": "a", "connection": connection}
+        ).blocked
 
     assert not is_blocked(1, SECRET[:9])
     assert not is_blocked(2, "something else")
     assert is_blocked(1, SECRET[9:])
     assert not is_blocked(3, SECRET[:9])
     assert not is_blocked(4, SECRET[9:])
+
+
+def site_with(held: Guard, items: list[Item]) -> Site:
+    """A range whose gateway has this guard."""
+
+    async def record(*given: Item) -> None:
+        items.extend(given)
+
+    reporter = cast("Any", SimpleNamespace(record=record))
+    return Site(layout=layout(), stand_ins=(), bounds=Bounds(), reporter=reporter, guard=held)
+
+
+@pytest.mark.promise("8.3")
+def test_the_loop_turns_between_two_scans() -> None:
+    """However many requests wait for the guard at one time, a heartbeat needs to wait for one scan
+    alone."""
+    turns, scanned_at = 0, list[int]()
+
+    class Slow:
+        def scans(self, _: str) -> bool:
+            return True
+
+        def scan(self, *_: object) -> GuardResult:
+            scanned_at.append(turns)
+            return GuardResult()
+
+    async def flood() -> None:
+        nonlocal turns
+        site = site_with(cast("Guard", Slow()), [])
+        parts = [("url", b"/"), ("body", b"x")]
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(site.blocks("shop", Channel.HTTP, parts, {})) for _ in range(20)
+            ]
+            while not all(each.done() for each in asked):
+                turns += 1
+                await asyncio.sleep(0)
+
+    asyncio.run(flood())
+    assert len(set(scanned_at)) == len(scanned_at) == 40
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("place", ["behind bytes that are not shown", "in an option"])
+def test_a_query_is_looked_at_whole(place: str) -> None:
+    """Also what its event's name has no room for, and options, which are in no name."""
+    labels, option = [b"shop", b"example"], b""
+    if place == "in an option":
+        option = struct.pack("!HH", 10, len(SECRET)) + SECRET.encode()
+    else:
+        labels = [b"\xff\1" * 31, b"\xff\1" * 31, SECRET.encode(), *labels]
+    name = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
+    opt = b"\0\0\x29\4\xd0\0\0\0\0" + struct.pack("!H", len(option)) + option
+    query = b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 0, 1) + name + b"\0\1\0\1" + opt
+    items = list[Item]()
+
+    async def ask() -> list[bytes]:
+        loop = asyncio.get_running_loop()
+        site = site_with(guard(Action.BLOCK, Action.BLOCK), items)
+        with (
+            socket.socket(type=socket.SOCK_DGRAM) as resolver,
+            socket.socket(type=socket.SOCK_DGRAM) as client,
+        ):
+            resolver.bind((RESOLVER, 0))
+            client.setblocking(False)
+            client.connect(resolver.getsockname())
+            async with asyncio.TaskGroup() as group:
+                DnsServer(site, group).listen(resolver)
+                for sent in (query, query[:2] + query[2:].replace(SECRET.encode(), b"x" * 20)):
+                    client.send(sent)
+                answers = [await asyncio.wait_for(loop.sock_recv(client, 4096), 60)]
+                loop.remove_reader(resolver.fileno())
+        return answers
+
+    (answer,) = asyncio.run(ask())
+    assert SECRET.encode() not in answer
+    assert [item.kind for item in items].count(Kind.GUARD_HIT) >= 1

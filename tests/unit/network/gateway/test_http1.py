@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.fakes.gateway import SHOP
 from tests.fakes.http_connection import talk
 
+from belljar.events import Kind
 from belljar.network.gateway import site
+from belljar.network.gateway.config import Bounds
 from belljar.network.ipc import Item
 
 HOST = b"Host: shop.example\r\n"
@@ -129,6 +131,15 @@ def text_head(event: Item) -> bytes:
     target = data["url"].encode().removeprefix(b"http://" + host)
     line = b"%s %s HTTP/%s\r\n" % (data["method"].encode(), target, data["version"].encode())
     return line + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n"
+
+
+@pytest.mark.promise("8.3")
+def test_a_client_that_reads_nothing_keeps_no_exchange() -> None:
+    """A request that took too long is over in time, though nobody takes the answer that says so."""
+    bounds = Bounds(request_timeout_s=0.05, idle_timeout_s=0.05)
+    outcome = talk([b"GET /never HTTP/1.1\r\n" + HOST + b"\r\n"], bounds, takes=False)
+    answered = [item.data for item in outcome.items if item.kind == Kind.NETWORK_HTTP_ANSWERED]
+    assert [(data["status"], data["reason"]) for data in answered] == [(504, "took too long")]
 
 
 @pytest.mark.promise("5.4")

@@ -74,13 +74,6 @@ def item(number: int, size: int = 0) -> Item:
     )
 
 
-async def refusal(reporter: Reporter) -> str:
-    """Why the owner refuses a question."""
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - what it says is the caller's to look at
-        await reporter.ask("chat", b"q")
-    return str(caught.value)
-
-
 def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
     """`record` returns after the owner's word, whatever the order in which words come."""
 
@@ -148,26 +141,6 @@ def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
             there.send(encode_ack(message.id))
 
     run(scene, unrecorded_bytes=100_000)
-
-
-def test_a_question_has_an_answer_or_a_reason() -> None:
-    """Answers may be longer than a datagram; a refusal is a `ValueError` with the owner's words."""
-
-    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
-        asking = group.create_task(reporter.ask("chat", b"q" * 100_000))
-        message = await heard(there, EventDecoder())
-        assert isinstance(message, GatewayRequest)
-        assert (message.what, message.body) == ("chat", b"q" * 100_000)
-        for datagram in encode_reply(message.id, b"a" * 200_000):
-            await asyncio.get_running_loop().sock_sendall(there, datagram)
-        assert await asking == b"a" * 200_000
-        refused = group.create_task(refusal(reporter))
-        number = (await heard(there, EventDecoder())).id
-        for datagram in encode_reply(number, b"not now", ok=False):
-            there.send(datagram)
-        assert await refused == "not now"
-
-    run(scene)
 
 
 def test_a_question_counts_until_it_is_answered() -> None:

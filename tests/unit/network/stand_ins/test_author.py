@@ -57,16 +57,6 @@ def test_what_is_wrong_has_its_place(
     assert message in str(refused.value)
 
 
-def test_all_of_them_are_reported_in_the_order_of_the_text(tmp_path: Path) -> None:
-    """Of every stand-in."""
-    policy = loaded(
-        tmp_path,
-        "    b: {kind: http, names: [b.example], routes: [{path: b}]}\n"
-        "    a: {kind: http, names: [a.example], routes: [{path: a}]}\n",
-    )
-    assert [problem.mark.line for problem in stand_in_problems(policy)] == [5, 6]
-
-
 def test_what_is_right_is_let_through(tmp_path: Path) -> None:
     """And so is a policy without a network."""
     policy = loaded(

@@ -28,14 +28,3 @@ def test_what_is_too_large_says_so(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 101)
     assert "larger than" in str(read_file(tmp_path, "a", 100))
     assert read_file(tmp_path, "a", 101) == b"x" * 101
-
-
-def test_a_fault_names_its_place_and_is_escaped() -> None:
-    """File, line, column and field are there if known; what an author wrote can't act on a
-    terminal."""
-    assert str(Fault(message="bad", path=("a", 0, "b"))) == "a[0].b: bad"
-    assert (
-        str(Fault(message="bad", file="x.yaml", line=2, column=3, path=("a",)))
-        == "x.yaml:2:3: a: bad"
-    )
-    assert str(Fault(message="bad", file="x\x1b[0m")) == "x\\x1b[0m: bad"

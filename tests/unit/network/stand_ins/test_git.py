@@ -199,12 +199,6 @@ def test_a_fetch_has_a_bound_of_lines(app: App) -> None:
     assert [ask(app, "POST", path, body=body).status for body in bodies] == [200, 400]
 
 
-def test_a_question_with_nothing_in_it_is_no_push(app: App, ledger: Ledger) -> None:
-    """git sends a flush alone before something large."""
-    assert push(app, FLUSH) == (200, b"")
-    assert ledger.attempts == []
-
-
 SERVICE = st.sampled_from(["git-upload-pack", "git-receive-pack"])
 LINES = st.binary(max_size=60) | st.sampled_from(
     [b"want " + b"a" * 40, b"have " + b"b" * 40, b"deepen 1", b"deepen x", b"shallow", b"done"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,26 @@ def test_an_object_that_is_missing_is_reported(bare: Path) -> None:
         sent(repository, [broken], [])
 
 
+def test_a_commit_is_read_by_its_first_lines(bare: Path) -> None:
+    """However many follow: of a guest's megabytes the gateway would do nothing else."""
+    repository, first = Repository.opened(bare, Quota()), commit(tree())
+    long = GitObject(COMMIT, commit(tree(), first).content + b"x a\n" * 20_000)
+    put(repository, tree(), first, long)
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        links = repository.links(long.id)
+    finally:
+        sys.setprofile(None)
+    assert links == [(TREE, tree().id), (COMMIT, first.id)]
+    assert calls < 100
+
+
 def test_a_tree_bomb_is_walked_once(bare: Path) -> None:
     """Ten entries of ten entries of ten …: forty levels of the same tree cost forty visits."""
     repository = Repository.opened(bare, Quota())
@@ -171,18 +192,6 @@ def test_names_that_are_refused(name: bytes) -> None:
     assert repository.update(name, ZERO, one.id) == "funny refname"
 
 
-def test_the_quota(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository keeps so much of pushes and no more; many empty objects count too."""
-    monkeypatch.setattr(repositories, "MAX_PUSHED_BYTES", 1000)
-    repository = Repository.opened(bare, Quota())
-    thing = GitObject(BLOB, b"x" * 700)
-    put(repository, thing)
-    put(repository, thing)
-    many = [GitObject(BLOB, bytes([number])) for number in range(5)]
-    assert not repository.add({one.id: one for one in many})
-    assert repository.get(many[0].id) is None
-
-
 def test_the_repositories_of_a_stand_in_have_one_quota(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +200,11 @@ def test_the_repositories_of_a_stand_in_have_one_quota(
     one, other = (Repository.opened(bare, quota) for quota in [Quota()] * 2)
     large, small = (GitObject(BLOB, b"x" * size) for size in (700, 200))
     assert one.add({large.id: large})
+    assert one.add({large.id: large})
     assert not other.add({small.id: small})
+    assert other.get(small.id) is None
+    # Many empty objects count, too.
+    assert not one.add({each.id: each for each in (GitObject(TREE, b""), GitObject(TAG, b""))})
 
 
 def test_repositories_are_found_by_their_shape(bare: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -113,16 +112,6 @@ def test_what_is_not_recorded_is_an_attempt(tmp_path: Path) -> None:
     ]
 
 
-def test_bodies_in_base64(tmp_path: Path) -> None:
-    """Binary bodies come back byte by byte."""
-    data = bytes(range(256))
-    app = client(
-        tmp_path,
-        entry("GET", "http://shop.example/", base64.b64encode(data).decode(), encoding="base64"),
-    )
-    assert app.get("/").body == data
-
-
 def faults(settings: dict[str, Any], directory: Path) -> list[str]:
     """What is wrong with a recording, as text."""
     return [str(fault) for fault in har.check(settings, directory)]
@@ -144,30 +133,6 @@ def test_each_mistake_is_reported_with_its_place(tmp_path: Path, bad: object, me
     (problem,) = faults(write(tmp_path, bad, entry("GET", "http://a/")), tmp_path)
     assert problem.startswith("a.har: log.entries[0]: ")
     assert message in problem
-
-
-def test_an_entry_without_an_answer_is_left_out(tmp_path: Path) -> None:
-    """A recorder writes status 0 where no answer came."""
-    app = client(
-        tmp_path,
-        entry("GET", "http://shop.example/"),
-        entry("GET", "http://shop.example/0", status=0),
-    )
-    assert (app.get("/").status, app.get("/0").status) == (200, 404)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """Not JSON, no entries, no file, no field: each has its sentence."""
-    (tmp_path / "a.har").write_text('{"log":\n nope}')
-    assert faults({"recording": "a.har"}, tmp_path) == ["a.har:2:2: not JSON: Expecting value"]
-    (tmp_path / "a.har").write_bytes(b"\xff")
-    assert "not JSON" in faults({"recording": "a.har"}, tmp_path)[0]
-    (tmp_path / "a.har").write_text("[" * 200 + "]" * 200)
-    assert "nested deeper" in faults({"recording": "a.har"}, tmp_path)[0]
-    assert "1 to" in faults(write(tmp_path), tmp_path)[0]
-    assert faults({"recording": "b.har"}, tmp_path) == [
-        "b.har: there is no such file in the stand-in's directory"
-    ]
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

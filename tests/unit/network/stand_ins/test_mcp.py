@@ -88,25 +88,6 @@ def test_nobody_gets_in_without_the_token() -> None:
         assert "export" not in reply.text
 
 
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        ("{", -32700),
-        ([], -32600),
-        ({"id": 1, "method": "ping"}, -32600),
-        ({"jsonrpc": "2.0", "id": [], "method": "ping"}, -32600),
-        ({"jsonrpc": "2.0", "id": 1, "method": "resources/list"}, -32601),
-        ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "rm"}}, -32602),
-    ],
-)
-def test_what_is_no_request_is_refused_as_json_rpc_says(message: Any, code: int) -> None:  # noqa: ANN401 - JSON
-    """With its codes."""
-    client, login = server()
-    body = {"body": message} if isinstance(message, str) else {"json": message}
-    reply = client.ask("POST", "/mcp", headers=login, **body)
-    assert reply.json["error"]["code"] == code
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import form
@@ -38,24 +37,6 @@ def test_any_bytes_are_read_or_refused(pieces: list[bytes]) -> None:
     for sent in (b"".join(pieces), body + b"".join(pieces)):
         found = read_form("multipart/form-data; boundary=x", sent)
         assert all(len(each.kept) <= MAX_KEPT_BODY_BYTES for _, _, each in found.files)
-
-
-@pytest.mark.parametrize(
-    "content_type",
-    [
-        "",
-        "text/plain",
-        "multipart/form-data",
-        "multipart/form-data; boundary=" + "x" * 71,
-        'multipart/form-data; boundary=""',
-        "multipart/mixed; boundary=x",
-    ],
-)
-def test_a_type_without_a_boundary_is_refused(content_type: str) -> None:
-    """What is no form isn't searched for parts."""
-    found = read_form(content_type, b'--x\r\ncontent-disposition: a; name="b"\r\n\r\n1\r\n--x--')
-    assert "boundary" in found.wrong
-    assert found.fields == {}
 
 
 def test_bounds() -> None:

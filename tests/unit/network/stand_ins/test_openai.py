@@ -129,22 +129,6 @@ def test_keys_and_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("POST", "/v1/embeddings", 404),
-        ("POST", "/v1/files", 404),
-        ("GET", "/", 404),
-        ("GET", "/v1/chat/completions", 405),
-        ("POST", "/v1/models", 405),
-    ],
-)
-def test_all_else_is_refused_in_the_apis_shape(method: str, path: str, status: int) -> None:
-    """There is nothing but models and chat."""
-    reply = client().ask(method, path, json={"model": "m", "input": "x"}, headers=KEY)
-    assert (reply.status, reply.json["error"]["type"]) == (status, "invalid_request_error")
-
-
-@pytest.mark.parametrize(
     "reply",
     [
         b"",
@@ -176,10 +160,10 @@ def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
 
 
 def test_a_question_above_the_bound_is_refused() -> None:
-    """413 in the API's shape: above what may come, and above what the owner may be asked, which can
-    be longer than what came."""
+    """413: above what may come, and above what the owner may be asked, which can be longer than
+    what came."""
     reply = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 5, headers=KEY)
-    assert (reply.status, reply.json["error"]["type"]) == (413, "invalid_request_error")
+    assert reply.status == 413
     owner = Owner()
     long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % b",".join(
         [b"1e15"] * 300_000

@@ -130,6 +130,8 @@ def test_each_query_is_refused_and_the_next_one_read() -> None:
         steps = feed(session, *prepared, wire.message("S"))
         assert "".join(kind for kind, _ in messages(steps)) == "EZ"
         assert [step.name for step in steps] == ["parse", "bind", "describe", "execute", "sync"]
+    assert codes(feed(session, prepared[0], query("select 1"))) == ["42501"]
+    assert codes(feed(session, wire.message("S"), query("select 1"))) == ["42501"]
     assert feed(session, wire.message("X"))[-1].close
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 import pytest
@@ -63,38 +62,6 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     notes, bad = sorted(map(str, check({}, tmp_path)), reverse=True)
     assert "notes.txt" in notes
     assert "bad-1-py3-none-any.whl" in bad
-
-
-def test_projects_are_by_their_normal_name(tmp_path: Path) -> None:
-    """`My_Pkg` and `my.pkg` are one project; its files come in the order of versions."""
-    for name, version in [("My_Pkg", "1.10"), ("my.pkg", "1.9"), ("my_pkg", "2.0rc1")]:
-        make_wheel(tmp_path, name, version)
-    (tmp_path / "README.txt").write_text("no package")
-    app = make(context_for(tmp_path, Ledger()))
-    page = ask(app, "GET", "/simple/my-pkg/").body
-    assert re.findall(rb">([^<]+)</a>", page) == [
-        f"{name}-py3-none-any.whl".encode()
-        for name in ("my.pkg-1.9", "My_Pkg-1.10", "my_pkg-2.0rc1")
-    ]
-    assert ask(app, "GET", "/simple/").body.count(b"href") == 1
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "a.whl",
-        "a-1.0.txt",
-        "../a-1.0.tar.gz",
-        "a-1.0/b.tar.gz",
-        "a-1.0-py3-none-any.whl\n",
-        "-1.0.tar.gz",
-        "a" * 300 + "-1.0.zip",
-    ],
-)
-def test_what_is_no_package(name: str) -> None:
-    """No path, no other ending, no line end."""
-    assert parse_file_name(name) is None
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "-1.0-py3-none-any.whl", "-1.0.tar.gz"]))
