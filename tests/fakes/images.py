@@ -189,8 +189,11 @@ SMALL_REST = (
 
 
 # What a step in Python needs besides.
-PYTHON = ("usr/bin/python3*", *(f"usr/lib/{name}" for name in ("python3.*", "*-linux-gnu/libz.*")))
-PYTHON = (*PYTHON, "usr/lib/*-linux-gnu/libexpat*")
+PYTHON = (
+    "usr/bin/python3*",
+    *(f"usr/lib/python3.*/{name}" for name in ("*.py", "collections", "encodings", "re")),
+    *(f"usr/lib/*-linux-gnu/{name}" for name in ("libexpat*", "libz.*")),
+)
 
 
 def add_small_image(

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from belljar.errors import PolicyError
 from belljar.image.layers import MAX_DEPTH
@@ -96,7 +96,10 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
         if number >= MAX_ENTRIES:
             raise _refused(f"the context holds more than {MAX_ENTRIES:,} files", context)
         name = path.relative_to(context)
-        found = path.lstat()
+        try:
+            found = path.lstat()
+        except OSError as error:  # it went away while the context was read
+            _raise(error)
         target = into / name if into else None
         kind, content = _take(context, name, found, target, left_bytes)
         if target and kind == "link":
@@ -211,7 +214,7 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
         )
 
 
-def _raise(error: OSError) -> None:
+def _raise(error: OSError) -> NoReturn:
     raise _refused(f"it can't be read: {error.strerror}", error.filename) from error
 
 

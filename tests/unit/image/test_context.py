@@ -181,6 +181,15 @@ def test_a_directory_that_was_a_link_leads_nowhere(
     assert list(outside.iterdir()) == []
 
 
+def test_a_file_that_goes_away_meanwhile_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an editor's are, between their listing and their reading."""
+    monkeypatch.setattr(module, "_paths", lambda *_: iter([tmp_path / "gone"]))
+    with pytest.raises(PolicyError, match="can't be read"):
+        take_context(tmp_path, Ignored())
+
+
 def test_the_rules_beside_a_dockerfile_come_first(tmp_path: Path) -> None:
     """`NAME.dockerignore` beside the Dockerfile is used instead of the context's."""
     (tmp_path / ".dockerignore").write_text("a")

@@ -170,17 +170,6 @@ def test_an_image_that_was_removed_meanwhile_gets_no_name(tmp_path: Path) -> Non
     assert "b:1" not in (tmp_path / "image-names.json").read_text()
 
 
-def test_the_digest_covers_how_it_starts(tmp_path: Path) -> None:
-    """The same tree under two configurations is two images; the same under the same is one."""
-    first, again, other = (
-        put(tmp_path / "s", "a"),
-        put(tmp_path / "s", "b"),
-        put(tmp_path / "s", "c", user="u"),
-    )
-    assert first.digest == again.digest != other.digest
-    assert Store(tmp_path / "s").find("a").names == ("a", "b")
-
-
 @pytest.mark.parametrize(
     "name", ["", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"]
 )

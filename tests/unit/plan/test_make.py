@@ -342,18 +342,6 @@ def test_hostile_words_are_shown_escaped(facts: HostFacts, image: ImageFacts) ->
     assert "c\\nd" in text
 
 
-def test_a_network_needs_its_tools_and_namespaces(facts: HostFacts, image: ImageFacts) -> None:
-    """A policy with a network is refused where a range can't be fenced; one without is not."""
-    policy = Policy.model_validate(REAL)
-    assert make_plan(policy, facts, image).network is not None
-    without = replace(facts, tools=tuple(tool for tool in facts.tools if tool.name != "nft"))
-    with pytest.raises(ObstacleError) as refused:
-        make_plan(policy, without, image)
-    assert codes(refused.value) == [ObstacleCode.TOOL_MISSING]
-    assert (refused.value.where, bool(refused.value.hint)) == ("network", True)
-    assert make_plan(load_preset("low").policy, without, image).network is None
-
-
 @pytest.mark.promise("2.4")
 @pytest.mark.parametrize(
     ("rights", "tier"),

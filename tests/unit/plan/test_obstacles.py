@@ -11,14 +11,11 @@ from belljar.host.model import (
     CoreState,
     HostFacts,
     IdsFact,
-    KvmFact,
-    KvmState,
     UsernsFact,
 )
 from belljar.plan.make import isolation_of
 from belljar.plan.model import ObstacleCode
 from belljar.plan.obstacles import (
-    KVM_HINTS,
     cores_warning,
     hardware_obstacle,
     network_obstacles,
@@ -74,16 +71,6 @@ def test_all_obstacles_are_told(facts: HostFacts) -> None:
     ]
     assert found[1].what.endswith(": a switch is off")
     assert all(obstacle.hint for obstacle in found)
-
-
-@pytest.mark.parametrize("state", [KvmState.ABSENT, KvmState.REFUTED, KvmState.UNPROVEN])
-def test_each_way_of_lacking_hardware_has_its_own_hint(state: KvmState, facts: HostFacts) -> None:
-    """Only an unproven one is fixed by a proof."""
-    obstacle = hardware_obstacle(replace(facts, kvm=KvmFact(state=state, reason="why")))
-    assert obstacle is not None
-    assert obstacle.code is ObstacleCode(f"kvm_{state}")
-    assert obstacle.what.endswith(": why")
-    assert obstacle.hint.startswith(KVM_HINTS[state])
 
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])

@@ -313,21 +313,6 @@ def test_a_policy_that_is_a_link_out_of_its_directory_is_refused(tmp_path: Path)
         assert refused.value.where == str(task / f"{name}.yaml")
 
 
-@pytest.mark.promise("1.7")
-def test_loops_of_links_in_a_policys_files_are_told_where_they_stand(tmp_path: Path) -> None:
-    """Never a traceback: a file, a stand-in's file, a stand-in's directory."""
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/loop.yaml").symlink_to("loop.yaml")
-    assert problems(files_policy("loop"), base=tmp_path)[0][2] == "files[0].source"
-    for field in (
-        "{kind: http, names: [a.example], routes: site/loop.yaml}",
-        "{kind: git, names: [a.example], repositories: loop}",
-    ):
-        found = problems(HEAD + f"network: {{stand_ins: {{s: {field}}}}}\n", base=tmp_path)
-        assert found[0][2].startswith("network.stand_ins.s."), found
-
-
 def stated(policy: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy, or what stands for it
     """Everything that plans and cells read of a policy."""
     names = {*Policy.model_fields, "images", "host_tools_rule", "guard_rules"}
