@@ -260,7 +260,8 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
         return evidence, bind_verdicts(
             run.inspect_log_dir, judge(evidence), require_contained=require_contained
         )
-    except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
+    # Inspect's log format, and a task's own metrics
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         # The ledger is the record: this is a problem of the run only when numbers depend on it.
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
         print_status(f"belljar: {Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)}")
@@ -473,7 +474,8 @@ def invoke(
         session.failure = session.failure or f"the evaluation did not run: {_unmarked(error)}"
     except (KeyboardInterrupt, click.Abort):
         return True
-    except Exception as error:  # noqa: BLE001
+    # A solver's `sys.exit(0)` comes through Inspect, and would read as "contained".
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         # Whatever ends the evaluation, its record is closed and judged.
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
         session.failure = session.failure or f"the evaluation ended with {message}"
