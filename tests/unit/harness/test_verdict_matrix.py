@@ -18,7 +18,7 @@ from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
 from tests.fakes.probing import dead, read_canary
 
 from belljar.cell.health import HealthFinding
-from belljar.errors import HostError
+from belljar.errors import ContainmentBreach, HostError, LedgerError
 from belljar.events import Event, Kind
 from belljar.harness import evaluate
 from belljar.harness.evaluate import run_evaluation
@@ -391,3 +391,22 @@ def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
     assert judged.outcome.exit_code != 0
     if breached:
         assert RUN_PLACES["outcome"](judged) == ("breached", 2)
+
+
+def test_a_breach_is_told_though_its_verdict_can_not_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk would read as a fault of the record; without a breach it is one."""
+    write_json = RunDirectory.write_json
+
+    def full(run: RunDirectory, name: str, value: Any) -> Path:  # noqa: ANN401 - JSON's
+        if name == "findings.json":
+            raise LedgerError("no space left on device")
+        return write_json(run, name, value)
+
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    monkeypatch.setattr(RunDirectory, "write_json", full)
+    with pytest.raises(LedgerError):
+        suffer(CAUSES["nothing"], tmp_path, monkeypatch)
+    with pytest.raises(ContainmentBreach):
+        suffer(CAUSES["a way out at the end"], tmp_path, monkeypatch)
