@@ -98,9 +98,11 @@ def exhaustion(error: BaseException) -> HostError | None:
 def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
     """The first `OSError` with one of these numbers among an error and its causes."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen = set[int]()  # an error may be its own cause
+    while cause is not None and id(cause) not in seen:
         if isinstance(cause, OSError) and cause.errno in numbers:
             return cause
+        seen.add(id(cause))
         cause = cause.__cause__
     return None
 

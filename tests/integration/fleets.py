@@ -17,7 +17,6 @@ from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import read_events
 
 TASKS = """
-import os
 from pathlib import Path
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -26,16 +25,13 @@ from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
 @solver
-def work(seconds, hold, last):
+def work(seconds, hold):
     async def solve(state, generate):
         is_held = bool(seconds) and state.sample_id == "s1"
         if is_held and hold:  # by the first attempt alone, which takes the file away
             file = Path(hold + ".once")  # a word that names a file would be refused
             is_held = file.exists()
             file.unlink(missing_ok=True)
-        if last and state.sample_id == last:  # by each attempt, which says on which node it runs
-            Path(f"{hold}.{os.environ['BELLJAR_FLEET_NODE']}").touch()
-            is_held = True
         wait = seconds if is_held else 0
         said = await sandbox().exec(["sh", "-c", f"sleep {wait}; echo {state.sample_id} {state.epoch}"])
         state.store.set("said", said.stdout.split())
@@ -50,9 +46,9 @@ def points():
     return score
 
 @task
-def numbers(count: int = 4, seconds: float = 0, hold: str = "", last: str = ""):
+def numbers(count: int = 4, seconds: float = 0, hold: str = ""):
     samples = [Sample(id=f"s{n}", input="x") for n in range(count)]
-    return Task(dataset=samples, solver=work(seconds, hold, last), scorer=points())
+    return Task(dataset=samples, solver=work(seconds, hold), scorer=points())
 """
 
 
@@ -194,15 +190,6 @@ def metrics(log: EvalLog) -> dict[str, float]:
     }
 
 
-def finished(run: Path, sample: str) -> list[str]:
-    """The nodes from which a sample's record has come back."""
-    return [
-        line.data["node"]
-        for line in read_events(run)
-        if line.kind is Kind.FLEET_UNIT_FINISHED and sample in line.data["samples"]
-    ]
-
-
 def failures(run: Path, node: str) -> list[str]:
     """The reasons of the units that failed on a node."""
     return [
@@ -210,16 +197,6 @@ def failures(run: Path, node: str) -> list[str]:
         for line in read_events(run)
         if line.kind is Kind.FLEET_UNIT_FAILED and line.data["node"] == node
     ]
-
-
-def companions(run: Path, sample: str) -> set[str]:
-    """The samples that were placed with this one."""
-    return {
-        name
-        for line in read_events(run)
-        if line.kind is Kind.FLEET_UNIT_PLACED and sample in line.data["samples"]
-        for name in line.data["samples"]
-    }
 
 
 def placed(run: Path, sample: str) -> list[tuple[int, int, str]]:

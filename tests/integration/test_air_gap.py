@@ -172,15 +172,29 @@ def test_a_device_in_another_namespace_is_a_way(
 
 
 @pytest.mark.promise("1.10")
-def test_a_namespace_that_is_mounted_for_others_alone_is_found(tmp_path: Path) -> None:
-    """It has no process, and its mount is in the mount namespace of another one."""
-    (tmp_path / "net").touch()
+@pytest.mark.parametrize(
+    ("covered", "state"),
+    [
+        ("true", "present"),
+        ("exec 7<in/net; umount in/net", "present"),
+        ("mount -t tmpfs x in", "can't tell"),
+        ("mount --bind /proc/self/ns/net in/net", "can't tell"),
+        ("mount --bind ready in/net", "can't tell"),
+    ],
+)
+def test_a_namespace_without_a_process_is_found(tmp_path: Path, covered: str, state: str) -> None:
+    """Its mount is in the mount namespace of another process, or that holds it open. Under another
+    mount, of its place or of one above, it can't be told: also under a namespace that is known, or
+    a FIFO, which whoever looks must not open."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/net").touch()
     os.mkfifo(tmp_path / "ready")
-    tap = 'unshare --net=net sh -c "ip tuntap add t0 mode tap; ip link set t0 up"'
-    hold = f"(cd {tmp_path}; exec unshare --mount sh -c '{tap}; echo > ready; exec sleep 300') & "
+    tap = 'unshare --net=in/net sh -c "ip tuntap add t0 mode tap; ip link set t0 up"'
+    hold = f"{tap}; {covered}; echo > ready; exec sleep 300"
+    hold = f"(cd {tmp_path}; exec unshare --mount sh -c '{hold}') & "
     hold += f'read _ < {tmp_path}/ready; exec "$@"'
     check = gapped("sh", "-c", hold, "sh", *whole_machine("airgap", "check", "--json"))
-    assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == "present"
+    assert findings(run(*check, home=tmp_path))["namespaces"]["state"] == state
 
 
 def packets_of(outside: str) -> socket.socket:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +47,37 @@ CASE = (
 def made(
     vm_home: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, Any]:
-    """A bundle of this test's store, as `create` reports it: interrupted once, and what was there
-    altered; then whole. When thorough, with the example's model."""
+    """A bundle of this test's store, as `create` reports it, where an interrupted call has left a
+    file that a bad medium altered. When thorough, a call is interrupted, and it is with the
+    example's model."""
     out = tmp_path_factory.mktemp("bundle") / "bundle"
     command = [sys.executable, "-m", "belljar", "bundle", "create", str(out)]
+    kept = out.with_name(f".{out.name}.part") / "share/docs/air-gap.md"
+    kept.parent.mkdir(parents=True)
     if request.config.getoption("thorough"):
         real_model(vm_home)
         command += ["--model", str(ROOT / "examples/model_cell/model.yaml")]
-    env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
+        interrupted(command, vm_home)
+        assert not out.exists()
+        assert kept.read_bytes()
+    about_it = (ROOT / "docs/air-gap.md").stat()
+    kept.write_bytes(bytes(about_it.st_size))
+    os.utime(kept, ns=(about_it.st_mtime_ns, about_it.st_mtime_ns))
+    done = run(*command, "--json", home=vm_home, timeout_s=1800)
+    assert done.returncode == 0, done.stderr
+    about: dict[str, Any] = json.loads(done.stdout)
+    return about
+
+
+def interrupted(command: Sequence[str], home: Path) -> None:
+    """Ctrl-C while the Python packages are gathered."""
+    env = {**os.environ, "BELLJAR_HOME": str(home), "NO_COLOR": "1"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         assert any(line.strip() == "Python packages" for line in first.stderr)
         first.send_signal(signal.SIGINT)
         first.stderr.read()
     assert first.returncode == 130
-    assert not out.exists()
-    kept = out.with_name(f".{out.name}.part") / "share/docs/air-gap.md"
-    about_it = kept.stat()
-    kept.write_bytes(bytes(about_it.st_size))  # the medium is bad
-    os.utime(kept, ns=(about_it.st_mtime_ns, about_it.st_mtime_ns))
-    done = run(*command, "--json", home=vm_home, timeout_s=1800)
-    assert done.returncode == 0, done.stderr
-    about: dict[str, Any] = json.loads(done.stdout)
-    return about
 
 
 @pytest.mark.thorough
@@ -87,11 +95,17 @@ def test_a_full_disk_is_told_before_anything_is_gathered(vm_home: Path, tmp_path
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Debian with its essential packages and apt."""
+def root(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """A Debian with its essential packages and apt, made beside the bundle. Its dpkg doesn't wait
+    for the disk."""
     folder = tmp_path_factory.mktemp("bare") / "root"
-    command = ["mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "bookworm", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, timeout=1800)
+    command = ["mmdebstrap", "--quiet", "--variant=apt", "--mode=root"]
+    command += ["--dpkgopt=force-unsafe-io", "bookworm", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as making:
+        request.getfixturevalue("made")
+        assert making.wait(1800) == 0
     yield folder
     subprocess.run(["rm", "-rf", "--one-file-system", str(folder)], check=True)
 
@@ -108,7 +122,7 @@ def in_root(
 
 
 @pytest.fixture(scope="module")
-def installed(made: dict[str, Any], root: Path) -> Path:
+def installed(root: Path, made: dict[str, Any]) -> Path:
     """The root after the sums and install.sh, which had no interface that was up."""
     done = in_root(root, made["path"], "sh", "-c", INSTALL, "sh", made["digest"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -140,7 +154,7 @@ def counted(namespace: Callable[[], str]) -> tuple[str, str]:
 
 @pytest.mark.promise("1.10")
 def test_from_a_bundle_to_a_finished_run_without_a_network(
-    made: dict[str, Any], installed: Path, namespace: Callable[[], str]
+    installed: Path, made: dict[str, Any], namespace: Callable[[], str]
 ) -> None:
     """From nothing but apt, by the bundle alone: in a namespace with loopback alone, a sample of the
     example is contained. What the medium altered after the interrupted call is copied again."""
@@ -154,7 +168,7 @@ def test_from_a_bundle_to_a_finished_run_without_a_network(
 
 @pytest.mark.thorough
 def test_a_model_cell_runs_from_a_bundle(
-    made: dict[str, Any], installed: Path, namespace: Callable[[], str]
+    installed: Path, made: dict[str, Any], namespace: Callable[[], str]
 ) -> None:
     """The example's model, whose image and weights the bundle carries, answers without a network."""
     asked = in_root(installed, made["path"], *ASK, inside=alone(namespace))
@@ -167,8 +181,8 @@ def test_a_model_cell_runs_from_a_bundle(
 @pytest.mark.parametrize("command", [AGAIN, RUN, (*CASE, "--json")], ids=["again", "run", "bank"])
 def test_nothing_uses_a_way_out(
     command: tuple[str, ...],
-    made: dict[str, Any],
     installed: Path,
+    made: dict[str, Any],
     namespace: Callable[[], str],
 ) -> None:
     """install.sh over the installation, the whole example and a bank case, each with a way out on
@@ -194,7 +208,7 @@ def test_nothing_uses_a_way_out(
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", [{"signer": "0" * 64}, {"created": "2999-01-01T00:00:00Z"}])
 def test_install_sh_over_an_installation_checks_signer_and_age_first(
-    change: dict[str, str], made: dict[str, Any], installed: Path
+    change: dict[str, str], installed: Path, made: dict[str, Any]
 ) -> None:
     """A bundle of another signer, or an older one, is refused before a package is installed."""
     known, packages = installed / KNOWN, installed / "var/lib/dpkg/status"

@@ -12,18 +12,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import copy_store
 from tests.integration.fleets import (
     Fleet,
     assert_same,
-    companions,
     failures,
-    finished,
     keys_of,
-    kill_all,
     lines_until,
     log_of,
     nothing_runs,
@@ -112,19 +111,52 @@ def nodes(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         made.close()
 
 
-def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
-    """Three samples, one on each of three nodes: the same samples, scores, epochs, metrics and verdict as on one.
-    A node that lacks the image gets it from the head, once, by its digest, and runs units. Each
-    signs with its own key, which the head's ledger names; no node has the head's; the offline
-    verdict is the same."""
+def test_a_kill_reaches_every_node(nodes: Nodes) -> None:
+    """Each halts its store's cells with proof, whatever made them, and says so by its name."""
+    words = [sys.executable, "-m", "belljar", "exec", "low", "--", "sleep", "600"]
+    with ExitStack() as stack:
+        begun = [
+            stack.enter_context(
+                subprocess.Popen(
+                    words,
+                    env={**nodes.environment, "BELLJAR_HOME": str(home)},
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+            for home in nodes.homes
+        ]
+        for home in nodes.homes:
+            wait_for(partial(ran, home), "a command", within_s=PATIENCE_S)
+        killed = nodes.belljar("kill", "--all", "--fleet", nodes.address)
+        assert all(f"n{number}: killed" in killed for number in (1, 2, 3)), killed
+        assert all(process.wait(PATIENCE_S) for process in begun)
+    assert nothing_runs(nodes)
+
+
+def ran(home: Path) -> bool:
+    """Whether a command runs in a cell of this store."""
+    runs = (home / "runs").glob("*/ledger.jsonl")
+    return any(b'"exec.started"' in ledger.read_bytes() for ledger in runs)
+
+
+def test_a_fleet_gives_what_one_machine_gives_though_a_node_is_killed(nodes: Nodes) -> None:
+    """Three samples, one on each of three nodes, of which one is killed in the middle: its cells
+    end without it, its sample runs elsewhere, and samples, scores, epochs, metrics and verdict are
+    those of one machine; the failure and both attempts are on record. A node that lacks the image
+    gets it from the head, once, by its digest. Each signs with its own key, which the head's ledger
+    names; no node has the head's; the offline verdict is the same."""
     nodes.belljar("image", "rm", "default", home=nodes.homes[0])
     words = ("-T", "count=3", "--epochs", "2")
-    code, said, errors = nodes.run(*words)
-    assert code == 0, errors
+    with held_run(nodes, *words) as (process, run, _, node):
+        number = int(node.removeprefix("n"))
+        nodes.tell(f"kill {number}")
+        home = nodes.homes[number - 1]
+        wait_for(lambda: nothing_runs(nodes, home), "the end of its cells", within_s=PATIENCE_S)
+        said = assert_ran_elsewhere(process, run, node)
     alone, single, errors = nodes.run(*words, fleet=False)
     assert alone == 0, errors
     assert_same(said, single)
-    run = Path(said["run_dir"])
     assert verify(run, expected_key=local_fingerprint(nodes.head)).ok(strict=True)
     assert '"exit_code": 0' in nodes.belljar("verdict", "--json", str(run))
     sent = [line.data for line in read_events(run) if line.kind is Kind.FLEET_IMAGE_SENT]
@@ -132,16 +164,15 @@ def test_a_fleet_gives_what_one_machine_gives(nodes: Nodes) -> None:
     digests = [Store(home).find("default").digest for home in (nodes.head, nodes.homes[0])]
     assert digests[0] == digests[1]
     named = {f"n{n}": local_fingerprint(home) for n, home in enumerate(nodes.homes, 1)}
-    assert keys_of(run) == named
+    assert keys_of(run) == {each: named[each] for each in named if each != node}
     secret = (nodes.head / "keys" / "ledger-ed25519.pem").read_bytes()
-    for home in nodes.homes:
-        assert not [
-            path
-            for path in home.rglob("*")
-            if path.is_file() and path.stat().st_size < 1 << 20 and secret in path.read_bytes()
-        ]
-        assert not list((home / "fleet").iterdir())
+    for name, home in zip(named, nodes.homes, strict=True):
+        files = (path for path in home.rglob("*") if path.is_file())
+        small = (path for path in files if path.stat().st_size < 1 << 20)
+        assert not [path for path in small if secret in path.read_bytes()]
+        assert name == node or not list((home / "fleet").iterdir())
     assert nothing_runs(nodes)
+    nodes.tell(f"start {number}")
 
 
 @pytest.mark.thorough
@@ -194,44 +225,19 @@ def held_run(nodes: Nodes, *words: str) -> Iterator[tuple[subprocess.Popen[str],
         yield process, run, *placed(run, "s1")[-1][1:]
 
 
-def assert_ran_elsewhere(process: subprocess.Popen[str], run: Path, node: str) -> None:
-    """All samples count; the failure on that node and both attempts are on record."""
+def assert_ran_elsewhere(process: subprocess.Popen[str], run: Path, node: str) -> dict[str, Any]:
+    """All samples count; the failure on that node and both attempts are on record. Return what the
+    run said."""
     out, errors = process.communicate(timeout=1500)
     assert process.returncode == 0, errors
-    said = json.loads(out)
+    said: dict[str, Any] = json.loads(out)
     assert {each["verdict"] for each in said["samples"]} == {"contained"}
     assert "infrastructure failures: 0" not in said["fleet"][0]
     assert failures(run, node)
     attempts = placed(run, "s1")
     assert [each[1] for each in attempts] == [*range(1, len(attempts) + 1)]
     assert (attempts[-2][2], attempts[-1][2] != node) == (node, True)
-
-
-def test_a_node_that_is_killed_loses_no_sample_and_a_kill_reaches_the_others(nodes: Nodes) -> None:
-    """Of twelve samples all but the last count, though a node is killed in the middle, and its cells
-    end without it. The last goes on until all cells of the fleet are killed: they are halted with
-    proof, on nodes that are busy."""
-    with held_run(nodes, "-T", "count=12", "-T", "last=s11") as (process, run, _, node):
-        number = int(node.removeprefix("n"))
-        nodes.tell(f"kill {number}")
-        home = nodes.homes[number - 1]
-        wait_for(lambda: nothing_runs(nodes, home), "the end of its cells", within_s=PATIENCE_S)
-        others = {f"n{other}" for other in (1, 2, 3) if other != number}
-        begun = [nodes.folder / f"hold.{other}" for other in others]
-        wait_for(lambda: any(map(Path.exists, begun)), "the last sample", within_s=PATIENCE_S)
-        rest = {f"s{each}" for each in range(12)} - companions(run, "s11")
-        assert "s1" in rest
-        wait_for(lambda: all(finished(run, each) for each in rest), "the rest", within_s=PATIENCE_S)
-        rows = kill_all(nodes, process, others)
-    assert {name for name, verdict in rows.items() if verdict == "contained"} >= rest
-    assert rows.get("s11") != "contained"
-    assert failures(run, node)
-    attempts = placed(run, "s1")
-    assert [each[1] for each in attempts] == [*range(1, len(attempts) + 1)]
-    assert (attempts[-2][2], attempts[-1][2] != node) == (node, True)
-    assert node not in finished(run, "s1")
-    assert nothing_runs(nodes)
-    nodes.tell(f"start {number}")
+    return said
 
 
 @pytest.mark.thorough

@@ -32,9 +32,8 @@ _SINKS: Final = frozenset({"dummy", "ifb", "nlmon"})
 # In another namespace these lead to a further namespace only, which is looked at as well.
 _INNER: Final = _SINKS | {"veth", "bridge"}
 # The files on which `ip netns add` mounts namespaces, which may have no process.
-_MOUNTED: Final = re.compile(r"^\S+ \S+ \S+ net:\[\d+\] (\S+) .* - nsfs ", re.MULTILINE)
+_MOUNTED: Final = re.compile(r"^\S+ \S+ \S+ net:\[(\d+)\] (\S+) .* - nsfs ", re.MULTILINE)
 FIRST_PID_NAMESPACE: Final = 0xEFFF_FFFC  # linux/proc_ns.h
-_NS_GET_NSTYPE: Final = 0xB703  # linux/nsfs.h
 # EINVAL: a process that has ended and is not reaped yet has no mounts.
 _ENDED: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 # Of each kind that a network may have a route for: global, documentation, private, link-local,
@@ -115,45 +114,60 @@ def _namespaces() -> Iterator[Seen]:
         yield State.UNKNOWN, "other users' processes may be hidden: run as root"
     if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
         yield State.UNKNOWN, "this PID namespace hides processes outside it, and their networks"
-    hidden, known = list[str](), {Path("/proc/self/ns/net").stat().st_ino}
-    for file in _namespace_files(hidden):
-        # Whoever made the mount chooses the path: a FIFO there must not hold up the check
+    own = Path("/proc/self/ns/net").stat()
+    hidden, mounted, known = list[str](), dict[int, Path](), {own.st_ino}
+    for file, due in _namespace_files(hidden, mounted):
         with _noted(hidden, file), ExitStack() as stack:
-            place = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Whoever made a mount chooses the path, where another mount may lie: opening that,
+            # a FIFO or a device, would act.
+            found = os.open(file, os.O_PATH | os.O_CLOEXEC)
+            stack.callback(os.close, found)
+            about = os.fstat(found)
+            if about.st_dev != own.st_dev or about.st_ino in known or due not in {0, about.st_ino}:
+                continue
+            place = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, place)
-            try:
-                fcntl.ioctl(place, _NS_GET_NSTYPE)
-            except OSError:
-                why = "has a network namespace behind another mount"
-                hidden.append(f"process {file.parts[2]} {why}")
-                continue
-            number = os.fstat(place).st_ino
-            if number in known:
-                continue
-            known.add(number)
+            known.add(about.st_ino)
             with ThreadPoolExecutor(1) as thread:
                 links = thread.submit(_links, place).result()
             for link in links:
                 if link.is_up and not link.is_loopback and link.kind not in _INNER:
-                    yield State.PRESENT, f"{seen(link)[1]}, in namespace {number}"
+                    yield State.PRESENT, f"{seen(link)[1]}, in namespace {about.st_ino}"
+    for number in mounted.keys() - known:
+        # Under another mount of the same place, or of one above it; or gone meanwhile.
+        with _noted(hidden, listed := mounted[number]):
+            if f" net:[{number}] " in listed.read_text(errors="replace"):
+                why = f"has the network namespace {number} behind another mount"
+                hidden.append(f"process {listed.parts[2]} {why}")
     yield from ((State.UNKNOWN, each) for each in dict.fromkeys(hidden))
     yield State.ABSENT, f"{len(known) - 1} other namespaces, none with a device that is up"
 
 
-def _namespace_files(hidden: list[str]) -> Iterator[Path]:
-    """A file of each thread's namespace, and of each that is mounted where a thread sees it."""
+def _namespace_files(hidden: list[str], mounted: dict[int, Path]) -> Iterator[tuple[Path, int]]:
+    """A file of each namespace that a thread is in, holds open, or sees mounted.
+
+    The last has the number that the kernel gives; `mounted` gets the list of mounts that names it.
+    """
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
         threads, tasks = list[Path](), Path("/proc", process, "task")
         with _noted(hidden, tasks):  # not by `glob`, which passes over what it may not read
             threads += tasks.iterdir()
         for thread in threads:
-            yield thread / "ns/net"
+            yield thread / "ns/net", 0
+            files = list[Path]()
+            with _noted(hidden, thread / "fd"):
+                files += (thread / "fd").iterdir()
+            for file in files:
+                with _noted(hidden, file):
+                    if str(file.readlink()).startswith("net:["):  # held open, it needs no process
+                        yield file, 0
             mounts = ""
             with _noted(hidden, thread / "mountinfo"):
                 mounts = (thread / "mountinfo").read_text(errors="replace")
-            for where in _MOUNTED.findall(mounts):
+            for number, where in _MOUNTED.findall(mounts):
+                mounted[int(number)] = thread / "mountinfo"
                 path = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), where)
-                yield thread / "root" / path.lstrip("/")
+                yield thread / "root" / path.lstrip("/"), int(number)
 
 
 @contextmanager

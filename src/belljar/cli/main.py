@@ -180,7 +180,8 @@ def run(argv: list[str] | None = None) -> int:
         # How rich and click leave for a reader that has gone
         if isinstance(leave.__context__, BrokenPipeError) or _without_a_reader():
             return _reader_gone()
-        raise
+        # No command leaves so, and a library's or a task's 0 would read as "contained".
+        raise RuntimeError(f"the command was left by sys.exit({leave.code!r})") from leave
     except BaseException as error:  # noqa: BLE001 - what is a defect of ours is raised again
         try:
             return _fail(error, json_wanted=json_wanted)
@@ -196,6 +197,8 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
         error.show()
         return error.exit_code
+    if (breach := breach_of(error)) is not None:
+        return _tell(breach, json_wanted=json_wanted)
     leaf = _leaf(error)
     if _is_unread(leaf):
         return _reader_gone()
@@ -205,7 +208,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if isinstance(leaf, click.ClickException):
         console.show(console.of_usage(leaf), json_wanted=json_wanted)
         return leaf.exit_code
-    found: BelljarError | None = leaf if isinstance(leaf, ContainmentBreach) else exhaustion(leaf)
+    found: BelljarError | None = exhaustion(leaf)
     if found is None and isinstance(leaf, BelljarError):
         found = leaf
     if found is None and isinstance(error, OSError):
@@ -218,6 +221,28 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         raise error
     console.show(console.of_error(found), json_wanted=json_wanted)
     return found.exit_code
+
+
+def breach_of(error: BaseException) -> ContainmentBreach | None:
+    """Return the breach in what was raised: beside an interrupt, or what another error hides."""
+    raised: BaseException | None = error
+    seen = set[int]()  # an error may be its own cause
+    while raised is not None and id(raised) not in seen:
+        if (breach := first_of(raised, ContainmentBreach)) is not None:
+            return breach
+        seen.add(id(raised))
+        raised = raised.__cause__ or (None if raised.__suppress_context__ else raised.__context__)
+    return None
+
+
+def _tell(breach: ContainmentBreach, *, json_wanted: bool) -> int:
+    """Show a breach. Its exit code stands if nobody reads it, the disk is full, or on Ctrl-C."""
+    try:
+        console.show(console.of_error(breach), json_wanted=json_wanted)
+        sys.stdout.flush()
+    except (OSError, KeyboardInterrupt):
+        _reader_gone()
+    return breach.exit_code
 
 
 def _is_unread(error: BaseException) -> bool:
@@ -276,7 +301,6 @@ def _host_error(error: OSError) -> HostError | None:
 def _leaf(error: BaseException) -> BaseException:
     """Task groups wrap what they raise."""
     kinds: tuple[type[BaseException], ...] = (
-        ContainmentBreach,  # an interrupt beside it hides none
         KeyboardInterrupt,
         BelljarError,
         click.ClickException,

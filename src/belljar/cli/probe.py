@@ -11,6 +11,7 @@ import click
 from belljar.cli.console import (
     STYLES,
     MisuseError,
+    breach_stands,
     json_option,
     policy_argument,
     print_json,
@@ -113,20 +114,21 @@ async def _probe(
             reports.append((await _tried(loaded, run, wanted, "root"))[1])
         verdict = worst(report.verdict for report in reports).value
         code = _EXIT_CODES[verdict]
-        if not as_json:
-            _show(cell, reports, verdict)
         run.finish("completed" if verdict == "contained" else "failed", exit_code=code)
-    if as_json:
-        print_json(
-            {
-                "verdict": verdict,
-                "tier": cell.tier,
-                "emulated": cell.emulated,
-                "layers": [layer.name for layer in cell.plan.layers],
-                "reports": [each.to_json() for each in reports],
-                "run_dir": str(run.path),
-            }
-        )
+    with breach_stands(verdict, hint=f"see `belljar ledger show {run.run_id} --kind probe`"):
+        if as_json:
+            print_json(
+                {
+                    "verdict": verdict,
+                    "tier": cell.tier,
+                    "emulated": cell.emulated,
+                    "layers": [layer.name for layer in cell.plan.layers],
+                    "reports": [each.to_json() for each in reports],
+                    "run_dir": str(run.path),
+                }
+            )
+        else:
+            _show(cell, reports, verdict)
     return code
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from belljar.cli.console import (
     MisuseError,
+    breach_stands,
     json_option,
     key_option,
     log_option,
@@ -22,6 +24,9 @@ from belljar.cli.findings import dropped, show_findings
 from belljar.cli.report import report_of_run
 from belljar.units import printable
 from belljar.waiting import LOADING, reported_if_slow
+
+if TYPE_CHECKING:
+    from belljar.harness.evaluate import RunOutcome
 
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
@@ -160,6 +165,13 @@ def run(
             outcome = run_evaluation(request)
     except click.NoSuchOption as error:  # of Inspect's parser: the command is ours
         raise click.NoSuchOption(error.option_name, ctx=context) from error
+    hint = f"see `belljar verdict {outcome.run_id}`"
+    with breach_stands(outcome.findings.verdict, hint=hint):
+        _show_outcome(outcome, more, every=every, as_json=as_json)
+    return outcome.exit_code
+
+
+def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, every: bool, as_json: bool) -> None:
     if not as_json:
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
     page = report_of_run(outcome.path)
@@ -171,7 +183,6 @@ def run(
         print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
     elif page:
         click.echo(f"report: {printable(str(page))}")
-    return outcome.exit_code
 
 
 @click.command("verdict")
@@ -218,10 +229,11 @@ def verdict(
         found = [str(log.resolve()) for log in logs]
         evidence = stored_evidence(path, logs=found, expected_key=key, expected_run=named)
         findings, more = findings_of(path, evidence)
-    if as_json:
-        print_json({"run_dir": str(path), **collect(findings)})
-    else:
-        show_findings(findings, path, more, verbose=verbose, every=every)
+    with breach_stands(findings.verdict, hint="see its findings.json"):
+        if as_json:
+            print_json({"run_dir": str(path), **collect(findings)})
+        else:
+            show_findings(findings, path, more, verbose=verbose, every=every)
     return findings.exit_code
 
 

@@ -6,6 +6,7 @@ within bounds, and writes into a new directory that only this user can enter.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -135,6 +136,11 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
             made = os.open(path, flags, 0o600)
         except (FileExistsError, NotADirectoryError) as error:
             raise LayerError("it names one file twice, or a file as a directory") from error
+        except OSError as error:
+            # With this directory before it, a name that a layer may have can be too long here.
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise LayerError("it has a name that is too long here") from error
         with os.fdopen(made, "wb") as out:
             while left:
                 piece = source.pread(min(left, PIECE_BYTES), offset)
@@ -167,7 +173,7 @@ def _check_members(file: IO[bytes]) -> None:
     if size > MAX_LOG_INDEX_BYTES or offset + size > end:
         raise ValueError("its index is too large")
     file.seek(offset)
-    index, at, total = file.read(size), 0, 0
+    index, at, total, read_bytes = file.read(size), 0, 0, 0
     while at < len(index):
         magic, *fields = _ENTRY.unpack_from(index, at)
         method, packed, plain, place = fields[3], fields[7], fields[8], fields[15]
@@ -175,6 +181,9 @@ def _check_members(file: IO[bytes]) -> None:
             raise ValueError("its index is not that of a plain zip file")
         # The member's name, its extra fields and its comment follow its entry.
         at += _ENTRY.size + sum(fields[9:12])
+        # Packed bytes may expand to nothing, and many members may share them: that takes hours.
+        if (read_bytes := read_bytes + packed) > end:
+            raise ValueError("its members overlap")
         file.seek(place)
         # Its own header has lengths of its own, which may differ from those in the index.
         file.seek(sum(_OWN.unpack(file.read(_OWN.size))), os.SEEK_CUR)

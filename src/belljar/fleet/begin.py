@@ -31,6 +31,7 @@ from belljar.harness.source import RealCells, standard_output_to_error
 from belljar.package import __version__
 from belljar.report.verdict import LedgerState
 from belljar.store.home import belljar_home
+from belljar.units import printable
 
 # What of a request is on record, for `--resume`.
 _KEPT: Final = (
@@ -46,7 +47,11 @@ def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome,
     Raises as `run_fleet`, `PolicyError` when it can't be resumed.
     """
     old, plan, tries = run_to_resume(request.home or belljar_home(), ref)
-    os.chdir(plan["directory"])  # as paths in its options are relative to it
+    try:
+        os.chdir(plan["directory"])  # as paths in its options are relative to it
+    except OSError as error:
+        what = f"the directory in which it was begun can't be entered: {error.strerror}"
+        raise PolicyError(what, where=printable(plan["directory"]), hint="run it anew") from error
     request = replace(request, **{name: plan[name] for name in _KEPT})
     return run_fleet(request, fleet or plan["fleet"], resumed=(old, plan, tries))
 

@@ -15,14 +15,14 @@ from itertools import product
 from pathlib import Path
 from typing import IO, Any, Final
 
-from belljar.errors import LedgerError
+from belljar.errors import ContainmentBreach, LedgerError
 from belljar.events import Event, Kind
 from belljar.fleet.archive import MAX_ARCHIVE_BYTES
 from belljar.fleet.engine import Engine
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.judge import Asked, Try, counted_rows, judge_fleet
 from belljar.fleet.node import SILENCE_S, settings_of
-from belljar.fleet.record import UNITS, archive_of, examine, unpacked
+from belljar.fleet.record import UNITS, archive_of, examine, is_whole, unpacked
 from belljar.fleet.units import (
     Node,
     Unit,
@@ -72,11 +72,6 @@ class _Running:
     size: int = 0
     end: Mapping[str, Any] | None = None
 
-    @property
-    def has_come(self) -> bool:
-        """Whether its record is here, which is then never deleted."""
-        return self.end is not None and self.size > 0
-
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
@@ -121,6 +116,7 @@ class Head:
         self._stopping_s: float | None = None
         self._interrupted = False
         self._problems: list[Reason] = []
+        self._breached = ""
         (run.path / UNITS).mkdir(mode=0o700)
 
     def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
@@ -152,6 +148,15 @@ class Head:
 
     def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
         """Place and collect until nothing is left, then judge and merge."""
+        try:
+            return self._run_all(workspace, require_contained=require_contained)
+        except Exception as error:
+            if not self._breached:
+                raise
+            what = f"{self._breached} is breached, and the fleet's run failed: {error}"
+            raise ContainmentBreach(what, where=str(self._run.path)) from error
+
+    def _run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
         for node in self._nodes:
             state = "refused" if node.refusal else "taken"
             self._record_node(node, state, node.refusal)
@@ -238,14 +243,20 @@ class Head:
             running.size += len(item)
             running.digest.update(item)
             if running.size > MAX_ARCHIVE_BYTES:
-                self._fail(running, "its run directory is larger than is accepted")
+                # A guest may have filled it, and must not get a second chance.
+                why = "its run directory is larger than is accepted"
+                self._fail(running, why, is_bad=True)
                 return
             try:
                 running.part.write(item)
             except OSError as error:
                 self._fail_here(running, error)
         elif isinstance(item, dict) and "node" in item:
-            running.node = node = self.usable.get(str(item["node"]))
+            if running.node is not None:  # each time its deadline would begin anew
+                self._fail(running, "it named its node twice", is_bad=True)
+                return
+            named = item["node"]
+            running.node = node = self.usable.get(named) if isinstance(named, str) else None
             # Until now it waited in the engine's queue.
             running.began_s = time.monotonic()
             if node is None:
@@ -292,6 +303,8 @@ class Head:
             return
         self._running.remove(running)
         findings = tried.findings or RunFindings()
+        if findings.verdict is Verdict.BREACHED:
+            self._breached = tried.where
         self._record_finished(tried, findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
         self._sample_s = max(_SHORTEST_S, (lasted_s - start_s) / max(1, len(unit.samples)))
@@ -329,10 +342,15 @@ class Head:
     def _fail(
         self, running: _Running, why: str, *, began: bool = True, is_bad: bool = False
     ) -> None:
-        """End a unit of which nothing counts; it is tried elsewhere unless it `is_bad`."""
-        self._withdraw(running)
+        """End a unit of which nothing counts; it is tried elsewhere unless it `is_bad`.
+
+        So is one of which a record came: that may be of a breach, and nothing may stand for it.
+        """
+        has_come = self._withdraw(running)
+        if has_come and not is_bad:
+            why, is_bad = f"{why}; its record came, and can't be judged", True
         node, unit = running.node, running.unit
-        archive = running.digest.hexdigest() if running.has_come else ""
+        archive = running.digest.hexdigest() if has_come else ""
         tried = Try(unit=unit, node=node.name if node else "-", why=why, archive=archive)
         self._end(replace(tried, began=began, is_bad=is_bad))
         if not is_bad:
@@ -354,14 +372,18 @@ class Head:
         self._stop(why)
         self._fail(running, why)
 
-    def _withdraw(self, running: _Running) -> None:
-        """Forget a unit; what came of it whole stays, as evidence."""
+    def _withdraw(self, running: _Running) -> bool:
+        """Forget a unit; what came of it whole stays, as evidence. Return whether it does."""
         self._running.remove(running)
         self._engine.cancel(running.handle)
         with suppress(OSError):  # a full disk: what was written is there
             running.part.close()
-        if not running.has_come:
-            archive_of(self._run.path, running.unit).unlink()
+        archive = archive_of(self._run.path, running.unit)
+        # A node may die, or fail, between its record's last piece and its word of the end.
+        has_come = running.size > 0 and (running.end is not None or is_whole(archive))
+        if not has_come:
+            archive.unlink(missing_ok=True)
+        return has_come
 
     def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
         if self._stopping_s is None:
@@ -444,7 +466,8 @@ class Head:
                 self._parts(), self._task.samples, folder, epochs=self._task.epochs
             )
             dropped = bind_verdicts(folder, findings, require_contained=require_contained)
-        except Exception as error:  # noqa: BLE001 - Inspect's log format, a task's own metrics
+        # Inspect's log format, and a task's own metrics
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
             self._problems.append(Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail))
             return []

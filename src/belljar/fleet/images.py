@@ -50,7 +50,10 @@ def _send(
     def call(function: Callable[..., str], *arguments: object) -> None:
         nonlocal to
         said = engine.on_each(to, function, fleet, image.digest, *arguments)
-        refused.update({each: last_words(why) for each, why in said.items() if why != ""})
+        for each, why in said.items():
+            if why != "":
+                is_said = isinstance(why, str | Exception)
+                refused[each] = last_words(why if is_said else "its answer can't be understood")
         # A node that refused one piece gets no further ones.
         to = [each for each in to if each not in refused]
 

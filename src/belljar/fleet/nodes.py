@@ -20,12 +20,15 @@ from belljar.fleet.units import Node
 from belljar.harness.selected import SelectedTask
 from belljar.image.store import Store
 from belljar.ledger.keys import local_fingerprint
-from belljar.ledger.kinds import check_shape, shape_of
+from belljar.ledger.kinds import HEX64, check_shape, shape_of
 from belljar.package import __version__
+from belljar.store.locks import locked
 from belljar.units import printable
 
 # As SSH's known_hosts: a known name with another key is refused.
 NODES: Final = "fleet/nodes.json"
+# Another version's may have more fields.
+_DESCRIBED: Final = shape_of("name:text key:sha256 version:text inspect:text")
 _CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
 
 _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
@@ -38,25 +41,29 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     owners = {} if engine.is_alone else {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
-        if not isinstance(said, Exception) and not _is_description(said):
-            said = ValueError("its answer is none")
+        if not isinstance(said, Exception):
+            try:
+                check_shape(said, _DESCRIBED, extra=True)
+            except ValueError as error:
+                said = ValueError(f"its answer can't be understood: {error}")
         if isinstance(said, Exception):
             why = f"it can't be asked: {last_words(said)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
-        name, key = printable(str(said["name"]), max_chars=64), str(said["key"])
+        name, key = printable(said["name"], max_chars=64), said["key"]
+        runs = printable(said["version"], max_chars=64)
         why = ""
         if engine.needs_token and said.get("has_token") is not True:
             why = "Ray's token authentication is off there: set RAY_AUTH_MODE=token"
         elif said["version"] != __version__:
-            why = f"it runs Belljar {printable(str(said['version']))}, and the head {__version__}"
+            why = f"it runs Belljar {runs}, and the head {__version__}"
         elif said["inspect"] != inspect:
-            why = f"it runs inspect-ai {printable(str(said['inspect']))}, and the head {inspect}"
+            why = f"it runs inspect-ai {printable(said['inspect'])}, and the head {inspect}"
         elif key in owners:
             why = f"it has the key of {owners[key]}: set BELLJAR_HOME to a store of its own"
         elif known.get(name, key) != key:
             why = f"its key is {key[:16]}…, and the one known for {name} is {known[name][:16]}…"
-        offer, runs = offers[node_id], str(said["version"])
+        offer = offers[node_id]
         memory_mib = int(offer.get(MEMORY, 0))
         cells = min(int(offer[CELLS]), memory_mib // task.memory_mib)
         if not why:
@@ -66,12 +73,6 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
         about = {"node_id": node_id, "name": name, "key": key, "version": runs}
         nodes.append(Node(**about, cells=cells, refusal=why))
     return nodes
-
-
-def _is_description(said: object) -> bool:
-    """Return whether it has what every version's has: another one's may have more."""
-    fields = ("name", "key", "version", "inspect")
-    return isinstance(said, dict) and all(isinstance(said.get(each), str) for each in fields)
 
 
 def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:
@@ -116,9 +117,9 @@ def prepare_nodes(
         elif isinstance(result, Exception):
             why = f"the task can't be prepared: {last_words(result)}"
         elif result is not None and result["exit_code"]:
-            why = printable(str(result["why"]), max_chars=400)
+            why = printable(result["why"], max_chars=400)
         elif result is not None:
-            found = {str(name): str(digest) for name, digest in result["images"].items()}
+            found = result["images"]
             first, images = first or node.name, images or found
             if differing := sorted(name for name in found if images.get(name) != found[name]):
                 raise HostError(
@@ -146,6 +147,11 @@ def _checked(said: Mapping[str, Any]) -> _Checked:
         if not isinstance(answer, Exception):
             try:
                 check_shape(answer, _CHECKED)
+                for name, digest in answer["images"].items():
+                    # It goes on record, which takes no half of a surrogate pair.
+                    if printable(name) != name:
+                        raise ValueError("the name of an image is not one")
+                    HEX64(digest)
             except ValueError as error:
                 found[node] = ValueError(f"its answer can't be understood: {error}")
     return found
@@ -186,12 +192,14 @@ def pinned_keys(home: Path) -> dict[str, str]:
 
 def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
     """Remember the keys of nodes that take part."""
-    known = pinned_keys(home) | {node.name: node.key for node in nodes if not node.refusal}
     (home / NODES).parent.mkdir(mode=0o700, exist_ok=True)
-    # Renamed into place: half a list would forget keys.
-    fresh = home / f"{NODES}.new"
-    fresh.write_text(json.dumps(known, indent=1))
-    fresh.rename(home / NODES)
+    # Of two heads at once, the later one would forget what the other pins.
+    with locked(home, "fleet"):
+        known = pinned_keys(home) | {node.name: node.key for node in nodes if not node.refusal}
+        # Renamed into place: half a list would forget keys.
+        fresh = home / f"{NODES}.new"
+        fresh.write_text(json.dumps(known, indent=1))
+        fresh.rename(home / NODES)
 
 
 def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any]]:
@@ -209,11 +217,15 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
         # `kill_all` gives up after END_S; the rest is for a busy node to start a worker.
         answers = engine.on_each(asked, kill_all, reason, more, within_s=END_S + 30.0)
         for node in asked:
-            said = answers.get(node)
-            name, code, words = "", None, said
-            # A tuple comes back as a list through Slurm's JSON, and a node may send anything.
-            if isinstance(said, tuple | list) and len(said) == 3:
-                name, code, words = said
-            text = printable(str(words), max_chars=400)
-            found.append({"node": node, "name": str(name), "ok": code == 0, "said": text})
+            name, is_killed, words = "", False, "its answer can't be understood"
+            match answers.get(node):
+                # A tuple comes back as a list through Slurm's JSON, and a node may send anything.
+                case (str(name), int(code), str(words)):
+                    is_killed = code == 0 and code is not False
+                case Exception() as error:
+                    words = str(error)
+                case None:
+                    words = "it was not asked"
+            text = printable(words, max_chars=400)
+            found.append({"node": node, "name": name, "ok": is_killed, "said": text})
     return found

@@ -32,6 +32,12 @@ from belljar.units import printable
 
 # A task is sent in one frame, with its words and settings beside it.
 MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
+# Of a unit: a piece of its archive is at most two of `PIECE_BYTES`, and a queue of them waits.
+MAX_PIECE_BYTES: Final = 16 << 20
+# Of a function on a node, which says some names and sentences; all nodes are asked at once.
+MAX_ANSWER_BYTES: Final = 1 << 20
+# Of the words that `srun` prints, the last ones say why it failed.
+_MAX_SAID_BYTES: Final = 4096
 JOB: Final = "belljar"
 # Kept free for a function on a node: a check loads the task, and Inspect.
 CALL_MIB: Final = 1024
@@ -50,13 +56,13 @@ def send(stream: IO[bytes], item: object) -> None:
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> Any:  # noqa: ANN401 - what the other end sent
+def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa: ANN401
     """Read one item. Raises `EOFError` at the end, `ValueError` for anything else than a frame."""
     head = stream.read(_HEAD.size)
     if not head:
         raise EOFError
     kind, size = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0)
-    if kind not in {b"b", b"j"} or size > MAX_FRAME_BYTES:
+    if kind not in {b"b", b"j"} or size > max_bytes:
         raise ValueError("the node sent something else than was agreed")
     content = stream.read(size)
     if len(content) < size:
@@ -123,19 +129,8 @@ class SlurmEngine:
             )
             words = [*(inside if each in jobs else alone), f"--nodelist={each}"]
             try:
-                done = subprocess.run(
-                    _srun("belljar-call", words),
-                    input=content,
-                    capture_output=True,
-                    # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.
-                    start_new_session=True,
-                    timeout=within_s,
-                    check=False,
-                )
-                return receive(BytesIO(done.stdout))
-            except EOFError:
-                return HostError(f"no answer: {printable(done.stderr.decode(errors='replace'))}")
-            except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired) as error:
+                return answer_of(_srun("belljar-call", words), content, within_s)
+            except (HostError, OSError, ValueError, RecursionError) as error:
                 return error
 
         with ThreadPoolExecutor(max_workers=32) as pool:
@@ -178,7 +173,7 @@ class SlurmEngine:
         item: Any = {}
         while isinstance(item, dict | bytes):
             try:
-                item = receive(unit.back)
+                item = receive(unit.back, MAX_PIECE_BYTES)
                 if not isinstance(item, dict | bytes):
                     item = ValueError("the node sent something else than was agreed")
             except EOFError:
@@ -186,8 +181,8 @@ class SlurmEngine:
                 item = HostError(f"srun ended with exit code {code}") if code else None
             except (OSError, ValueError, RecursionError) as error:
                 item = error
-            if isinstance(item, dict) and "node" in item:
-                unit.node = str(item["node"])
+            if isinstance(item, dict) and isinstance(item.get("node"), str):
+                unit.node = item["node"]
             # A node that was given up has no entry, and stays lost.
             if unit.node in self.last_heard_s:
                 self.last_heard_s[unit.node] = time.monotonic()
@@ -245,6 +240,47 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
     # The head's directory may not exist on a node, and frames must not wait in a buffer.
     one = ["--quiet", "--unbuffered", "--nodes=1", "--ntasks=1", "--chdir=/", f"--job-name={name}"]
     return ["srun", *one, *words, sys.executable, "-m", "belljar.fleet.slurm_engine"]
+
+
+def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
+    """Give a program this input; return its one frame of bounded size: a node may send anything.
+
+    Raises `HostError` for none, `ValueError`, `RecursionError`, `OSError`.
+    """
+    pipe = subprocess.PIPE
+    with (
+        # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.
+        subprocess.Popen(
+            words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        ) as process,
+        ThreadPoolExecutor(max_workers=2) as threads,
+    ):
+        ends = threading.Timer(within_s, process.kill)
+        ends.start()
+        try:
+            back = cast("IO[bytes]", process.stdout)
+            threads.submit(_give, cast("IO[bytes]", process.stdin), content)
+            said = threads.submit(_last_bytes, cast("IO[bytes]", process.stderr))
+            with back:  # closed, so that what sends more ends
+                return receive(back, MAX_ANSWER_BYTES)
+        except EOFError:
+            why = "no answer in time" if ends.finished.is_set() else "no answer"
+            raise HostError(f"{why}: {printable(said.result())}") from None
+        finally:
+            process.wait()
+            ends.cancel()
+
+
+def _give(stream: IO[bytes], content: bytes) -> None:
+    with suppress(BrokenPipeError), stream:  # its end says why
+        stream.write(content)
+
+
+def _last_bytes(stream: IO[bytes]) -> bytes:
+    last = b""
+    while some := stream.read1(_MAX_SAID_BYTES):  # type: ignore[attr-defined]
+        last = (last + some)[-_MAX_SAID_BYTES:]
+    return last
 
 
 def _output(words: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.errors import LedgerError
+from belljar.errors import ContainmentBreach, LedgerError
 from belljar.events import JsonValue
 from belljar.harness.sample_record import CONTAINMENT_KEY, SOURCE
 from belljar.ledger.listing import read_events
@@ -250,6 +250,16 @@ def own_evidence(run: RunDirectory) -> Evidence:
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
     """Write the findings, and the verdict event."""
+    try:
+        _put_on_record(run, findings, dropped)
+    except LedgerError as error:
+        if findings.verdict is not Verdict.BREACHED:
+            raise
+        what = f"the run is breached, and its verdict can't be put on record: {error.what}"
+        raise ContainmentBreach(what, where=str(run.path), hint=error.hint) from error
+
+
+def _put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str]) -> None:
     run.write_json(FINDINGS, {**collect(findings), "not_in_metrics": list(dropped)})
     reasons = {reason.code: reason for reason in findings.problems}
     refused = reasons.get(ReasonCode.RUN_REFUSED)

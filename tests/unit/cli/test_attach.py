@@ -41,50 +41,25 @@ def standard_input(path: str) -> Iterator[None]:
         os.close(file)
 
 
-@pytest.fixture
-def _no_keys() -> Iterator[None]:
-    """Standard input is at its end."""
-    with standard_input(os.devnull):
-        yield
-
-
-@pytest.fixture
-def _endless_keys() -> Iterator[None]:
-    """Standard input never ends."""
-    with standard_input("/dev/zero"):
-        yield
-
-
-@pytest.mark.usefixtures("_no_keys")
 @pytest.mark.parametrize("unread", [b"", b"what its owner never read"])
-def test_a_command_that_ended_first_is_told_whole(
-    unread: bytes, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_owner_that_closed_first_is_heard_whole(
+    unread: bytes, capfd: pytest.CaptureFixture[str], *, ends: bool
 ) -> None:
-    """Its output and exit code arrive, though its owner has closed the connection before this side
-    got to send what it had to."""
+    """Output and exit code arrive, though this side had not sent all that it had to; without an
+    exit code it is status 1, and why."""
     ours, theirs = socket.socketpair()
-    with ours:
+    with ours, standard_input(os.devnull):
         ours.sendall(unread)
-        theirs.sendall(frame(FrameKind.OUTPUT, b"user\n") + frame(FrameKind.EXIT, b"5"))
+        theirs.sendall(frame(FrameKind.OUTPUT, b"user\n"))
+        if ends:
+            theirs.sendall(frame(FrameKind.EXIT, b"5"))
         theirs.close()
-        assert relayed(ours) == "5"
+        code, _, why = relayed(ours).partition(" ")
+    assert (code, bool(why)) == (("5", False) if ends else ("1", True))
     assert capfd.readouterr().out == "user\n"
 
 
-@pytest.mark.usefixtures("_no_keys")
-@pytest.mark.parametrize("unread", [b"", b"what its owner never read"])
-def test_an_owner_that_went_away_is_an_error(unread: bytes) -> None:
-    """Status 1, and why."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        ours.sendall(unread)
-        theirs.close()
-        code, _, why = relayed(ours).partition(" ")
-    assert code == "1"
-    assert why
-
-
-@pytest.mark.usefixtures("_endless_keys")
 def test_keys_that_nobody_reads_hold_no_output_up(capfd: pytest.CaptureFixture[str]) -> None:
     """A command that prints megabytes and never reads is heard to its end, however much is typed;
     what it is sent begins with its opening, and comes in whole frames."""
@@ -103,7 +78,7 @@ def test_keys_that_nobody_reads_hold_no_output_up(capfd: pytest.CaptureFixture[s
 
     owning = threading.Thread(target=own)
     owning.start()
-    with ours:
+    with ours, standard_input("/dev/zero"):
         assert relayed(ours) == "5"
     owning.join()
     assert opened.is_set()

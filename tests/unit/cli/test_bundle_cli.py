@@ -103,16 +103,3 @@ def test_the_images_of_a_task_are_in_the_bundle(
     builds = [each.build for each in wanted_by_tasks(["task.py"]) if each.build]
     assert builds
     build_missing(builds, {"two-default"}, there.home)
-
-
-@pytest.mark.parametrize("lost", ["own", "two-default"])
-def test_an_image_of_a_task_that_is_missing_is_named(
-    lost: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is gathered; one that has to be built first says what that needs."""
-    Store(home).remove(lost)
-    assert run(CREATE) == 3
-    said = capsys.readouterr().err
-    assert ("buildah" if lost == "two-default" else lost) in said
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / ".out.part").exists()

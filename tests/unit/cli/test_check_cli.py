@@ -61,39 +61,6 @@ def test_each_sample_of_a_task_has_an_outcome(
 
 
 @pytest.mark.promise("1.5")
-def test_a_drawn_order_leaves_no_sample_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a seed any sample may be within the limit of a run; with one, the order is known."""
-    words = ("task.py@many", "--limit", "1", "--policy", "low", "--sample-shuffle")
-    drawn = checked(*words, capsys=capsys)[1]["groups"]
-    seeded = checked(*words, "3", capsys=capsys)[1]["groups"]
-    assert isinstance(drawn, list)
-    assert isinstance(seeded, list)
-    counts = [sum(len(group["samples"]) for group in groups) for groups in (drawn, seeded)]
-    assert counts == [4, 1]
-
-
-@pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    ("ids", "code", "images"),
-    [
-        ("2", 3, ["team/i-0"]),
-        ("1,3", 3, ["team/i-1"]),
-        ("many:2", 3, ["team/i-0"]),
-        ("3,4", 4, ["team/i-1"]),
-    ],
-)
-def test_samples_are_selected_by_their_ids(
-    ids: str, code: int, images: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As Inspect selects them: a refused sample that does not run is no reason to refuse the
-    others."""
-    got, shown = checked("task.py@many", "--sample-id", ids, "--policy", "low", capsys=capsys)
-    missing = shown["missing_images"]
-    assert isinstance(missing, list)
-    assert (got, [item["image"] for item in missing]) == (code, images)
-
-
-@pytest.mark.promise("1.5")
 def test_hostile_words_of_a_task_are_escaped(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

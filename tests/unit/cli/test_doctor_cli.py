@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from belljar.cli.doctor import host_checks
-from belljar.cli.main import run
 from belljar.host.model import (
     CgroupFact,
     CgroupVersion,
@@ -38,16 +37,6 @@ def facts(store: Path, monkeypatch: pytest.MonkeyPatch) -> HostFacts:
 def states(facts: HostFacts) -> dict[str, str]:
     """What is said of each thing."""
     return {check.what: check.state for check in host_checks(facts)}
-
-
-def test_before_setup_cells_can_not_run_and_the_mend_says_so(
-    facts: HostFacts, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No guest kernel: exit 3 and `belljar setup`, however good the host."""
-    assert run(["doctor", "--no-prove"]) == 3
-    text = capsys.readouterr().out
-    assert "guest kernel" in text
-    assert "hint: run `belljar setup`" in text
 
 
 def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -> None:

@@ -129,6 +129,13 @@ def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
     assert "a warning of a program" in written.err
 
 
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_task_that_leaves_while_it_is_loaded_is_wrong(command: str, tmp_path: Path) -> None:
+    """Its `sys.exit(0)` would read as "contained"."""
+    (tmp_path / "task.py").write_text("import sys\nsys.exit(0)\n")
+    assert run([command, str(tmp_path / "task.py")]) == 4
+
+
 @pytest.mark.parametrize("kind", CODES)
 def test_each_kind_of_error_has_its_code(
     kind: type[BelljarError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -23,19 +23,6 @@ ANSWERS = 20
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("8080:80", ("127.0.0.1", 8080, 80)),
-        ("0:/run/s.sock", ("127.0.0.1", 0, "/run/s.sock")),
-        ("[::1]:8080:80", ("::1", 8080, 80)),
-    ],
-)
-def test_what_is_led_where(text: str, meant: tuple[str, int, int | str]) -> None:
-    """As ssh's `-L` has it; 127.0.0.1 unless another loopback address is named."""
-    assert parse_forward(text) == meant
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "0.0.0.0:80:80",

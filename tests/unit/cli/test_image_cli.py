@@ -25,20 +25,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(home)
 
 
-def test_ls_in_a_pipe_is_one_whole_line_for_each_image(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """However many and long its names are: what a program reads is never cut or wrapped."""
-    names = [f"registry.example/{'deep/' * 20}tool:{number}" for number in range(5)]
-    for name in names:
-        assert run(["image", "tag", "small", name]) == 0
-    capsys.readouterr()
-    assert run(["image", "ls"]) == 0
-    head, line = capsys.readouterr().out.splitlines()
-    assert head.split() == ["NAME", "DIGEST", "SIZE", "CREATED", "SOURCE"]
-    assert line.startswith(", ".join(sorted([*names, "small"])) + "  ")
-
-
 def test_the_default_image_is_only_replaced_by_force(store: Store) -> None:
     """A name is given as before; `default` is taken from another image by --force alone."""
     assert run(["image", "tag", "small", "default"]) == 0

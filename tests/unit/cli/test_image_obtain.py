@@ -20,23 +20,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
-    """What is built has the name that Docker would give it, with a tag where it names a Dockerfile;
-    what has none says which service of which file it is."""
-    (tmp_path / "my files").mkdir()
-    (tmp_path / "my files/a.yaml").write_text(
-        "name: p\nservices: {x: {build: {dockerfile: D}}, y: {image: debian}}"
-    )
-    (tmp_path / "b.yaml").write_text("name: $$\nservices: {z: {build: .}}")
-    first, second, third = wanted_by_files(["my files/a.yaml", "b.yaml"])
-    assert first.image.partition(":")[0] == "p-x"
-    assert (second.image, third.image) == ("debian", "b.yaml, service z")
-    build = first.build
-    assert build is not None
-    assert (build.root, build.dockerfile) == (str(tmp_path / "my files"), "D")
-    assert third.why
-
-
 @pytest.mark.promise("1.8")
 def test_different_builds_of_one_name_are_refused_before_anything_is_got(tmp_path: Path) -> None:
     """Of two compose files: neither image is the other's."""

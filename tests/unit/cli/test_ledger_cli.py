@@ -113,39 +113,6 @@ def test_show_prints_what_was_kept(run_dir: Path, capsys: pytest.CaptureFixture[
     assert (body["content_base64"], "changed" in body["problem"]) == ("", True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "seqs"),
-    [
-        (["--kind", "run"], [0, 4]),
-        (["--kind", "file.read.started", "--kind", "protocol.violation"], [1, 3]),
-        (["--kind", "ru"], []),
-        (["--cell-id", "cell-b"], [3]),
-    ],
-)
-def test_show_filters(
-    run_dir: Path, arguments: list[str], seqs: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By kind or its beginning, and by cell."""
-    assert belljar(["ledger", "show", "last", "--json", *arguments]) == 0
-    assert [json.loads(line)["seq"] for line in capsys.readouterr().out.splitlines()] == seqs
-
-
-def test_runs_lists_the_latest(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """However many runs are old, the latest are read and shown; all of them where they are asked
-    for."""
-    names = [f"20000101-{number:09}-abcdef" for number in range(25)]
-    for name in names:
-        (home / "runs" / name).mkdir(parents=True)
-    assert belljar(["runs", "--json"]) == 0
-    said = capsys.readouterr()
-    assert [run["run_id"] for run in json.loads(said.out)] == names[-20:]
-    assert "25 runs" in said.err
-    assert belljar(["runs", "--json", "--all"]) == 0
-    said = capsys.readouterr()
-    assert [run["run_id"] for run in json.loads(said.out)] == names
-    assert said.err == ""
-
-
 def test_verify_finds_another_run_in_its_place(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

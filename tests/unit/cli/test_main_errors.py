@@ -14,10 +14,7 @@ import pytest
 
 import belljar
 from belljar.cli.main import run
-from belljar.errors import (
-    CellError,
-    ContainmentBreach,
-)
+from belljar.errors import CellError, ContainmentBreach, LedgerError
 
 
 @pytest.fixture
@@ -108,12 +105,107 @@ def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(
 def test_a_lack_of_descriptors_is_the_hosts(
     failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wherever it comes from; but a breach stays one, beside an interrupt too."""
+    """Wherever it comes from."""
     lack = OSError(errno.EMFILE, "Too many open files")
-    caused, breach = CellError("it could not be made"), ContainmentBreach("a survivor")
-    caused.__cause__ = breach.__cause__ = lack
+    caused = caused_by(CellError("it could not be made"), lack)
     for error in (lack, caused, ExceptionGroup("tasks", [lack])):
         assert failing(error) == 3
         assert "ulimit -n" in capsys.readouterr().err
-    assert failing(breach) == 2
-    assert failing(BaseExceptionGroup("tasks", [KeyboardInterrupt(), breach])) == 2
+
+
+def caused_by(error: BaseException, cause: BaseException) -> BaseException:
+    """The error with its cause."""
+    error.__cause__ = cause
+    return error
+
+
+def test_a_breach_wins_over_everything(
+    failing: Callable[[BaseException], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside an interrupt or a lack of descriptors, hidden by what was raised while it was handled,
+    and though it can't be told: nobody reads, the disk is full, Ctrl-C."""
+    breach, lack = ContainmentBreach("a survivor"), OSError(errno.EMFILE, "Too many open files")
+    looped = CellError("its own cause")
+    looped.__cause__ = looped
+    for error in (
+        breach,
+        caused_by(ContainmentBreach("a survivor"), lack),
+        BaseExceptionGroup("tasks", [KeyboardInterrupt(), breach, looped]),
+        caused_by(KeyboardInterrupt(), breach),
+        caused_by(LedgerError("no space left"), BaseExceptionGroup("tasks", [lack, breach])),
+    ):
+        assert failing(error) == 2
+    assert failing(looped) == 5
+    for untold in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
+
+        def show(*_: object, untold: BaseException = untold, **__: object) -> None:
+            raise untold
+
+        with monkeypatch.context() as only:
+            only.setattr("belljar.cli.console.show", show)
+            only.setattr("belljar.cli.main._reader_gone", lambda: 141)
+            assert failing(breach) == 2
+
+
+@pytest.mark.parametrize("output", ["/dev/full", ""])
+def test_a_breach_that_can_not_be_shown_is_told_by_the_exit_code(output: str) -> None:
+    """A full disk would read as a fault of the host, and a lost reader as one of the reader."""
+    code = (
+        "import click; from belljar.cli import console, main\n"
+        "def fail():\n"
+        "    with console.breach_stands('breached', hint=''):\n"
+        "        click.echo('the findings')\n"
+        "import belljar.isolation.reap; belljar.isolation.reap.list_cells = fail\n"
+        "main.main(['ps'])"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    target = os.open(output, os.O_WRONLY) if output else writing
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=target, stderr=target, timeout=120, check=False
+    )
+    for each in {writing, target}:
+        os.close(each)
+    assert done.returncode == 2
+
+
+def test_no_command_succeeds_by_sys_exit(failing: Callable[[BaseException], int]) -> None:
+    """A library's or a task's `sys.exit(0)` would read as "contained"."""
+    for error in (SystemExit(0), SystemExit(), SystemExit("x")):
+        with pytest.raises(RuntimeError):
+            failing(error)
+
+
+@pytest.fixture
+def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store that can't be one, not even for root."""
+    home = tmp_path / "file" / "store"
+    home.parent.write_text("")
+    monkeypatch.setenv("BELLJAR_HOME", str(home))
+    return home
+
+
+@pytest.mark.parametrize(
+    "words", [["exec", "--", "true"], ["ps"], ["runs"], ["image", "import", "oci:/nowhere"]]
+)
+def test_a_store_that_can_not_be_used_is_this_hosts(
+    words: list[str], unusable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever meets it first: exit 3, one message that names the place and `BELLJAR_HOME`."""
+    assert run(words) == 3
+    said = capsys.readouterr().err
+    assert str(unusable) in said
+    assert "BELLJAR_HOME" in said
+
+
+def test_an_error_elsewhere_is_not_blamed_on_the_store(
+    unusable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect that meets another file keeps its traceback."""
+
+    def fail() -> None:
+        raise PermissionError(13, "Permission denied", "/somewhere/else")
+
+    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
+    with pytest.raises(PermissionError):
+        run(["ps"])

@@ -28,18 +28,6 @@ def _empty_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_HOME", str(store))
 
 
-def test_a_plan_is_printed_even_before_the_image_is_built(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Exit 0, the four questions answered, and the missing image noted."""
-    assert run(["plan", "--no-prove"]) == 0
-    text = capsys.readouterr().out
-    assert [
-        word in text
-        for word in ("read  ", "write  ", "reach  ", "consume  ", "run `belljar setup`")
-    ] == [True] * 5
-
-
 def test_what_this_host_can_not_do_exits_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

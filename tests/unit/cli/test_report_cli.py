@@ -9,31 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.fakes.cell import RecordedCells
-from tests.unit.cli.test_verdict_cli import TASK
+from tests.unit.cli.test_verdict_cli import evaluated, home
 
 from belljar.cli.main import run as belljar
 from belljar.cli.report import report_of_run
-from belljar.harness.evaluate import run_evaluation
-from belljar.harness.options import RunRequest
 from belljar.ledger.chain import canonical
 from belljar.ledger.verification import Status, verify
 
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of the test's own, a task, and the directory in which it is run."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "home"))
-    (tmp_path / "task.py").write_text(TASK)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
-def evaluated(home: Path) -> Path:
-    """A sealed run of two samples."""
-    words = ["task.py", "--model", "mockllm/model", "--max-samples", "1", "--no-fail-on-error"]
-    request = RunRequest(inspect_args=words, quiet=True, home=home, source=RecordedCells())
-    return run_evaluation(request).path
+__all__ = ["home"]
 
 
 @pytest.mark.promise("7.7")

@@ -187,15 +187,6 @@ def test_a_plain_runs_log_that_is_gone_is_missing_evidence(home: Path, said: Sai
     assert said("last", "--log", str(moved))[0] == 1
 
 
-@pytest.mark.promise("7.1")
-def test_a_plain_run_without_samples_in_its_log_is_void(home: Path, said: Said) -> None:
-    """`--no-log-samples` under plain Inspect: nothing can be judged, and that is said."""
-    under_inspect(home, lambda: plain_eval(log_samples=False))
-    code, findings = said("last")
-    assert (code, findings["verdict"]) == (2, "void")
-    assert codes(findings) >= {"log_without_samples", "sample_not_in_log"}
-
-
 FORGED = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample

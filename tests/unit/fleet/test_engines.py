@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from belljar.cli.main import run as belljar
-from belljar.errors import PolicyError
+from belljar.errors import HostError, PolicyError
 from belljar.fleet import ray_engine
 from belljar.fleet.engine import CELLS, MEMORY, joined
 from belljar.fleet.ray_engine import offers_of
-from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, receive, send
+from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, answer_of, receive, send
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,10 @@ def test_this_machine_alone_offers_the_memory_of_one_sample(
     assert begun["resources"][MEMORY] == 1216
 
 
-@pytest.mark.parametrize("words", [["--otlp", "http://127.0.0.1:1"]])
-def test_options_that_a_fleet_cannot_honour_are_refused(words: list[str]) -> None:
+def test_options_that_a_fleet_cannot_honour_are_refused() -> None:
     """They would silently do nothing."""
-    assert belljar(["run", "task.py", "--fleet", "ray", *words]) == 2
-    assert belljar(["run", "--resume", "last", *words]) == 2
+    for words in (["task.py", "--fleet", "ray"], ["--resume", "last"]):
+        assert belljar(["run", *words, "--otlp", "http://127.0.0.1:1"]) == 2
 
 
 def test_a_frame_arrives_as_it_was_sent_and_nothing_else_is_taken() -> None:
@@ -86,3 +85,28 @@ def test_a_frame_arrives_as_it_was_sent_and_nothing_else_is_taken() -> None:
     for bad in (content[:3], content[:6], b"x" + content[1:], large):
         with pytest.raises(ValueError, match="node"):
             receive(BytesIO(bad))
+
+
+ANSWER = r"cat >&2; printf 'j\0\0\0\2[]'"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (f"{ANSWER}; yes", []),
+        (r"printf 'j\77\0\0\0'; yes", ValueError),
+        (r"printf 'j\0\0\377\0'; head -c 65280 /dev/zero | tr '\0' '['", RecursionError),
+        ("yes why | head -c 9999999 >&2; exit 3", HostError),
+        ("exec sleep 60", HostError),
+    ],
+)
+def test_what_a_node_answers_is_bounded(program: str, said: object) -> None:
+    """One that sends without end, an answer that would fill the head's memory, or nothing is an
+    error of this node: it neither holds up the head nor ends what the others do."""
+    within_s = 1.0 if "sleep" in program else 60.0
+    words = ["sh", "-c", program]
+    if isinstance(said, list):
+        assert answer_of(words, b"x" * (1 << 20), within_s) == said
+    else:
+        with pytest.raises(said):  # type: ignore[call-overload]
+            answer_of(words, b"", within_s)

@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from belljar.dataclass import replace
-from belljar.errors import PolicyError
+from belljar.errors import ContainmentBreach, LedgerError, PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet.archive import pack
-from belljar.fleet.begin import check_same
+from belljar.fleet.begin import check_same, resume_fleet
 from belljar.fleet.engine import Engine
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
@@ -25,6 +25,7 @@ from belljar.fleet.record import run_to_resume
 from belljar.fleet.units import Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
+from belljar.harness.options import RunRequest
 from belljar.harness.selected import SelectedTask
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
@@ -96,18 +97,12 @@ def unit_run(
         if killed:
             archive = b"".join(pack(run.path))
         else:
-            run.recorder.record(
-                Event(
-                    kind=Kind.RUN_EVALUATED,
-                    data={"interrupted": interrupted, "stopped": False, "errors": []},
-                )
-            )
+            ends: dict[str, JsonValue] = {"stopped": False, "errors": []}
+            ends["interrupted"] = interrupted
+            run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=ends))
     if not killed:
         archive = b"".join(pack(run.path))
-    return [
-        archive,
-        {"run_id": run.run_id, "exit_code": 0, "lasted_s": 1.0, "start_s": 0.5, "why": ""},
-    ]
+    return [archive, {**NO_RUN, "run_id": run.run_id, "exit_code": 0, "why": ""}]
 
 
 NO_RUN: Mapping[str, Any] = {
@@ -135,11 +130,9 @@ def fleet(
     home: Path,
     first: Iterable[Any],
     task: SelectedTask = TASK,
-    *,
-    kind: type[Scripted] = Scripted,
 ) -> Iterator[tuple[Head, Callable[[], Ended]]]:
     """A head with two nodes, and how to run it to its end."""
-    engine = kind(home, first)
+    engine = Scripted(home, first)
     keys = {name: local_fingerprint(home / name) or "" for name in engine.runs}
     nodes = [Node(node_id=name, name=name, key=key, cells=1) for name, key in keys.items()]
     with create_run(home / "head", KIND, []) as run, watched_host() as host:
@@ -170,44 +163,54 @@ def codes(ended: Ended) -> set[ReasonCode]:
     return {reason.code for reason in ended.outcome.findings.problems}
 
 
-@pytest.mark.parametrize("how", ["lost", "refused"])
+@pytest.mark.parametrize("how", ["lost", "refused", "broken off"])
 def test_what_a_node_did_to_a_unit_is_tried_on_another(tmp_path: Path, how: str) -> None:
-    """A unit whose connection ended, or that did not begin: the failure is on record, and the
-    second attempt counts."""
-    ended = run_of(tmp_path, [OSError("connection lost")] if how == "lost" else [NO_RUN])
+    """A unit whose connection ended, also within its record, or that did not begin: the failure is
+    on record, and the second attempt counts."""
+    archive, _ = unit_run(tmp_path / "n1")
+    lost = OSError("connection lost")
+    firsts: dict[str, list[Any]] = {"lost": [lost], "refused": [NO_RUN]}
+    first = firsts.get(how, [archive[:-1024], lost])
+    ended = run_of(tmp_path, first)
     assert ended.engine.placed[:2] == ["n1", "n2"]
     assert (ended.failed[0]["node"], ended.failed[0]["attempt"]) == ("n1", 1)
     assert [(each["node"], each["attempt"]) for each in ended.finished] == [("n2", 2)]
 
 
+@pytest.mark.parametrize("breached", [False, True])
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
-def test_the_record_of_an_attempt_that_was_cut_is_kept(tmp_path: Path, how: str) -> None:
+def test_the_record_of_an_attempt_that_was_cut_is_kept(
+    tmp_path: Path, how: str, *, breached: bool
+) -> None:
     """A unit that its node interrupted or whose process died: both records are there, and another
-    node runs what has none."""
-    ended = run_of(tmp_path, unit_run(tmp_path / "n1", **{how: True}))
-    assert ended.engine.placed[:2] == ["n1", "n2"]
-    assert [each["node"] for each in ended.finished] == ["n1", "n2"]
-    assert ended.tars[:2] == ["00001-1.tar", "00001-2.tar"]
+    node runs what has none; but a breach counts, stops the fleet, and nothing is tried again."""
+    ended = run_of(tmp_path, unit_run(tmp_path / "n1", breached=breached, **{how: True}))
+    if breached:
+        assert ended.engine.placed == ["n1"]
+        assert ended.engine.is_stopping
+        assert ended.outcome.findings.verdict is Verdict.BREACHED
+    else:
+        assert ended.engine.placed[:2] == ["n1", "n2"]
+        assert [each["node"] for each in ended.finished] == ["n1", "n2"]
+        assert ended.tars[:2] == ["00001-1.tar", "00001-2.tar"]
 
 
-@pytest.mark.parametrize("how", ["interrupted", "killed"])
-def test_a_breach_before_the_end_of_its_process_stops_the_fleet(tmp_path: Path, how: str) -> None:
-    """Its record counts though it has no end: nothing is tried again."""
-    ended = run_of(tmp_path, unit_run(tmp_path / "n1", breached=True, **{how: True}))
-    assert ended.engine.placed == ["n1"]
-    assert ended.engine.is_stopping
-    assert ended.outcome.findings.verdict is Verdict.BREACHED
-
-
-@pytest.mark.parametrize("how", ["changed", "malformed", "endless"])
-def test_what_does_not_verify_is_kept_and_not_tried_again(tmp_path: Path, how: str) -> None:
-    """An archive that arrived changed, and an end of another shape: evidence that is bad is not
-    replaced by another attempt's."""
-    archive, end = unit_run(tmp_path / "n1")
+@pytest.mark.parametrize(
+    "how", ["changed", "malformed", "endless", "without a run", "without an end", "cut off"]
+)
+def test_a_record_that_came_and_can_not_be_judged_is_kept_and_not_tried_again(
+    tmp_path: Path, how: str
+) -> None:
+    """It may be that of a breach: one that arrived changed, with an end of another shape, with no
+    run's name, or without an end, is not replaced by another attempt's."""
+    archive, end = unit_run(tmp_path / "n1", breached=True)
     first = {
         "changed": [b"x", end],
         "malformed": [archive, {"run_id": 1}],
         "endless": [archive, {**end, "lasted_s": "inf"}],
+        "without a run": [archive, {**end, "run_id": ""}],
+        "without an end": [archive],
+        "cut off": [archive, OSError("connection lost")],
     }[how]
     ended = run_of(tmp_path, first)
     assert ended.engine.placed == ["n1"]
@@ -241,13 +244,30 @@ def test_a_connection_that_breaks_after_the_record_came_loses_nothing(tmp_path: 
     assert ended.outcome.findings.verdict is Verdict.BREACHED
 
 
+@pytest.mark.parametrize("kind", [Kind.FLEET_UNIT_FINISHED, Kind.RUN_EVALUATED])
+def test_a_breach_is_told_though_the_head_can_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """A full disk, where its own record is, hides none."""
+    record = Head.record
+
+    def full(head: Head, what: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
+        if what is kind:
+            raise LedgerError("no space left on device")
+        record(head, what, **data)
+
+    monkeypatch.setattr(Head, "record", full)
+    with pytest.raises(ContainmentBreach, match="00001-1 on n1"):
+        run_of(tmp_path, unit_run(tmp_path / "n1", breached=True))
+
+
 def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_changed(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A unit that was interrupted before its sample began is run again; a run with an archive that
-    was replaced since is refused."""
+    was replaced since is refused, and one whose directory is gone."""
     with fleet(tmp_path, unit_run(tmp_path / "n1", interrupted=True)) as (head, ended):
-        head.record(Kind.FLEET_PLANNED, task="t", samples=("a",), epochs=1, code="0" * 64)
+        head.record(Kind.FLEET_PLANNED, **PLAN, directory=str(tmp_path / "gone"))
         name = ended().outcome.path.name
     with fleet(tmp_path, [NO_RUN]) as (head, ended):
         old, _, tries = run_to_resume(tmp_path / "head", name)
@@ -255,6 +275,9 @@ def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_chang
         found = ended()
     assert found.engine.placed
     assert [each.get("from_run") for each in found.finished][:2] == [name] * 2
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "head"))
+    with pytest.raises(PolicyError, match="can't be entered"):
+        resume_fleet(RunRequest(inspect_args=[]), name, "")
     (old / "units" / "00001-1.tar").write_bytes(b"")
     with pytest.raises(PolicyError):
         run_to_resume(tmp_path / "head", name)
@@ -269,8 +292,7 @@ def test_a_record_that_came_and_was_not_judged_is_never_run_again(
     archive, _ = unit_run(tmp_path / "n1", breached=True)
     with create_run(tmp_path / "head", KIND, []) as run:
         about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n1", "samples": ["a"]}
-        plan: dict[str, JsonValue] = {"task": "t", "samples": ["a"], "epochs": 1, "code": "0" * 64}
-        run.recorder.record(Event(kind=Kind.FLEET_PLANNED, data=plan))
+        run.recorder.record(Event(kind=Kind.FLEET_PLANNED, data={**PLAN}))
         run.recorder.record(Event(kind=Kind.FLEET_UNIT_PLACED, data=about))
         (run.path / "units").mkdir()
         (run.path / "units" / "00001-1.tar").write_bytes(archive[: None if is_whole else -1024])
@@ -281,12 +303,21 @@ def test_a_record_that_came_and_was_not_judged_is_never_run_again(
         assert run_to_resume(tmp_path / "head", run.run_id)[2][0].findings is None
 
 
-def test_a_unit_past_its_deadline_is_void_and_has_no_second_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["deadline_s", "MAX_ARCHIVE_BYTES", "its node twice"])
+def test_what_a_guest_or_a_live_node_may_have_caused_has_no_second_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Its node lives, so a guest may have caused it; what waits for a node has no deadline."""
-    monkeypatch.setattr("belljar.fleet.head.deadline_s", lambda *_, **__: 0.0)
-    ended = run_of(tmp_path, repeat(b""))
+    """A unit past its deadline, a record without bound, and a node named again, with which the
+    deadline would begin anew, are void."""
+    first: Iterable[Any] = repeat(b"x")
+    if how == "deadline_s":
+        monkeypatch.setattr("belljar.fleet.head.deadline_s", lambda *_, **__: 0.0)
+        first = repeat(b"")
+    elif how == "MAX_ARCHIVE_BYTES":
+        monkeypatch.setattr("belljar.fleet.head.MAX_ARCHIVE_BYTES", 9)
+    else:
+        first = repeat({"node": "n1"})
+    ended = run_of(tmp_path, first)
     assert ended.engine.placed == ["n1"]
     assert ended.outcome.findings.verdict is Verdict.VOID
     assert ended.failed[0]["is_bad"] is True
@@ -296,7 +327,7 @@ PLAN: Mapping[str, Any] = {
     "task": "t",
     "samples": ["a"],
     "epochs": 1,
-    "code": "0",
+    "code": "0" * 64,
     "policies": ["1"],
     "images": {"default": "2"},
     "versions": ["3", "4"],
@@ -313,10 +344,9 @@ def test_a_run_is_resumed_only_as_the_same_evaluation(name: str) -> None:
     check_same(PLAN, PLAN)
     settings = {**PLAN["settings"], name: "x"}
     other = {**PLAN, name: "x"} if name in PLAN else {**PLAN, "settings": settings}
-    with pytest.raises(PolicyError, match=name):
-        check_same(PLAN, other)
-    with pytest.raises(PolicyError, match=name):
-        check_same(other, PLAN)
+    for old, new in ((PLAN, other), (other, PLAN)):
+        with pytest.raises(PolicyError, match=name):
+            check_same(old, new)
 
 
 def test_no_sample_vanishes_when_no_node_is_left(tmp_path: Path) -> None:

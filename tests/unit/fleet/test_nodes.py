@@ -91,6 +91,26 @@ def test_a_node_of_another_version_key_or_without_a_token_is_refused(
     assert all(refusals(engine, tmp_path, replace(TASK, tier=Tier.MICROVM)))
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("x", None, 5, [], {}),
+        *({"name": 5}, {"key": "a"}, {"key": "\ud800" * 64}, {"version": []}, {"inspect": {}}),
+    ],
+)
+def test_a_node_whose_answer_is_none_is_refused_alone(tmp_path: Path, said: object) -> None:
+    """Whatever its shape: the others take part, and what is on record of it can be written."""
+    engine = Offering([{}, {}])
+    about = {"name": "n0", "key": "a" * 64, "version": __version__, "has_token": True}
+    about["inspect"] = version("inspect-ai")
+    engine.answers = {"n0": about, "n1": {**about, **said} if said and type(said) is dict else said}
+    assert [bool(why) for why in refusals(engine, tmp_path)] == [False, True]
+    odd = {**about, "name": "\ud800", "version": "\ud800", "key": "b" * 64}
+    engine.answers = {"n0": about, "n1": odd}
+    for node in describe_nodes(cast("Engine", engine), tmp_path, TASK):
+        assert f"{node.name}{node.version}{node.refusal}".encode()
+
+
 def test_a_cell_counts_with_the_memory_of_its_policy(tmp_path: Path) -> None:
     """Of two cells' room, 4 GiB hold one sample of 3 GiB and none of 5; a risk that demands
     hardware virtualisation gets only a node that has it."""
@@ -150,8 +170,9 @@ def test_a_node_gets_only_what_the_task_needs_and_all_nodes_can_share(
     good = {"exit_code": 0, "why": "", "missing": []}
     good["images"] = {"tools": others or store.find("tools").digest}
     lacking = {"exit_code": 3, "why": "not there", "images": {}, "missing": ["secret", "tools"]}
-    engine, asked = Offering([{}] * 4), list[Mapping[str, Sequence[str]]]()
+    engine, asked = Offering([{}] * 8), list[Mapping[str, Sequence[str]]]()
     bad = [{**lacking, "missing": 5}, {**lacking, "missing": [{}]}, "x", {}]
+    bad += [{**good, "images": images} for images in ({"tools": 5}, {"\ud800": "0" * 64})]
     engine.answers = {"n0": good, "n1": lacking}
     engine.answers |= {f"n{number}": each for number, each in enumerate(bad, 2)}
 
@@ -164,7 +185,7 @@ def test_a_node_gets_only_what_the_task_needs_and_all_nodes_can_share(
     task = replace(TASK, images=frozenset({"tools"}))
     made, *_ = prepare_nodes(cast("Engine", engine), all_nodes, "f", b"", "", task, store.home)
     assert asked == [{} if others else {"n1": ["tools"]}]
-    assert [bool(each.refusal) for each in made] == [False] + [True] * 5
+    assert [bool(each.refusal) for each in made] == [False] + [True] * 7
     assert all("understood" in each.refusal for each in made[2:])
 
 
@@ -194,16 +215,14 @@ def test_a_kill_names_each_node_that_was_asked(
 ) -> None:
     """Nodes that give one name are told apart, and one without an answer, or with one of another
     shape, is not killed."""
-    engine = Offering([{}] * 4)
-    engine.answers = {"n0": ("n", 0, ""), "n1": ("n", 2, ""), "n2": TimeoutError(), "n3": ("n",)}
+    answers = [("n", 0, ""), ["n", 2, ""], TimeoutError(), ("n",), ["n", False, ""], ["n", 0, []]]
+    engine = Offering([{}] * len(answers))
+    engine.answers = {f"n{number}": answer for number, answer in enumerate(answers)}
     monkeypatch.setattr(nodes, "joined", lambda _: closing(engine))
     found = nodes.kill_fleet("slurm", hold_too=False, reason="")
-    assert [(each["node"], each["name"], each["ok"]) for each in found] == [
-        ("n0", "n", True),
-        ("n1", "n", False),
-        ("n2", "", False),
-        ("n3", "", False),
-    ]
+    assert [each["node"] for each in found] == [*engine.answers]
+    assert [each["name"] for each in found] == ["n", "n", "", "", "n", ""]
+    assert [each["ok"] for each in found] == [True, False, False, False, False, False]
     assert belljar(["kill", "--all", "--fleet", "slurm"]) == 2
     engine.answers = dict.fromkeys(engine.answers, ("n", 0, ""))
     assert belljar(["kill", "--all", "--fleet", "slurm"]) == 0

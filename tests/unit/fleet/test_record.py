@@ -31,6 +31,7 @@ from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.samples import RunFindings
 
 UNIT = Unit(number=1, samples=("a",))
+EVALUATED: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
 
 
 @pytest.fixture
@@ -38,8 +39,7 @@ def came(tmp_path: Path) -> Try:
     """A node's sealed run, as an archive in a fleet's run directory."""
     node = tmp_path / "node"
     with create_run(node, "run", ["belljar"]) as run:
-        evaluated: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
-        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=evaluated))
+        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=EVALUATED))
     return archived(run, tmp_path, node)
 
 
@@ -74,8 +74,7 @@ def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
     monkeypatch.setattr(time, "time_ns", lambda: wrong_ns)
     node = tmp_path / "node"
     with create_run(node, "run", []) as run:
-        evaluated: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
-        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=evaluated))
+        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=EVALUATED))
     assert examine(tmp_path, archived(run, tmp_path, node)).findings is not None
 
 
@@ -126,29 +125,15 @@ def fleet_run(home: Path, came: Try, verdict: str = "void") -> Path:
             (home.parent / UNITS / f"{UNIT.name}.tar").read_bytes()
         )
         about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n", "samples": ["a"]}
-        root = examine(run.path, came).root
+        ended: dict[str, JsonValue] = {**about, "run_id": came.run_id, "key": came.key}
+        ended |= {"root": examine(run.path, came).root, "archive": came.archive}
+        ended |= {"bytes": 1, "verdict": verdict}
+        plan: dict[str, JsonValue] = {"task": "t", "samples": ["a"], "epochs": 1, "code": "0" * 64}
         events: tuple[tuple[Kind, dict[str, JsonValue]], ...] = (
-            (
-                Kind.FLEET_PLANNED,
-                {"task": "t", "samples": ["a"], "epochs": 1, "code": "0" * 64},
-            ),
+            (Kind.FLEET_PLANNED, plan),
             (Kind.FLEET_UNIT_PLACED, about),
-            (
-                Kind.FLEET_UNIT_FINISHED,
-                {
-                    **about,
-                    "run_id": came.run_id,
-                    "key": came.key,
-                    "root": root,
-                    "archive": came.archive,
-                    "bytes": 1,
-                    "verdict": verdict,
-                },
-            ),
-            (
-                Kind.RUN_EVALUATED,
-                {"interrupted": False, "stopped": False, "errors": [], "causes": []},
-            ),
+            (Kind.FLEET_UNIT_FINISHED, ended),
+            (Kind.RUN_EVALUATED, {**EVALUATED, "causes": []}),
         )
         for kind, data in events:
             run.recorder.record(Event(kind=kind, data=data))
@@ -252,8 +237,7 @@ def test_the_page_shows_what_the_units_recorded(
         ended = replace(exec_events(1)[1], cell_id="c-0123456789ab")
         output = body("stdout", b"x" * 2 * MAX_BODY_BYTES)
         run.recorder.record(replace(ended, bodies=(output, *ended.bodies[1:])))
-        evaluated: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}
-        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=evaluated))
+        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=EVALUATED))
     fleet = fleet_run(home, archived(run, tmp_path, node))
     monkeypatch.setenv("BELLJAR_HOME", str(home))
     page = tmp_path / "page.html"

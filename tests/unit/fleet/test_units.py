@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,19 +15,15 @@ from belljar.fleet.units import (
     next_size,
     to_try_again,
 )
-from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.reasons import Reason
+from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import Row, RunFindings, Transcript
 
 
-def row(sample: str, *codes: ReasonCode, epoch: int = 1, error: str = "") -> Row:
+def row(sample: str, *codes: Code, epoch: int = 1, error: str = "") -> Row:
     """A sample with these reasons."""
-    return Row(
-        transcript=Transcript(
-            task="t", sample=sample, epoch=epoch, uuid=f"{sample}{epoch}", error=error
-        ),
-        cells=(),
-        reasons=tuple(Reason(code=code) for code in codes),
-    )
+    named = Transcript(task="t", sample=sample, epoch=epoch, uuid=f"{sample}{epoch}", error=error)
+    return Row(transcript=named, cells=(), reasons=tuple(Reason(code=code) for code in codes))
 
 
 @given(
@@ -44,46 +41,45 @@ def test_every_sample_gets_into_one_unit_and_the_last_units_are_small(
 
 
 UNIT = Unit(number=1, samples=("a", "b"))
+OWN_ERROR = {"errors": ("t: error: IndexError",)}
+NO_DISK = {"errors": ("no space",), "failure_code": 5}
+DIED = {"problems": (Reason(code=Code.LEDGER_UNFINISHED),), "errors": ("it did not finish",)}
+# What is left of a sample whose process died: neither probed at the end nor destroyed.
+CUT = (
+    *(Code.LEDGER_UNFINISHED, Code.RUN_END_MISSING),
+    *(Code.CELL_NOT_DESTROYED, Code.PROBES_MISSING),
+)
 
 
-def test_only_what_infrastructure_took_is_tried_again() -> None:
-    """A sample without a record or with a broken one is; one that a guest may have made void, a
-    contained one and a breached one are not."""
-    found = RunFindings(rows=(row("a"), row("b", ReasonCode.LEDGER_UNFINISHED)))
-    assert to_try_again(UNIT, 1, found) == ("b",)
-    assert to_try_again(UNIT, 1, RunFindings(rows=(row("a"),))) == ("b",)
-    for code in set(ReasonCode) - {ReasonCode.LEDGER_UNFINISHED}:
-        mixed = row("b", code, ReasonCode.PROBES_VOID)
-        assert to_try_again(UNIT, 1, RunFindings(rows=(row("a"), mixed))) == ()
+@pytest.mark.parametrize(
+    ("rows", "more", "again"),
+    [
+        ((row("a"), row("b", Code.LEDGER_UNFINISHED)), {}, ("b",)),
+        ((row("a"),), {}, ("b",)),
+        ((row("a", *CUT),), DIED, ("a", "b")),
+        ((row("a", error="cancelled"), row("b")), NO_DISK, ("a",)),
+        # The node failed, but the sample's evidence says more.
+        ((row("a", Code.HOST_TOOL_CALLED, error="cancelled"), row("b")), NO_DISK, ()),
+        # It ended the evaluation, which is why another sample did not begin.
+        ((row("a", error="IndexError"),), OWN_ERROR, ()),
+        *(
+            ((row("a"), row("b", code, Code.PROBES_VOID)), {}, ())
+            for code in set(Code) - {Code.LEDGER_UNFINISHED}
+        ),
+    ],
+)
+def test_only_what_infrastructure_took_is_tried_again(
+    rows: tuple[Row, ...], more: dict[str, object], again: tuple[str, ...]
+) -> None:
+    """A sample without a record, or of a process that died or had no disk; not one that a guest may
+    have made void, a contained one, a breached one, or one after an error of the task's own."""
+    assert to_try_again(UNIT, 1, RunFindings(rows=rows, **more)) == again  # type: ignore[arg-type]
 
 
-def test_a_node_without_room_does_not_excuse_a_samples_own_cause() -> None:
-    """The node failed and cut the sample, but its evidence says more: it is not tried again."""
-    cut = row("a", ReasonCode.HOST_TOOL_CALLED, error="cancelled")
-    found = RunFindings(rows=(cut, row("b")), errors=("no space",), failure_code=5)
-    assert to_try_again(UNIT, 1, found) == ()
-
-
-def test_a_process_that_died_is_infrastructure() -> None:
-    """Its log says that it did not finish, its cell was neither probed at the end nor destroyed."""
-    codes = (
-        *(ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING),
-        *(ReasonCode.CELL_NOT_DESTROYED, ReasonCode.PROBES_MISSING),
-    )
-    found = RunFindings(
-        rows=(row("a", *codes),),
-        problems=(Reason(code=ReasonCode.LEDGER_UNFINISHED),),
-        errors=("t: started: it did not finish",),
-    )
-    assert to_try_again(UNIT, 1, found) == ("a", "b")
-
-
-def test_a_full_disk_of_a_node_is() -> None:
-    """The node's own failure ended it: samples that it cut are tried elsewhere."""
-    found = RunFindings(
-        rows=(row("a", error="cancelled"), row("b")), errors=("no space",), failure_code=5
-    )
-    assert to_try_again(UNIT, 1, found) == ("a",)
+def test_all_epochs_of_a_sample_are_needed() -> None:
+    """One of two epochs is missing: the sample is tried again."""
+    found = RunFindings(rows=(row("a"), row("a", epoch=2), row("b")))
+    assert to_try_again(UNIT, 2, found) == ("b",)
 
 
 def test_another_try_goes_to_a_node_that_has_not_had_it_within_a_bound() -> None:
@@ -99,24 +95,8 @@ def test_another_try_goes_to_a_node_that_has_not_had_it_within_a_bound() -> None
 
 
 def test_a_deadline_leaves_room_for_scoring() -> None:
-    """Twice the samples' own limit and more for each round and each attempt after an error; none
-    without a limit."""
-    limit = deadline_s(Unit(number=1, samples=("a",) * 4), 2, 4, 600.0)
-    assert limit is not None
-    assert limit > 2 * 2 * 600.0
-    again = deadline_s(Unit(number=1, samples=("a",) * 4), 2, 4, 600.0, retries=1)
-    assert again is not None
-    assert again > 2 * 2 * 2 * 600.0
+    """Twice the samples' own limit and more for each round and each attempt; none without one."""
+    unit = Unit(number=1, samples=("a",) * 4)
+    assert (deadline_s(unit, 2, 4, 600.0) or 0) > 2 * 2 * 600.0
+    assert (deadline_s(unit, 2, 4, 600.0, retries=1) or 0) > 2 * 2 * 2 * 600.0
     assert deadline_s(UNIT, 1, 1, None) is None
-
-
-def test_all_epochs_of_a_sample_are_needed() -> None:
-    """One of two epochs is missing: the sample is tried again."""
-    found = RunFindings(rows=(row("a"), row("a", epoch=2), row("b")))
-    assert to_try_again(UNIT, 2, found) == ("b",)
-
-
-def test_an_error_of_the_task_is_not_tried_again() -> None:
-    """It ended the evaluation, which is why another sample did not begin."""
-    found = RunFindings(rows=(row("a", error="IndexError"),), errors=("t: error: IndexError",))
-    assert to_try_again(UNIT, 1, found) == ()

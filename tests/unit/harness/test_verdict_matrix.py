@@ -7,7 +7,7 @@ import errno
 import json
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
 from tests.fakes.probing import read_canary
 
 from belljar.cell.health import HealthFinding
-from belljar.errors import HostError
+from belljar.errors import ContainmentBreach, HostError, LedgerError
 from belljar.events import Event, Kind
 from belljar.harness import evaluate
 from belljar.harness.evaluate import run_evaluation
@@ -28,9 +28,10 @@ from belljar.report.reasons import ReasonCode as Code
 
 TASK = """
 import signal
+import sys
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.scorer import Score, mean, metric, scorer
 from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
@@ -43,21 +44,33 @@ def work():
         tries.append(1)
         if state.metadata.get("fails") and len(tries) == 1:
             raise RuntimeError("the first try fails")
+        if state.metadata.get("leaves") == "solver":
+            sys.exit(0)
         if state.metadata.get("interrupts"):
             signal.raise_signal(signal.SIGINT)
         return state
     return solve
 
-@scorer(metrics=[mean()])
+@metric
+def left():
+    def value(scores):
+        answers = [getattr(each, "score", each).answer for each in scores]
+        return sys.exit(0) if "metric" in answers else 1
+    return value
+
+@scorer(metrics=[mean(), left()])
 def points():
     async def score(state, target):
         said = state.metadata.get("says")
-        return Score(value=1, metadata={"containment": said} if said else None)
+        leaves = state.metadata.get("leaves")
+        if leaves == "scorer":
+            sys.exit(0)
+        return Score(value=1, answer=leaves, metadata={"containment": said} if said else None)
     return score
 
 @task
-def one(fails: bool = False, interrupts: bool = False, says: str = ""):
-    about = {"fails": fails, "interrupts": interrupts, "says": says}
+def one(fails: bool = False, interrupts: bool = False, says: str = "", leaves: str = ""):
+    about = {"fails": fails, "interrupts": interrupts, "says": says, "leaves": leaves}
     return Task(dataset=[Sample(id="s", input="x", metadata=about)], solver=work(), scorer=points())
 """
 
@@ -296,3 +309,39 @@ def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: st
     again.pop("run_dir")
     assert again == recorded
     assert all(words == {"cell_verdict"} for words in cell_verdicts(judged))
+
+
+@pytest.mark.promise("7.1")
+@pytest.mark.parametrize("place", ["solver", "scorer", "metric"])
+@pytest.mark.parametrize("breached", [False, True])
+def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, *, breached: bool
+) -> None:
+    """Its 0 would read as "contained": the run ends as any that failed, and a breach stays one."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    cause = Cause("", 0, set(), options=("-T", f"leaves={place}"))
+    if breached:
+        cause = replace(cause, arm=at(0, escaped))
+    judged = suffer(cause, tmp_path, monkeypatch)
+    assert judged.outcome.exit_code != 0
+    if breached:
+        assert RUN_PLACES["outcome"](judged) == ("breached", 2)
+
+
+def test_a_breach_is_told_though_its_verdict_can_not_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk would read as a fault of the record; without a breach it is one."""
+    write_json = RunDirectory.write_json
+
+    def full(run: RunDirectory, name: str, value: Any) -> Path:  # noqa: ANN401 - JSON's
+        if name == "findings.json":
+            raise LedgerError("no space left on device")
+        return write_json(run, name, value)
+
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    monkeypatch.setattr(RunDirectory, "write_json", full)
+    with pytest.raises(LedgerError):
+        suffer(CAUSES["nothing"], tmp_path, monkeypatch)
+    with pytest.raises(ContainmentBreach):
+        suffer(CAUSES["a way out at the end"], tmp_path, monkeypatch)
