@@ -244,12 +244,13 @@ def test_every_sample_has_a_cell_of_its_own(home: Path, tasks: Path) -> None:
     image and directory of a compose file.
 
     No source moves commands to this host. One that timed out has no event in the transcript, and
-    reached the cell all the same; a server of MCP in the cell is no tool of this host.
+    reached the cell all the same; a server of MCP in the cell, which is not there, is no tool of
+    this host.
     """
     named = [f"tasks.py@{name}" for name in ("flags", "docker", "counted", "serves")]
     run = belljar_run(tasks, home, *named, INSPECT_EVAL_SANDBOX="local")
-    assert run.code == 0, run.errors
     samples = run.samples("a", "b", "docker")
+    assert [sample["error"] for sample in samples] == [""] * 5, run.errors
     assert [sample["scores"]["said"] for sample in samples] == ["1"] * 5
     assert len({cell for sample in samples for cell in sample["cells"]}) == 5
     assert run.said["verdict"] == "contained"

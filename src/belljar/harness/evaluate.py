@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
-from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.errors import BelljarError, HostError, PolicyError, first_of
 from belljar.export.traces import TraceExport
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
@@ -482,6 +482,8 @@ def invoke(
     except BaseException as error:  # noqa: BLE001
         # Whatever ends the evaluation, its record is closed and judged: the code of a solver's
         # `sys.exit(0)` would read as "contained".
+        if first_of(error, KeyboardInterrupt) is not None:
+            return True
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"
         session.failure = session.failure or f"the evaluation ended with {message}"
     return False

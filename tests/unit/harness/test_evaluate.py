@@ -42,8 +42,6 @@ def work() -> Solver:
         box = sandbox()
         await box.write_file("note", "12345")
         said = await box.exec(["sh", "-c", "cat note; seq 100"])
-        if state.sample_id == "bad":
-            raise RuntimeError("the solver failed")
         try:
             await box.exec(["sleep", "30"], timeout=1)
         except TimeoutError:
@@ -55,36 +53,12 @@ def work() -> Solver:
 @scorer(metrics=[mean()])
 def points() -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
-        return Score(value=1, metadata={"containment": state.metadata["verdict"]} if "verdict" in state.metadata else None)
+        return Score(value=1)
     return score
 
 @task
 def good(n: int = 1) -> Task:
     return Task(dataset=[Sample(id=f"s{i}", input="x") for i in range(n)], solver=work(), scorer=points(), sandbox="docker")
-
-@task
-def bad() -> Task:
-    return Task(dataset=[Sample(id="bad", input="x")], solver=work(), scorer=points())
-
-@task
-def escaped() -> Task:
-    return Task(dataset=[Sample(id="e", input="x", metadata={"verdict": "breached"})], solver=work(), scorer=points())
-
-tries = []
-
-@solver
-def flaky_work() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await sandbox().exec(["echo", "try"])
-        tries.append(1)
-        if len(tries) == 1:
-            raise RuntimeError("the first try fails")
-        return state
-    return solve
-
-@task
-def flaky() -> Task:
-    return Task(dataset=[Sample(id="f", input="x")], solver=flaky_work())
 
 @task
 def differs() -> Task:
