@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import anyio
@@ -49,6 +49,8 @@ BEFORE = {
 Site = tuple[str, str, int, str]
 ANY_LINE = 0
 """As a site's line: the first of its function that runs."""
+ENOUGH = 4
+"""So many calls of a function are looked at in a phase of a rehearsal."""
 _PR_SET_CHILD_SUBREAPER = 36
 _OPTIMIZED = 0x1  # a function's code; a module's or a class's body runs only when it is imported
 _PACKAGE = Path(belljar.__file__).parent
@@ -64,6 +66,7 @@ class Wire:
         self.seen: dict[Site, None] = {}
         self._site = site
         self._wanted: dict[str, str | None] = {}
+        self._calls: dict[tuple[str, CodeType], int] = {}
 
     def stretch(self) -> None:
         """From here on, in this thread and in those to come."""
@@ -74,6 +77,10 @@ class Wire:
         code = frame.f_code
         if self._site is not None and code.co_name != self._site[3]:
             return None  # No line of this function is the site.
+        if self._site is None:
+            calls = self._calls[self.phase, code] = self._calls.get((self.phase, code), 0) + 1
+            if calls > ENOUGH:
+                return None  # Its lines were seen: to stop at each of them takes time.
         if code.co_filename not in self._wanted:
             self._wanted[code.co_filename] = _own_name(code.co_filename)
         return self._line if code.co_flags & _OPTIMIZED and self._wanted[code.co_filename] else None

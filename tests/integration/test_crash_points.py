@@ -32,19 +32,18 @@ from belljar.ledger.listing import read_events
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 SITES_OF_PHASE = {
-    "create": 14,
-    "exec": 5,
-    "revert": 9,
-    "snapshot": 8,
-    "fork": 8,
-    "destroy": 6,
+    "create": 12,
+    "exec": 4,
+    "revert": 7,
+    "snapshot": 5,
+    "fork": 5,
+    "destroy": 5,
     "end": 2,
 }
 MORE = 3  # times as many when thorough
 # While what all cells of a policy share is made, in the order it is made: by file and function.
 COLD_SITES = (
     "program_root.py _fill",
-    "oci/trees.py _unpack",
     "jail.py wait_run",
     "oci/trees.py _publish",
 )
@@ -62,7 +61,7 @@ def owners(
 
 @pytest.mark.promise("3.5", "6.2")
 def test_killed_anywhere_nothing_is_left(owners: Owners, pytestconfig: pytest.Config) -> None:
-    """SIGKILL at 52 places of a container's life (156 when thorough): a reaping removed everything,
+    """SIGKILL at 40 places of a container's life (120 when thorough): a reaping removed everything,
     the ledger verifies, the other owner's cell answers."""
     times = MORE if pytestconfig.getoption("thorough") else 1
     wanted = {phase: times * count for phase, count in SITES_OF_PHASE.items()}

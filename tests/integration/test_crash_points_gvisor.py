@@ -32,9 +32,9 @@ def owners(
 
 @pytest.mark.promise("3.5", "6.2")
 def test_killed_anywhere_nothing_is_left(owners: Owners, pytestconfig: pytest.Config) -> None:
-    """SIGKILL at twelve places of the tier's own code (60 when thorough), one of each file at
+    """SIGKILL at ten places of the tier's own code (60 when thorough), one of each file at
     least."""
-    count = 60 if pytestconfig.getoption("thorough") else 12
+    count = 60 if pytestconfig.getoption("thorough") else 10
     chosen = choose_in(rehearse(owners), "isolation/oci/", count)
     assert len(chosen) == count
     _, faults = kill_at(owners, chosen)

@@ -40,6 +40,7 @@ from belljar.plan.oci import OciRuntime, OciShape
 from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 from belljar.store.journal import Journal
+from belljar.store.locks import claimed
 from belljar.store.scratch import MAKING
 
 pytestmark = [pytest.mark.root, pytest.mark.anyio]
@@ -292,8 +293,7 @@ def rubbish(vm_home: Path) -> Iterator[Path]:
 @pytest.mark.promise("3.2")
 async def test_rubbish_is_swept(vm_home: Path, rubbish: Path) -> None:
     """By the next start, but not what a living cell holds."""
-    image = replace(Store(vm_home).find("default"), digest=rubbish.name)
-    with trees.hold_tree(vm_home, image):
+    with claimed(rubbish):
         await trees.sweep_trees(vm_home)
         assert rubbish in trees_of(vm_home)
     await trees.sweep_trees(vm_home)

@@ -25,8 +25,8 @@ from belljar.host.tools import QEMU_MIN, ask_text, at_least
 from belljar.package import program_path
 from belljar.plan.oci import OciCell, OciRuntime
 from belljar.plan.qemu import MOUNT_POINTS, Accel
-from belljar.store.locks import locked
-from belljar.store.scratch import MAKING, owned_name, remove_tree
+from belljar.store.locks import in_use, locked
+from belljar.store.scratch import MAKING, owned_name, remove_tree, retire
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 # Of a root's description; a root of another number is made again.
@@ -184,7 +184,10 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
         final = directory / digest
         # Its description was out of date: the files' stamps changed, their contents did not
         if final.exists():
-            remove_tree(final)
+            # Living cells may be in it: then it goes with a later sweep
+            retired = retire(final)
+            if not in_use(retired):
+                remove_tree(retired)
         scratch.rename(final)
     except BaseException:
         remove_tree(scratch)

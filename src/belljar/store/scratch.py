@@ -118,7 +118,8 @@ def retire(path: Path) -> Path:
 
     If this process dies, the next sweep removes it.
     """
-    retired = path.with_name(owned_name(MAKING, f"retired-{path.name[:12]}"))
+    what = f"retired-{path.name[:12]}-{secrets.token_hex(4)}"  # one that is claimed may be there
+    retired = path.with_name(owned_name(MAKING, what))
     path.rename(retired)
     return retired
 

@@ -146,7 +146,8 @@ async def test_a_layer_of_any_depth_has_a_size(tmp_path: Path) -> None:
 
 async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path: Path) -> None:
     """Two installations share a store and a runtime: each gets the root with its own guest agent,
-    whichever came first; the root of a program that was replaced is made anew."""
+    whichever came first; the root of a program that was replaced is made anew. One that was
+    installed again as it was takes nothing from who is in the root."""
     program = tmp_path / "runtime"
     program.write_text("the same")
     common = RootRecipe(
@@ -166,3 +167,12 @@ async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path:
     new = ensure_root(home, recipes[0]).root
     assert (new / str(program).lstrip("/")).read_text() == "another"
     assert retire_unclaimed(old.parent) is not None
+    inside = os.open(new, os.O_PATH)
+    with claimed(new.parent):
+        program.write_text("another")
+        assert ensure_root(home, recipes[0]).root == new
+        assert os.stat("agent", dir_fd=inside).st_size
+    program.write_text("another")
+    assert ensure_root(home, recipes[0]).root == new
+    os.close(inside)
+    assert len([*(home / "vmm").iterdir()]) == 4  # with two that are retired

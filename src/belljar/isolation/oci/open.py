@@ -10,7 +10,7 @@ from typing import Any
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
 from belljar.isolation.oci.container import Container, ContainerSpec, start_container
-from belljar.isolation.oci.trees import held_tree
+from belljar.isolation.oci.trees import ensure_tree
 from belljar.isolation.program_root import ensure_runtime_root
 from belljar.isolation.renewal import GivenPort, fresh_renewal, renewed_event
 from belljar.isolation.sandbox import recorded_lifetime
@@ -49,7 +49,7 @@ async def open_container(
     cell_id = cell_id or new_cell_id()
 
     async def make(owner: AsyncExitStack, held: ExitStack) -> Container:
-        tree = await held_tree(home, image, held)
+        tree = await ensure_tree(image, home=home, held=held)
         if weights is not None:
             held.enter_context(claimed(weights))
         runtime = plan.oci.runtime

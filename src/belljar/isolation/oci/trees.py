@@ -52,31 +52,36 @@ class ImageTree:
 
 @contextmanager
 def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
-    """The image's tree, locked; None without one."""
-    directory = _directory(home, image)
+    """The image's tree, locked; None without a whole one."""
+    directory, tree = _directory(home, image), None
     with ExitStack() as held:
-        try:
+        with suppress(FileNotFoundError):
             held.enter_context(claimed(directory))
-        except FileNotFoundError:
-            yield None
-            return
-        yield _read(directory)
+            tree = _read(directory)
+        if tree is None:
+            held.close()  # a damaged one must be free, to be removed
+        yield tree
 
 
-async def ensure_tree(image: Image, *, home: Path) -> ImageTree:
-    """The image's tree, made if missing; removes gone images' trees.
+async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None) -> ImageTree:
+    """The image's tree, made if missing, kept while `held` is open; removes gone images' trees.
 
     Raises `HostError`: space, ids, unsquashfs or image. Leaves nothing half made.
     """
-    with hold_tree(home, image) as tree:
-        if tree is not None:
+    with ExitStack() as briefly:
+        hold = (briefly if held is None else held).enter_context
+        if (tree := hold(hold_tree(home, image))) is not None:
             return tree
-    async with _writer(home):
-        with hold_tree(home, image) as tree:  # another process may have been quicker
-            if tree is not None:
-                return tree
-        await _sweep(home)
-        return await _make(image, home)
+        async with _writer(home):
+            tree = hold(hold_tree(home, image))  # another process may have been quicker
+            if tree is None:
+                await _sweep(home)
+                await _make(image, home)
+                tree = hold(hold_tree(home, image))
+    if tree is None:
+        what = "the unpacked image vanished while it was made"
+        raise CellError(what, where=str(home / "trees"))
+    return tree
 
 
 async def sweep_trees(home: Path) -> tuple[str, ...]:
@@ -133,7 +138,7 @@ async def _writer(home: Path) -> AsyncIterator[None]:
         yield
 
 
-async def _make(image: Image, home: Path) -> ImageTree:
+async def _make(image: Image, home: Path) -> None:
     if image.high_owner:
         raise HostError(
             f"the image's {image.high_owner} has an owner beyond 65,535, where the ids of this "
@@ -160,10 +165,6 @@ async def _make(image: Image, home: Path) -> ImageTree:
         with anyio.CancelScope(shield=True):
             await _remove(partial_tree, home)
         raise
-    first_uid, first_gid = _first_ids(identity)
-    return ImageTree(
-        root=_directory(home, image) / "root", first_uid=first_uid, first_gid=first_gid
-    )
 
 
 def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
@@ -338,16 +339,3 @@ def inner_tmp(tree: Path, root: str) -> str:
     except OSError:
         return ""
     return str(Path(root, "tmp")) if is_own else ""
-
-
-async def held_tree(home: Path, image: Image, held: ExitStack) -> ImageTree:
-    """The image's tree, made if missing, held while `held` is open."""
-    tree = held.enter_context(hold_tree(home, image))
-    if tree is None:
-        await ensure_tree(image, home=home)
-        tree = held.enter_context(hold_tree(home, image))
-    if tree is None:
-        raise CellError(
-            "the unpacked image vanished while a cell was to be started", where=str(home / "trees")
-        )
-    return tree
