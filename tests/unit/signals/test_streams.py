@@ -15,9 +15,16 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from belljar.signals import streams
-from belljar.signals.scanner import Scanned, Scanner
+from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, ValueSource, spec_of
+from belljar.signals.values import (
+    Channel,
+    KnownValue,
+    ScanBounds,
+    Scanned,
+    ValueSource,
+    spec_of,
+)
 
 TEXT = "AKq9-xR7m.Zp2LwT8"
 VALUE = TEXT.encode()
@@ -121,7 +128,7 @@ def test_all_scans_of_one_piece_have_a_bound_of_time(monkeypatch: pytest.MonkeyP
             scans.append(data)
             return Scanned()
 
-    monkeypatch.setattr(streams.time, "thread_time", lambda: float(next(seconds)))
+    monkeypatch.setattr("time.thread_time", lambda: float(next(seconds)))
     watcher = StreamScanner(Counted(spec_of([], [], [], bytes(32), ScanBounds(time_s=1))))
     for turn in range(2):
         scans.clear()

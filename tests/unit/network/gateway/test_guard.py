@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.events import Kind
+from belljar.events import JsonValue, Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.gateway.guard import Guard
@@ -98,7 +98,7 @@ def test_connections_of_one_stand_in_are_apart() -> None:
     made = guard(Action.BLOCK, Action.BLOCK)
 
     def is_blocked(connection: int, data: str) -> bool:
-        common = {"cell": "a", "connection": connection}
+        common: dict[str, JsonValue] = {"cell": "a", "connection": connection}
         return made.scan("shop", Channel.STREAM, [("data", data.encode())], common).blocked
 
     assert not is_blocked(1, SECRET[:9])
