@@ -91,6 +91,9 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in SCRIPTS:
         shutil.copy(HERE / name, folder)
+    fakes = folder.with_name("fakes")
+    fakes.mkdir(exist_ok=True)
+    shutil.copy(HERE.parent / "fakes" / "recorder.py", fakes)
     path = os.pathsep.join((str(user.libraries), str(folder.parents[1])))
     argv = [user.python, str(folder / "vm_port_owner.py")]
     ids: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []}
