@@ -41,10 +41,14 @@ CARRIERS = (
     "gvisor-asyncio",
     "microvm-asyncio",
 )
-SAME_EVERYWHERE = ("commands", "connection", "streams", "terminals")
-"""Of the channel: the agent's program is the same in each tier, so a container's and gVisor's show
-them. In a microVM endings, files and this test show that its own link carries them."""
-ON_EACH_LINK = "test_head_is_kept_and_the_rest_counted"
+SAME_EVERYWHERE = ("commands", "connection", "streams", "terminals", "connect")
+"""The agent's program is the same in each tier, so a container's and gVisor's show them. In a
+microVM endings, files and these tests show that its own link carries them."""
+ON_EACH_LINK = (
+    "test_head_is_kept_and_the_rest_counted",
+    "test_to_a_port_and_back",
+    "test_much_both_ways_at_once",
+)
 # An ordinary user's run takes the tiers only.
 CHOSEN = os.environ["CONTRACT_CARRIERS"].split() if "CONTRACT_CARRIERS" in os.environ else CARRIERS
 
@@ -61,7 +65,7 @@ def _is_no_test(item: pytest.Item, config: pytest.Config) -> bool:
     where = str(spec.params.get("carrier", "")).partition("-")[0] if spec is not None else ""
     if where == "native":
         return bool({"cell", "tier"} & set(getattr(item, "fixturenames", ())))
-    shown = item.path.stem.removeprefix("test_channel_") in SAME_EVERYWHERE
+    shown = item.path.stem.removeprefix("test_").removeprefix("channel_") in SAME_EVERYWHERE
     is_kept = item.name.startswith(ON_EACH_LINK) or config.getoption("thorough")
     return where == "microvm" and CHOSEN is CARRIERS and shown and not is_kept
 

@@ -54,6 +54,7 @@ while True:
 
 
 @pytest.mark.promise("4.2")
+@pytest.mark.thorough_in("microvm")
 async def test_a_tree_that_another_traces_ends_too(cell: Cell) -> None:
     """A tracer that never waits keeps what it traces from ending: it ends with it, and the cell
     lives."""

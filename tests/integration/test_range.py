@@ -109,7 +109,8 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
             libraries / "tests/integration/range_programs",
         )
         (libraries / "tests/fakes").mkdir()
-        shutil.copy(REPOSITORY / "tests/fakes/pcapng.py", libraries / "tests/fakes")
+        for fake in ("pcapng.py", "recorder.py"):
+            shutil.copy(REPOSITORY / "tests/fakes" / fake, libraries / "tests/fakes")
         (base / "home").mkdir()
         own(base / "home", uid, gid)
         yield UsersBelljar(base / "home", uid=uid, gid=gid, python=python, libraries=libraries)

@@ -301,12 +301,12 @@ async def test_a_race_for_the_name_of_a_cover_shows_nothing(home: Path, tmp_path
     check = (
         f'[ "$(cat /proc/1/comm)" != init ] || [ -e /tmp/r ] || {{ {race} touch /tmp/r; }}; exit 1'
     )
-    health = {"command": ["sh", "-c", check], "interval": 0.2, "timeout": 5.0, "retries": 30}
+    health = {"command": ["sh", "-c", check], "interval": 0.2, "timeout": 5.0, "retries": 12}
     command = ["sh", "-c", "test -e /tmp/r || exit 1; sleep 0.5; exit 1"]
     async with opened(tmp_path, "container") as cell:
         await cell.write_file("/tmp/racer", racer, mode=0o755)
         before = await said(cell, covered)
-        for _ in range(5):  # the racer may come too late for one
+        for _ in range(12):  # the racer may come too late for one
             with pytest.raises(CellError):
                 await ready(cell, command=command, health=health, restart="on-failure")
             assert await said(cell, covered) == before

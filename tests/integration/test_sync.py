@@ -85,6 +85,7 @@ with belljar.sync.open_cell("low") as cell:
 
 
 @pytest.mark.vm
+@pytest.mark.thorough_in("microvm")  # what waits for the cell is the same
 @pytest.mark.parametrize("tier", ["container", "microvm"])
 def test_a_script_without_async(tier: str, belljar: Belljar, tmp_path: Path) -> None:
     """A dict as policy, text in and out, files, a running command, threads, a proven end."""

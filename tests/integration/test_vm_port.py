@@ -43,7 +43,7 @@ Parts = tuple[MicrovmPlan, Image, Kernel]
 HERE = Path(__file__).parent
 SCRIPTS = ("microvm_owner.py", "vm_port.py", "vm_port_owner.py", "vm_range.py")
 EPERM, EACCES, EROFS, EADDRNOTAVAIL = 1, 13, 30, 99
-SIZE = 10 << 20
+SIZE = 3 << 20
 one_backend = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
@@ -91,6 +91,9 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in SCRIPTS:
         shutil.copy(HERE / name, folder)
+    fakes = folder.with_name("fakes")
+    fakes.mkdir(exist_ok=True)
+    shutil.copy(HERE.parent / "fakes" / "recorder.py", fakes)
     path = os.pathsep.join((str(user.libraries), str(folder.parents[1])))
     argv = [user.python, str(folder / "vm_port_owner.py")]
     ids: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []}
@@ -130,7 +133,7 @@ def check_guest(found: dict[str, Any], number: int) -> None:
 
 @pytest.mark.thorough_in("grouped", "user")
 def test_what_a_guest_can_do_with_its_port(owner: Owner) -> None:
-    """Two clones of one template have each the address that they were given: transfers of 10 MiB
+    """Two clones of one template have each the address that they were given: transfers of 3 MiB
     both ways arrive whole, so do datagrams up to the MTU; the workload's root changes no link,
     forges no packet, has no IPv6. On the link are IPv4 packets from the renewed MAC alone. The
     journal knew both jails; nothing is left."""

@@ -37,7 +37,7 @@ CONTAINER = (
 IN_GUEST = r"""
 import hashlib, json, os, socket, struct, subprocess
 found = {}
-SIZE = 10 << 20
+SIZE = 3 << 20
 def note(name, work):
     try:
         found[name] = work()

@@ -23,7 +23,7 @@ def split(said: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
-@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 131_071, 131_072, 200_000, 4 << 20])
+@pytest.mark.parametrize("size", [0, 65_535, 65_536, 131_072, 4 << 20])
 def test_a_request_of_any_size_arrives_whole(size: int) -> None:
     """PARTs and START together are the body; only the last frame is START."""
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)

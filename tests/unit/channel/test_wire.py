@@ -16,7 +16,6 @@ from tests.fakes.wires import (
     RENEWAL,
     RENEWED,
     STARTED,
-    WINDOW,
     data,
     greeted,
     refused,
@@ -27,16 +26,10 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import RenewedBit
 from belljar.channel.messages import (
-    Configured,
     Fatal,
     Frozen,
     GuestEvent,
-    Pong,
-    Ready,
-    Renewed,
-    Welcome,
 )
 from belljar.channel.wire import HostConnection
 
@@ -148,26 +141,6 @@ def test_texts_are_bounded_and_decoded() -> None:
 
 
 # ---- the connection
-
-
-def test_the_whole_greeting() -> None:
-    """READY, WELCOME, CONFIGURED, RENEWED and PONGs are taken in their order."""
-    wire = HostConnection()
-    assert wire.feed(READY) == [Ready(version=1, build="build 7")]
-    assert wire.send_hello(NONCE) == g.frame(g.HELLO, 0, b"\1\0" + NONCE)
-    assert wire.feed(welcome()) == [Welcome(version=1, max_ops=64, stdin_window_bytes=WINDOW)]
-    wire.send_config(b"c")
-    assert wire.feed(g.frame(g.CONFIGURED, 0, struct.pack("<I", 2) + g.text("d"))) == [
-        Configured(errno=2, detail="d")
-    ]
-    wire.send_renew(RENEWAL)
-    done = RenewedBit.RNG | RenewedBit.BOOT_ID | RenewedBit.NETWORK
-    assert wire.feed(g.frame(g.RENEWED, 0, struct.pack("<I", 41) + g.text(""))) == [
-        Renewed(done=done, detail="")
-    ]
-    wire.send_ping(1), wire.send_ping(2)
-    pongs = [g.frame(g.PONG, 0, struct.pack("<Q", cookie)) for cookie in (1, 2)]
-    assert wire.feed(pongs[0] + pongs[1]) == [Pong(cookie=1), Pong(cookie=2)]
 
 
 def test_unasked_answers() -> None:
