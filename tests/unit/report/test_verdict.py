@@ -400,8 +400,8 @@ def test_a_transcript_without_an_id_has_no_cells() -> None:
 def test_the_run_is_gathered_from_its_events() -> None:
     """Who made it, where Inspect's logs are, how the evaluation ended, and what could not be
     bound."""
-    ended = {"interrupted": True, "stopped": True, "errors": ["e"]}
-    refused = {"refusal": "no", "refusal_code": 3}
+    ended: dict[str, Any] = {"interrupted": True, "stopped": True, "errors": ["e"]}
+    refused: dict[str, Any] = {"refusal": "no", "refusal_code": 3}
     run = RunRecord()
     for each in (
         line(Kind.RUN_STARTED, run_id="R", kind="inspect", argv=[], key="0" * 64, belljar="1"),
