@@ -29,7 +29,10 @@ def prove(run_dir: Path, seq: int) -> dict[str, Any]:
     these events; `OSError`.
     """
     last = last_checkpoint(run_dir)
-    size = parse_checkpoint(last).size if last else 0
+    try:
+        size = parse_checkpoint(last).size if last else 0
+    except ValueError as error:
+        raise LedgerError(f"not a checkpoint: {error}", where=str(run_dir)) from error
     if seq >= size:
         raise LedgerError(f"event {seq} is not covered by a signature", where=str(run_dir))
     event, leaves = b"", list[bytes]()
@@ -41,7 +44,7 @@ def prove(run_dir: Path, seq: int) -> dict[str, Any]:
     path = _path(leaves, seq)
     found: dict[str, Any] = {
         "seq": seq,
-        "event": event.decode(),
+        "event": event.decode(errors="replace"),  # of other text the check below fails
         "path": [{"side": side, "hash": digest.hex()} for side, digest in path],
         "checkpoint": last.decode(),
     }

@@ -313,7 +313,12 @@ class _Scan:
         is_first = view.depth <= 1 and _TURNED.isdisjoint(view.names)
         if is_first or len(view.data) <= WINDOW:
             yield from turned(view.data, held)
-        yield from compressed(view.data, lambda: self._left, held)
+        yield from compressed(view.data, self._room, held)
+
+    def _room(self) -> int:
+        """How many bytes may be expanded now: asked at each mark, of which data may be full."""
+        self._tick()
+        return self._left
 
     def _is_new(self, view: _View, decoded: Decoded) -> bool:
         """Whether decoded data is new and within bounds."""

@@ -147,11 +147,19 @@ class StreamScanner:
         if part.reader is not None:
             results.append(self._inflate(part, part.reader, data))
         elif not is_plain(data):
-            for found in compressed(data, lambda: self._scanner.spec.bounds.decoded_bytes):
-                if found.reader is not None:
-                    part.reader, part.reader_name = found.reader, found.names[0]
-                    part.reader_tail = found.data[-self._tail :]
+            try:
+                for found in compressed(data, self._room):
+                    if found.reader is not None:
+                        part.reader, part.reader_name = found.reader, found.names[0]
+                        part.reader_tail = found.data[-self._tail :]
+            except TimeoutError:
+                results.append(Scanned(complete=False, problem="time"))
         return _together(results)
+
+    def _room(self) -> int:
+        if time.thread_time() > self._until:
+            raise TimeoutError
+        return self._scanner.spec.bounds.decoded_bytes
 
     def _inflate(self, part: _Part, reader: zlib._Decompress, data: bytes) -> Scanned:
         try:

@@ -86,6 +86,21 @@ def test_a_changed_proof_is_refused(proof: dict[str, Any]) -> None:
         check_proof([])
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("checkpoints.jsonl", b'"number"', b'"numbxr"'),
+        ("checkpoints.jsonl", b'{"final', b"{final"),
+        ("ledger.jsonl", b"number 3", b"number \xff"),
+    ],
+)
+def test_a_hostile_record_gives_no_proof(run_dir: Path, name: str, old: bytes, new: bytes) -> None:
+    """Neither a proof that fails elsewhere nor another error than the ledger's."""
+    (run_dir / name).write_bytes((run_dir / name).read_bytes().replace(old, new))
+    with pytest.raises(LedgerError):
+        prove(run_dir, 4)
+
+
 @pytest.mark.promise("7.7")
 def test_the_commands_prove_and_check(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

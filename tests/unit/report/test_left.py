@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.stories import ENDED, HOSTILE, line, planned
 
-from belljar.cli.findings import show_findings
 from belljar.events import Kind
 from belljar.ledger.schema import Line
-from belljar.report.collect import collect
 from belljar.report.left import STAYS, Destination, Left, LeftGatherer, Way
-from belljar.report.samples import RunFindings
 
 PROVIDER = "openai/gpt-4o"
 PLANNED = planned("c1")
@@ -176,21 +171,6 @@ def test_missing_evidence_is_never_nothing() -> None:
         assert "nothing" not in "".join(left.to_json()["lines"])
     cut_off = left_of(dial(), evaluated())
     assert (cut_off.claim, cut_off.destinations[0].sent_bytes) == ("something", None)
-
-
-@pytest.mark.promise("7.6")
-def test_the_report_shows_what_left_in_red(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each on a line of its own, on a terminal in red, in the JSON too."""
-    left = left_of(dial(), ranges_end(real_example=10), evaluated())
-    findings = RunFindings(left=left)
-    show_findings(findings, Path("/runs/r"))
-    assert "\n  real upstream: real.example (93.184.215.1): 1 " in capsys.readouterr().out
-    with click.Context(click.Command("verdict"), color=True).scope():  # as on a terminal
-        show_findings(findings, Path("/runs/r"))
-    shown = capsys.readouterr().out.partition("real upstream: real.example")[0]
-    assert "\x1b[31m" in shown
-    shown = collect(findings)["left_this_host"]
-    assert (shown["claim"], shown["destinations"][0]["name"]) == ("something", "real.example")
 
 
 @pytest.mark.promise("7.6")

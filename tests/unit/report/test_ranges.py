@@ -205,13 +205,3 @@ def test_tls_without_its_secrets_voids_the_sample() -> None:
         (found,) = ranges_of(story(*lines, counters=counters)).values()
         codes = [reason.code for reason in found.lost]
         assert codes == [ReasonCode.SECRETS_NOT_RECORDED] * count
-
-
-def test_a_refused_connection_ends_no_other() -> None:
-    """One that is open when the range ends is counted, whatever went to the same port."""
-    lines = [
-        line(Kind.NETWORK_STREAM, **STREAM, phase="opened"),
-        line(Kind.NETWORK_STREAM, **{**STREAM, "verdict": "refused", "reason": "x"}),
-    ]
-    (found,) = ranges_of(lines).values()
-    assert found.requests.still_open == 1

@@ -16,7 +16,6 @@ from belljar.report.tools import (
     ToolCall,
     extra_fields,
     outside,
-    refused_calls,
     tool_uses,
     with_hidden_operations,
 )
@@ -125,15 +124,3 @@ def test_an_operation_that_raised_counts_by_its_time() -> None:
     inside, after = began + timedelta(seconds=1), began + timedelta(seconds=3)
     assert [each.reached_cell for each in with_hidden_operations([call], [inside])] == [True]
     assert [each.reached_cell for each in with_hidden_operations([call], [after, None])] == [False]
-
-
-def test_refused_calls() -> None:
-    """Only what acted outside, and is not named."""
-    calls = [
-        ToolCall(name="web_search", outside=Outside.WEB_SEARCH),
-        ToolCall(name="docs", outside=Outside.MCP),
-        ToolCall(name="bash"),
-    ]
-    assert refused_calls(calls, []) == ["web_search", "docs"]
-    assert refused_calls(calls, ["docs"]) == ["web_search"]
-    assert refused_calls(calls, ["*"]) == []

@@ -59,10 +59,10 @@ def test_cards_accounts_and_tokens_have_their_check_digits(label: str) -> None:
     assert int(account[4:] + "1314" + account[2:4]) % 97 == 1
     assert re.fullmatch(r"DE\d\d00\d{16}", account)
     token = github_token(stream(label))
-    check = 0
+    crc = 0
     for digit in token[34:]:
-        check = check * 62 + BASE62.index(digit)
-    assert check == binascii.crc32(token[4:34].encode())
+        crc = crc * 62 + BASE62.index(digit)
+    assert crc == binascii.crc32(token[4:34].encode())
 
 
 def test_a_text_has_a_value_for_each_placeholder() -> None:

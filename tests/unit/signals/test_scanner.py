@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import itertools
+import time
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.signals.scanner import Scanner
-from belljar.signals.values import Hit, KnownValue, ScanBounds, ScanSpec, ValueSource
+from belljar.signals.streams import StreamScanner
+from belljar.signals.values import Channel, Hit, KnownValue, ScanBounds, ScanSpec, ValueSource
 
 KEY = bytes(range(32))
 TEXT = "AKq9-xR7m.Zp2LwT8"
@@ -166,6 +168,16 @@ def test_time_is_bounded() -> None:
     """Without any time left nothing is decoded, and the result says so."""
     result = scanner(bounds=ScanBounds(time_s=0)).scan(base64.b64encode(TEXT.encode()) * 100)
     assert (result.complete, result.problem) == (False, "time")
+
+
+@pytest.mark.promise("5.7")
+def test_marks_of_compressed_data_take_no_more_time() -> None:
+    """Data that is full of them is given up in time, alone and as a part of a flow."""
+    data, hurried = b"\x28\xb5\x2f\xfd" * 400_000, scanner(bounds=ScanBounds(time_s=0.02))
+    began = time.thread_time()
+    assert hurried.scan(data).problem == "time"
+    assert StreamScanner(hurried).feed("f", Channel.STREAM, "data", data).problem == "time"
+    assert time.thread_time() - began < 2  # of some 5 s that each look at all marks would take
 
 
 @pytest.mark.parametrize(("wall_s", "problem"), [(0.5, ""), (100.0, "time")])
