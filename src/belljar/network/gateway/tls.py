@@ -222,6 +222,7 @@ class Terminator:
             await hello.failed("the handshake took too long")
         except ssl.SSLError as error:
             await hello.failed(getattr(error, "reason", None) or str(error.args[-1]))
+            await secure.send_alert()
         except OSError:
             await hello.failed("cut within the handshake")
         else:
@@ -288,9 +289,12 @@ class _ClientHello:
             await self._record(self._verdict.reason)
 
     async def failed(self, problem: str) -> None:
-        """Record a failure that isn't recorded as refusal."""
+        """Record a failure, or the refusal that was its cause, before the alert is sent."""
+        self.peer.account.keep_secrets(self._key_log.take())
         if self._verdict is None or self._verdict.allowed:
             await self._record(problem)
+        elif not self._recorded:
+            await self._record(self._verdict.reason)
 
     def cut(self, reason: str) -> None:
         if self._verdict is None or self._verdict.allowed:

@@ -11,18 +11,25 @@ import html
 import re
 from typing import Final
 
-from belljar.capture import body_of
+from belljar.capture import Capture
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import (
+    MAX_KEPT_BODY_BYTES,
+    App,
+    Receive,
+    Scope,
+    Send,
+    StandInContext,
+)
 from belljar.network.stand_ins.files import media_of
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
-    http_app,
     json_answer,
+    request_of,
+    send_answer,
     text_answer,
     uuid_of,
-    writes,
 )
 from belljar.units import printable
 
@@ -39,19 +46,26 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 def make(context: StandInContext) -> App:
     """Return the ASGI app."""
 
-    async def handle(request: Request) -> Answer:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        # Any number of bodies may come at once, so each is kept in part alone.
+        request, sent = request_of(scope), Capture("request", max_kept_bytes=MAX_KEPT_BODY_BYTES)
+        has_more = True
+        while has_more:
+            message = await receive()
+            sent.feed(message["body"])
+            has_more = message["more_body"]
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {
                 "what": "send",
                 "method": request.method,
                 "url": printable(request.url, max_chars=1024),
-                "body_bytes": len(request.body),
+                "body_bytes": sent.total_bytes,
             }
-            sent = [body_of("request", request.body, MAX_KEPT_BODY_BYTES)] if request.body else []
-            await context.record("network.attempt", data, sent)
-        return respond(request)
+            bodies = [sent.body()] if sent.total_bytes else []
+            await context.record("network.attempt", data, bodies)
+        await send_answer(send, respond(request), head=request.method == "HEAD")
 
-    return http_app(handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
+    return app
 
 
 def respond(request: Request) -> Answer:

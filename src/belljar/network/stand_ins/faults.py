@@ -36,8 +36,11 @@ class Fault:
 Faults: TypeAlias = tuple[Fault, ...]
 
 
-def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | Fault:
-    """Return a file's bytes, or why it can't be read. Links that lead out are refused."""
+def read_file(directory: Path | None, name: object, max_bytes: int | None) -> bytes | Fault:
+    """Return a file's bytes, or why it can't be read. Links that lead out are refused.
+
+    `max_bytes` None: it may have any size, and its first byte is enough.
+    """
     if not isinstance(name, str) or not name or "\0" in name:
         return Fault(f"{quoted(name)} is no file's name")
     if directory is None:
@@ -47,14 +50,14 @@ def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | F
         outside = f"{quoted(name)} is not below the stand-in's directory"
         return Fault(f"{outside}: write it relative, without `..`")
     try:
-        data = read_regular(directory, str(relative), max_bytes + 1)
+        data = read_regular(directory, str(relative), 1 if max_bytes is None else max_bytes + 1)
     except OutsideError:
         return Fault("leads out of the stand-in's directory by a link", file=name)
     except FileNotFoundError:
         return Fault("there is no such file in the stand-in's directory", file=name)
     except (ValueError, OSError) as exc:
         return Fault(f"can't be read: {getattr(exc, 'strerror', None) or exc}", file=name)
-    if len(data) > max_bytes:
+    if max_bytes is not None and len(data) > max_bytes:
         return Fault(f"larger than {format_size(max_bytes)}", file=name)
     return data
 

@@ -15,7 +15,6 @@ from belljar.units import kind_of, listed, nearest, quoted
 
 # Routes are tried one after the other for each request.
 MAX_ROUTES: Final = 1000
-MAX_FILE_BYTES: Final = 256 << 20
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
 _ANSWER: Final = ("status", "headers", "type", *_BODIES)
@@ -108,7 +107,8 @@ class _Checker:
                 self._wrong((*path, "headers", name), f"{quoted(name)} can't be set{hint}")
         for field in ("body", "redirect", "json"):
             self._check_texts(answer.get(field), (*path, field), may_nest=field == "json")
-        for field, most in (("file", MAX_FILE_BYTES), ("template", MAX_TEMPLATE_CHARS)):
+        # A file is served in pieces: a gateway has no memory for a large one.
+        for field, most in (("file", None), ("template", MAX_TEMPLATE_CHARS)):
             if field in answer:
                 data = read_file(self._directory, answer[field], most)
                 if isinstance(data, Fault):

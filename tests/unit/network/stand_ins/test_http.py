@@ -144,6 +144,15 @@ def test_static_files_have_bounds_of_their_own(
         make("http", context(settings, tmp_path))
 
 
+def test_a_file_may_be_larger_than_a_gateway_s_memory(tmp_path: Path) -> None:
+    """It is served in pieces, so neither the check nor the gateway's start reads it whole."""
+    with (tmp_path / "disk.img").open("wb") as file:
+        file.truncate(1 << 40)
+    settings = {"routes": [{"path": "/", "file": "disk.img"}]}
+    assert http.check(settings, tmp_path) == ()
+    assert Client(make("http", context(settings, tmp_path))).ask("HEAD", "/").status == 200
+
+
 def test_what_is_rendered_has_a_bound() -> None:
     """A page that would grow above the bound is a 500."""
     body = "{{ body }}" * 10
