@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+from inspect_ai._cli.eval import eval_command
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
@@ -206,19 +207,26 @@ def test_a_disk_that_fills_in_mid_run_is_no_missing_evidence(
 
 
 @pytest.mark.promise("7.2")
-def test_a_task_does_not_choose_the_exit_code(tmp_path: Path) -> None:
-    """`sys.exit(0)` in a solver ends the evaluation, whose record is judged: that sample has no
-    log. While the task is loaded it is a refusal."""
+def test_a_task_does_not_choose_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sys.exit(0)` of a solver leaves Inspect's command as it is: the record is closed and judged.
+    While the task is loaded it is a refusal."""
     file = tmp_path / "task.py"
-    file.write_text(ONE.replace("return state", "raise SystemExit(0)"))
-    outcome = run([str(file), *MODEL], tmp_path)
-    assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.VOID, 2)
+    file.write_text(ONE)
+
+    def leave(_context: click.Context) -> None:
+        raise SystemExit(0)
+
+    with monkeypatch.context() as only:
+        only.setattr(eval_command, "invoke", leave)
+        outcome = run([str(file), *MODEL], tmp_path)
+    assert outcome.exit_code != 0
+    assert verify(outcome.path).ok(strict=True)
     leaving = "class Leaving(list):\n    def __len__(self):\n        raise SystemExit(0)\n"
-    for text in (
-        "raise SystemExit(0)\n" + ONE,
-        leaving + ONE.replace("[Sample", "Leaving([Sample"),
-    ):
-        file.write_text(text.replace(")], solver", ")]), solver") if "Leaving" in text else text)
+    late = leaving + ONE.replace("[Sample", "Leaving([Sample").replace(")], solver", ")]), solver")
+    for text in ("raise SystemExit(0)\n" + ONE, late):
+        file.write_text(text)
         with pytest.raises(PolicyError):
             run([str(file), *MODEL], tmp_path)
 
