@@ -52,8 +52,7 @@ from belljar.errors import ProtocolViolation
 
 _DATA: Final = int(FrameType.DATA)
 _RESULT: Final = struct.Struct("<BBHiQQQ")
-# No honest count of bytes or nanoseconds reaches it; two of them, and what the host itself dropped,
-# are together still a number that the ledger takes.
+# No honest count reaches it; two, and what the host dropped, add up to what the ledger takes.
 _MAX_COUNT: Final = (1 << 51) - 1
 # All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63

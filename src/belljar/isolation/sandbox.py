@@ -33,7 +33,7 @@ from belljar.isolation.hold import KillOrder, killed_error, read_order, refuse_i
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
-from belljar.isolation.survivors import Destruction, destroy_remains, look, wait_for_dying
+from belljar.isolation.survivors import Destruction, destroy_remains, must_be_reaped, wait_for_dying
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
@@ -390,11 +390,10 @@ class Sandbox:
                 duration_ms = (time.monotonic() - started) * 1000
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
             destruction = destroy_remains(self._entry, started)
-            # What resisted its removal, or could not be looked at, `reap` looks for again
-            left = look(self._entry).remaining if destruction.survivors else destruction.unproven
+            is_left = must_be_reaped(self._entry, destruction)
             if self.jail is not None:
                 self.jail.release_namespaces()
-            if not left:
+            if not is_left:
                 self.killed()
                 with suppress(OSError):
                     self._journal.remove(self.cell_id)

@@ -204,6 +204,11 @@ def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
     )
 
 
+def must_be_reaped(entry: JournalEntry, destruction: Destruction) -> bool:
+    """Return whether something resisted its removal, or could not be looked at."""
+    return bool(destruction.unproven or (destruction.survivors and look(entry).remaining))
+
+
 def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
     """Bounded. The next look finds what resists."""
     processes = [survivor.process for survivor in survivors if survivor.process is not None]

@@ -137,10 +137,8 @@ def test_a_breach_ends_what_waits_for_a_model(
 
     cells.on_probe = arm
     outcome, log = run(tmp_path, cells, "--max-samples", "3", waits=waits)
-    assert (outcome.findings.verdict, outcome.exit_code, log.status) == (
-        Verdict.BREACHED,
-        2,
-        "cancelled",
-    )
+    assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.BREACHED, 2)
+    # "error" where a sample meets the breach before the interrupt comes
+    assert log.status in {"cancelled", "error"}
     assert all(cell.destroyed for cell in cells.opened)
     assert verify(outcome.path).ok(strict=True)

@@ -248,7 +248,7 @@ def test_what_resists_its_removal_stays_in_the_journal(
     sandbox.jail = jail
     found = Destruction(survivors=("process 7",), looked_for=(), duration_ms=1.0)
     monkeypatch.setattr(sandboxes, "destroy_remains", lambda *_: found)
-    monkeypatch.setattr(sandboxes, "look", look)
+    monkeypatch.setattr("belljar.isolation.survivors.look", look)
     assert not anyio.run(sandbox.unmake).clean
     assert steps == ["look", "released"]
     assert (Journal(tmp_path).read(sandbox.cell_id) is not None) is resists

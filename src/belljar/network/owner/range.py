@@ -21,7 +21,13 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
 from belljar.isolation.hold import read_order, refuse_if_forbidden
 from belljar.isolation.identity import hold_identity, user_range
-from belljar.isolation.survivors import Destruction, NotChecked, destroy_remains, together
+from belljar.isolation.survivors import (
+    Destruction,
+    NotChecked,
+    destroy_remains,
+    must_be_reaped,
+    together,
+)
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import (
     RangeSpec,
@@ -403,9 +409,10 @@ class NetworkRange:
             destruction = destroy_remains(self._entry, started)
             if not have_ended:
                 destruction = together(destruction, _NOT_ENDED)
+            is_left = must_be_reaped(self._entry, destruction)
             close_all(self._pins.values())
             self._pins = {}
-            if not destruction.unproven:  # else `reap` searches again
+            if not is_left:  # else `reap` searches again
                 with suppress(OSError):
                     self._journal.remove(self.id)
             return destruction
