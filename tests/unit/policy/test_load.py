@@ -313,6 +313,14 @@ def test_a_policy_that_is_a_link_out_of_its_directory_is_refused(tmp_path: Path)
         assert refused.value.where == str(task / f"{name}.yaml")
 
 
+@pytest.mark.promise("1.7")
+def test_a_loop_of_links_as_a_stand_ins_directory_is_told_where_it_stands(tmp_path: Path) -> None:
+    """It is a fault of the policy, at its field."""
+    (tmp_path / "loop").symlink_to("loop")
+    text = f"{HEAD}network: {{stand_ins: {{s: {{kind: git, names: [a.example], repositories: loop}}}}}}\n"
+    assert problems(text, base=tmp_path)[0][2].startswith("network.stand_ins.s.")
+
+
 def stated(policy: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy, or what stands for it
     """Everything that plans and cells read of a policy."""
     names = {*Policy.model_fields, "images", "host_tools_rule", "guard_rules"}

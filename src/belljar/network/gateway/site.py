@@ -163,14 +163,17 @@ class Site:
     ) -> bool:
         """Whether the guard blocks parts of a flow, on record."""
         results = list[GuardResult]()
-        if self.guard.scans(stand_in):
+        if not self.guard.scans(stand_in):
+            return False
+        try:
             async with self._scanning:
                 for name, data in parts:
                     # The loop turns between two scans, however many wait: a heartbeat is sent.
                     await asyncio.sleep(0)
                     results.append(self.guard.scan(stand_in, channel, name, data, common))
-        if items := [item for result in results for item in result.items]:
-            await self.record(*items)
+        finally:  # what was found is on record, also of an exchange that is cut meanwhile
+            if items := [item for result in results for item in result.items]:
+                await self.record(*items)
         return any(result.blocked for result in results)
 
     def post_limits(self) -> None:

@@ -58,11 +58,13 @@ _PARAMETERS: Final = frozenset({"-method", *(name.decode() for name in METHOD_OV
 _MIN_PARAMETER_BYTES: Final = min(map(len, _PARAMETERS))
 # Each of its pairs is looked at while the gateway does nothing else.
 MAX_FORM_BYTES: Final = 1 << 20
-# Of a multipart body, what looks like a part's name: each costs a microsecond, likewise.
+# Of a multipart body, what may be a method's parameter: each costs a microsecond, likewise.
 _MAX_PART_NAMES: Final = 10_000
 _FORM: Final = b"application/x-www-form-urlencoded"
-# Anywhere in a body: what looks like a part's name counts as one.
-_PART_NAME: Final = re.compile(rb"(?i)\bname\s*=\s*\"?([^\";\r\n]{1,64})")
+# Anywhere in a body: what looks like a part's name counts as one, if it may be a parameter's.
+_PART_NAME: Final = re.compile(
+    rb"(?i)\bname\s*=\s*\"?(?=[^\";\r\n]{0,63}(?:method|%))([^\";\r\n]{1,64})"
+)
 Fields = Iterable[tuple[bytes, bytes]]
 
 
@@ -218,7 +220,7 @@ def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str
     found = _PART_NAME.finditer(body) if has_parts else ()
     parts = list(itertools.islice(found, _MAX_PART_NAMES + 1))
     if len(parts) > _MAX_PART_NAMES:
-        return f"a form has at most {_MAX_PART_NAMES} parts"
+        return f"its form has more than {_MAX_PART_NAMES} names that look like a method's"
     named = (is_form and _names_method(body, methods)) or any(
         _is_parameter(part[1]) for part in parts
     )

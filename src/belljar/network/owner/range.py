@@ -251,7 +251,7 @@ class NetworkRange:
         refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
         dialler = Dialler(self._spec.network, self._spec.reach, self._spec.spending)
         self._sent_bytes = partial(self._spec.spending.sent_bytes, dialler.number)
-        self._watch = RangeWatch(
+        watch = RangeWatch(
             self.id,
             processes,
             self._state,
@@ -263,7 +263,8 @@ class NetworkRange:
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
         )
-        self._watch.start()
+        watch.start()
+        self._watch = watch  # only now: one that could not start can't be joined
         self._supervisor = SupervisorRequests(processes.control, self._state, self._where)
         for end in (processes.control, processes.events):
             send(end, {"go": True})
@@ -388,12 +389,12 @@ class NetworkRange:
                 watch.die(exc)
         for child in (processes.gateway, processes.supervisor):
             child.kill()
-        if watch is None:
-            ends = (processes.gateway, processes.supervisor)
-            return all(child.wait_ended(_END_DEADLINE_S) for child in ends)
-        if watch.join(2 * _END_DEADLINE_S):
+        have_read = watch is None or watch.join(2 * _END_DEADLINE_S)
+        ends = (processes.gateway, processes.supervisor)
+        if have_read and all(child.wait_ended(_END_DEADLINE_S) for child in ends):
             return True
-        watch.die(CellError("a part of the range does not end", where=self._where))
+        if watch is not None:
+            watch.die(CellError("a part of the range does not end", where=self._where))
         return False
 
     def _prove_gone(self, started: float, *, have_ended: bool) -> Destruction:
@@ -410,8 +411,9 @@ class NetworkRange:
             if not have_ended:
                 destruction = together(destruction, _NOT_ENDED)
             is_left = must_be_reaped(self._entry, destruction)
-            close_all(self._pins.values())
-            self._pins = {}
+            with self._pinning:  # a thread that still runs may release one of them
+                close_all(self._pins.values())
+                self._pins = {}
             if not is_left:  # else `reap` searches again
                 with suppress(OSError):
                     self._journal.remove(self.id)

@@ -134,7 +134,7 @@ class RangeWatch:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether both processes ended, and their last messages were read; kill first."""
+        """Whether the thread has ended: with both processes, or by an error. Kill first."""
         self._thread.join(timeout_s)
         self._dialler.close()
         return not self._thread.is_alive()

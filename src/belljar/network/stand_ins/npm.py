@@ -51,6 +51,8 @@ _VERSION: Final = re.compile(
 )
 # A publish names one version and one tarball; the rest of a hostile document is in its body.
 _MAX_LISTED: Final = 20
+# Of a document: a value takes up to 300 bytes of the gateway's memory.
+_MAX_COMMAS: Final = 1 << 20
 _NOT_FOUND: Final = json_answer({"error": "Not found"}, 404)
 
 
@@ -120,7 +122,7 @@ def _parts(path: str) -> list[str]:
 
 def _object(body: bytes) -> dict[str, Any]:
     with suppress(ValueError):
-        document = parse_json(body)
+        document = parse_json(body, max_commas=_MAX_COMMAS)
         return document if isinstance(document, dict) else {}
     return {}
 

@@ -158,6 +158,30 @@ def test_the_loop_turns_between_two_scans() -> None:
 
 
 @pytest.mark.promise("5.7")
+def test_what_a_cut_exchange_held_is_on_record() -> None:
+    """A request is cancelled behind the first of its scans."""
+    found, items = Item(Kind.GUARD_HIT, {}), list[Item]()
+
+    class Hits:
+        def scans(self, _: str) -> bool:
+            return True
+
+        def scan(self, *_: object) -> GuardResult:
+            asked[0].cancel()
+            return GuardResult(items=(found,), blocked=True)
+
+    async def cut() -> None:
+        site = site_with(cast("Guard", Hits()), items)
+        parts = [("url", b"/"), ("body", b"x")]
+        async with asyncio.TaskGroup() as group:
+            asked.append(group.create_task(site.blocks("shop", Channel.HTTP, parts, {})))
+
+    asked = list[asyncio.Task[bool]]()
+    asyncio.run(cut())
+    assert items == [found]
+
+
+@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("place", ["behind bytes that are not shown", "in an option"])
 def test_a_query_is_looked_at_whole(place: str) -> None:
     """Also what its event's name has no room for, and options, which are in no name."""
