@@ -37,7 +37,7 @@ from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport, Verdict, Witness
 from belljar.probe.run import probe_cell
-from belljar.process import ProcessId, is_alive
+from belljar.process import ProcessId, is_alive, kill
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 TIERS = ("container", "gvisor", "microvm")
@@ -227,7 +227,7 @@ async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path) -
 
 @pytest.mark.promise("2.5", "5.4")
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.thorough_in("gvisor", "microvm")
+@pytest.mark.thorough_in("gvisor")
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
     """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port
     alone; no other name, address or port. All on record."""
@@ -517,3 +517,36 @@ async def test_the_guides_example(home: Path, tmp_path: Path) -> None:
         assert json.loads(await text(cell, "https://api.example/")) == {"status": "fine"}
         assert "<title>Directory listing" in await text(cell, "http://shop.example:8000/")
         assert (await curl(cell, "https://example.org/")).returncode == NO_SUCH_NAME
+
+
+@pytest.mark.promise("2.6")
+async def test_a_killed_gateway_ends_the_cells(home: Path, tmp_path: Path) -> None:
+    """Fail-deadly: every cell of the range dies, a running command ends, each operation raises the
+    cause from then on, and the block is left with it."""
+    async with recorded("gateway") as run:
+        with pytest.raises(CellError, match="gateway"):
+            await its_gateway_is_killed(policy_of(tmp_path, SHOP, DEPOT), run, home)
+    (failed,) = of(list(read_events(run.path)), Kind.RANGE_FAILED)
+    assert "gateway" in str(failed.data["reason"])
+
+
+async def its_gateway_is_killed(policy: LoadedPolicy, run: RunDirectory, home: Path) -> None:
+    """While a command runs."""
+    async with open_range(policy, run=run) as opened:
+        assert opened.network is not None
+        entry = json.loads((home / "journal" / f"{opened.network.id}.json").read_text())
+        sleeps = lambda: b'["sleep","600"]' in (run.path / "ledger.jsonl").read_bytes()  # noqa: E731
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(a_running_command_ends, opened.cell)
+            await anyio.to_thread.run_sync(wait_for, sleeps, "the command")
+            kill(ProcessId(**entry["processes"][1]))
+        for cell in opened.cells.values():
+            error = await until_dead(cell)
+            assert isinstance(error, CellError)
+            assert "gateway" in str(error)
+
+
+async def a_running_command_ends(cell: Cell) -> None:
+    """With an error, not at its timeout."""
+    with pytest.raises(CellError):
+        await cell.exec(["sleep", "600"], timeout_s=3000)

@@ -19,7 +19,7 @@ from belljar.cell.range import Range
 from belljar.cell.revert import MAX_RETIRING, RevertibleCell, revertible
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
-from belljar.isolation.hold import KillOrder, new_order
+from belljar.isolation.hold import KillOrder, new_order, raise_if_killed
 from belljar.isolation.jail import JailEnd
 from belljar.policy.limits import Risk
 
@@ -262,3 +262,21 @@ async def test_the_death_of_a_reverted_cell_is_on_record(ends: str, recorded: Ki
         deaths = {Kind.CELL_FAILED, Kind.PROTOCOL_VIOLATION} & set(first.kinds())
         assert deaths == ({recorded} if recorded else set())
         assert Kind.CELL_FAILED not in second.kinds()
+
+
+async def test_a_kill_order_for_a_machine_in_the_making_ends_the_cell() -> None:
+    """Nothing of it can be asked yet; the order is in the error."""
+    machines, order = Machines(), new_order("cells", "a test")
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[Range]:
+        async with machines.make() as made:
+            if made.cell.id == "c2":
+                raise_if_killed(order, where="cell c2")
+            yield made
+
+    async with revertible(make) as opened:
+        with pytest.raises(CellError, match="killed"):
+            await opened.cell.revert()
+        assert (machines.alive, machines.failed) == (["c1"], ["c1"])
+        assert machines.orders["c1"] == order

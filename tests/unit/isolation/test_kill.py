@@ -420,3 +420,29 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     report = await kill(everything=True, hold=True, reason="stop", home=tmp_path)
     assert report.ok
     assert held[-1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a control group needs root here")
+def test_the_kernel_ends_a_group(tmp_path: Path) -> None:
+    """A real group of version 2, where the host has one."""
+    parent = next(
+        (
+            path
+            for path in map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"))
+            if (path / "cgroup.procs").exists()
+        ),
+        None,
+    )
+    if parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:
+        pytest.skip("no control groups of version 2 to write to")
+    group = parent / f"kill-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        if not (group / "cgroup.kill").exists():
+            pytest.skip("this kernel has no cgroup.kill")
+        with subprocess.Popen(["sleep", "600"]) as process:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            cgroup.halt(group)
+            assert process.wait(60) == -9
+    finally:
+        cgroup.remove_group(group)
