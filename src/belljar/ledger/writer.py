@@ -268,7 +268,7 @@ class LedgerWriter:
         try:
             check_data(event.kind, dict(event.data))
             bodies = [prepare_body(body) for body in event.bodies]
-            data = canonical(dict(event.data))
+            data = canonical([dict(event.data)])[1:-1]  # as deep as in its line
             if len(data) > MAX_DATA_BYTES:
                 bodies.append(_spilled(data))
                 data = canonical(SPILLED)

@@ -201,7 +201,7 @@ class SignalGatherer:
         return SampleSignals(
             signals=tuple(sorted(together.signals.values(), key=lambda each: each.evidence[0])),
             blind=tuple(spot for each in seen for spot in each.blind_spots()),
-            carried=tuple(carried),
+            carried=tuple(carried[:MAX_EVIDENCE]),
         )
 
     def _follow(self, line: Line, cell: str) -> None:

@@ -115,6 +115,7 @@ class StreamScanner:
             gone, _ = self._flows.popitem(last=False)
             self._bytes -= self._sizes.pop(gone)
             self.dropped += 1
+            results.append(Scanned(complete=False, problem="flows"))
         return _together(results)
 
     def _scan(self, data: bytes) -> Scanned:

@@ -20,8 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import belljar.ledger.writer as writer_module
-from belljar.errors import LedgerError
+from belljar.dataclass import replace
+from belljar.errors import InvalidEventError, LedgerError
 from belljar.events import Body, Event, Kind
+from belljar.ledger.chain import parse_canonical
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.rundir import create_run
@@ -93,6 +95,22 @@ def test_bodies_are_stored_once_and_before_the_line(
         writer.record(hit("x", body("frame", b"12")))
     assert seen == [1, 1]
     assert writer.body_totals == (1, 2)
+    (kept,) = (path for path in (run_dir / "bodies").rglob("*") if path.is_file())
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_event_is_written_that_a_reader_would_refuse_as_too_deep(
+    writer: LedgerWriter, run_dir: Path
+) -> None:
+    """The bound is the line's, in which the data lies one level deeper."""
+    value: object = {}
+    for _ in range(97):
+        value = {"a": value}
+    writer.record(replace(hit("x"), data={"reason": "x", "more": value}))
+    with pytest.raises(InvalidEventError):
+        writer.record(replace(hit("x"), data={"reason": "x", "more": {"a": value}}))
+    (line,) = (run_dir / "ledger.jsonl").read_bytes().splitlines()
+    assert parse_canonical(line)["seq"] == 0
 
 
 @pytest.mark.promise("5.1")

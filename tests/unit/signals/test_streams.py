@@ -170,11 +170,14 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
 
 @pytest.mark.promise("8.3")
 def test_flows_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each connection may be one: the one that was quiet for longest goes."""
+    """Each connection may be one: the one that was quiet for longest goes, and that is told; one
+    that is over makes room."""
     monkeypatch.setattr(streams, "MAX_FLOWS", 2)
     watcher = stream()
     half = len(VALUE) // 2
-    for flow in ("a", "b", "c"):
-        watcher.feed(flow, Channel.STREAM, "data", VALUE[:half])
+    seen = [watcher.feed(flow, Channel.STREAM, "data", VALUE[:half]) for flow in "abc"]
+    assert [each.complete for each in seen] == [True, True, False]
     again = [watcher.feed(flow, Channel.STREAM, "data", VALUE[half:]).hits for flow in "bca"]
     assert [len(hits) for hits in again] == [1, 1, 0]
+    watcher.end("c")
+    assert watcher.feed("d", Channel.STREAM, "data", VALUE[:half]).complete

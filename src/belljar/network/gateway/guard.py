@@ -65,9 +65,7 @@ class Guard:
             return GuardResult()
         place = self._place(stand_in)
         action = self._rules.action(place)
-        flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
-        if channel is Channel.STREAM:  # bytes of another connection must not come in between
-            flow += f"/{common.get('connection', '')}"
+        flow = _flow(stand_in, channel, common)
         part = Carried(
             place=place,
             channel=channel,
@@ -88,8 +86,19 @@ class Guard:
         items = tuple(Item(event.kind, event.data) for event in events)
         return GuardResult(items=items, blocked=blocked)
 
+    def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
+        """Forget a raw connection that is over: others' flows would give way to it."""
+        if self._streams is not None:
+            self._streams.end(_flow(stand_in, Channel.STREAM, common))
+
     def _place(self, stand_in: str) -> Place:
         return Place.UPSTREAM if stand_in in self._upstreams else Place.RANGE
+
+
+def _flow(stand_in: str, channel: Channel, common: Mapping[str, JsonValue]) -> str:
+    flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
+    # Bytes of another connection must not come in between.
+    return f"{flow}/{common.get('connection', '')}" if channel is Channel.STREAM else flow
 
 
 def warm_up(config: GuardConfig) -> None:

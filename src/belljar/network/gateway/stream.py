@@ -78,6 +78,7 @@ class RecordedStream:
             # A stand-in's fault, or the peer's, ends its connection, not the gateway.
             reason = _reason_of(first_error(error))
         finally:
+            self._site.guard.end(self._stand_in, self._peer.connection_fields())
             self._site.post(partial(self._record.closed, reason))
             await self._pipe.close()
 
