@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import belljar.ledger.writer as writer_module
 from belljar.dataclass import replace
 from belljar.errors import InvalidEventError, LedgerError
-from belljar.events import Body, Event, Kind
+from belljar.events import Body, Event, JsonValue, Kind
 from belljar.ledger.chain import parse_canonical
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey, load_or_make_key
@@ -103,7 +103,7 @@ def test_no_event_is_written_that_a_reader_would_refuse_as_too_deep(
     writer: LedgerWriter, run_dir: Path
 ) -> None:
     """The bound is the line's, in which the data lies one level deeper."""
-    value: object = {}
+    value: dict[str, JsonValue] = {}
     for _ in range(97):
         value = {"a": value}
     writer.record(replace(hit("x"), data={"reason": "x", "more": value}))
