@@ -85,7 +85,7 @@ static void count(uint32_t index, uint8_t operation, pid_t pid)
 static void one_event(const struct fanotify_event_metadata *event)
 {
     struct stat s;
-    if (event->fd < 0) { /* the kernel's queue was full, or this process has no descriptor left */
+    if (event->fd < 0) { /* the kernel's queue was full */
         count(0, LOST, -1);
         return;
     }
@@ -104,6 +104,10 @@ static bool read_queue(void)
 {
     struct fanotify_event_metadata events[EVENTS];
     ssize_t n = queue < 0 ? -1 : read(queue, events, sizeof events);
+    if (queue >= 0 && n < 0 && errno != EAGAIN && errno != EINTR) { /* the kernel has dropped an event: no descriptor for it, no memory */
+        count(0, LOST, -1);
+        return true;
+    }
     if (n <= 0)
         return false;
     for (struct fanotify_event_metadata *e = events; FAN_EVENT_OK(e, n); e = FAN_EVENT_NEXT(e, n))
@@ -190,8 +194,7 @@ void touches_watch(struct reader *r)
     uint8_t answer[8 + 4 * MAX_WATCHED];
     if (r->bad || n > MAX_WATCHED)
         fatal("the host sent a malformed WATCH", 0);
-    touches_drain();
-    flush(false);
+    touches_flush(); /* they end with the queue: nothing of them is left out because the channel is full */
     touches_end();
     int error = n == 0 ? 0 : start();
     while (error == 0 && told < n) {

@@ -282,7 +282,7 @@ class FakeCells(RealCells):
         self.prepare_error: Exception | None = None
         self.images_error: Exception | None = None
         self.of_images: tuple[Difference, ...] = ()
-        self.destroy_error: Exception | None = None
+        self.destroy_error: BaseException | None = None
         self.router: Router | None = None
         self.on_probe: Callable[[FakeCell, str], None] = lambda _cell, _phase: None
         self.are_revertible = False

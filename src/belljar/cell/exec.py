@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from signal import SIGKILL, Signals
-from typing import Final, Literal, TypeAlias, cast
+from threading import Thread
+from typing import Final, Literal, TypeAlias
 
 import anyio
-import anyio.to_thread
+import anyio.from_thread
 from anyio.lowlevel import current_token
 
 from belljar.capture import Capture
@@ -234,12 +235,27 @@ def signal_number(number: int | str) -> Signals:
 
 
 async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
-    # With a default for `next`: StopIteration can't pass through a coroutine (PEP 479). Abandoned
-    # when the command has ended: a source that gives nothing more must not hold up its caller.
-    pieces, end = iter(source), object()
-    read = partial(anyio.to_thread.run_sync, next, pieces, end, abandon_on_cancel=True)
-    while (piece := await read()) is not end:
-        yield cast("bytes", piece)
+    # A daemon thread: a source that gives nothing more must hold up neither its caller, once the
+    # command has ended, nor the interpreter's end.
+    token = current_token()
+    send, receive = anyio.create_memory_object_stream[bytes | Exception](0)
+
+    def read() -> None:
+        with suppress(BaseException):  # nobody reads on, or the loop has ended
+            try:
+                for piece in source:
+                    anyio.from_thread.run(send.send, piece, token=token)
+            except Exception as error:  # noqa: BLE001 - its reader's to handle
+                anyio.from_thread.run(send.send, error, token=token)
+            anyio.from_thread.run_sync(send.close, token=token)
+        send.close()
+
+    Thread(target=read, name="exec-input", daemon=True).start()
+    with receive:
+        async for piece in receive:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
 
 
 class ExecOperations(CellBase):

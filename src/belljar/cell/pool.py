@@ -293,8 +293,9 @@ class Pool:
                     await idle.opened.cell.destroy(reason=reason)
             except Exception as error:  # noqa: BLE001
                 self._note_trouble(error)
-        self._ending -= 1
-        self._change()
+            finally:  # whatever interrupts it: `aclose` waits for this
+                self._ending -= 1
+                self._change()
 
     def _note_trouble(self, error: Exception) -> None:
         self.troubles.append(error)

@@ -122,7 +122,7 @@ def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str,
 
 
 def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
-    for description in sorted(directory.glob(f"*/{recipe.directory}.json")):
+    for description in sorted(directory.glob(f"[!.]*/{recipe.directory}.json")):
         try:
             data = json.loads(description.read_text())
         except (OSError, ValueError):
@@ -178,7 +178,7 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
         digests = _fill(scratch / "root", sources, recipe)
         points = _points(recipe)
         digest = hashlib.sha256(
-            json.dumps([_FORMAT, digests, points], sort_keys=True).encode()
+            json.dumps([_FORMAT, digests, points, *map(str, recipe.own)], sort_keys=True).encode()
         ).hexdigest()
         scratch.chmod(0o711)
         final = directory / digest

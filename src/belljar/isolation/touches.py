@@ -77,7 +77,8 @@ class FileWatch(Protocol):
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
         """Report. Either may be called in any thread; what they raise ends the sensor.
 
-        `on_end`: once, with the reason, when it stops seeing before it is closed.
+        `on_end`: with the reason, when it stops seeing before it is closed, and once when accesses
+        were lost; then it goes on.
         """
         ...
 

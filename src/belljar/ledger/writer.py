@@ -243,7 +243,7 @@ class LedgerWriter:
     ) -> None:
         self._halt()
         try:
-            if self._poison is None and not self._ended:
+            if self._poison is None and self._signed_size != self._state.tree.size:
                 self._checkpoint()
         finally:
             self._ended = True

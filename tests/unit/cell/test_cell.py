@@ -65,10 +65,11 @@ async def test_a_cancelled_command() -> None:
 
 
 async def test_an_input_that_gives_nothing_more_holds_up_no_command() -> None:
-    """A source that blocks is left alone once the command has ended."""
-    more = threading.Event()
+    """A source that blocks is left alone once the command has ended, by the interpreter's end too."""
+    more, daemons = threading.Event(), []
 
     def source() -> Iterator[bytes]:
+        daemons.append(threading.current_thread().daemon)
         more.wait(60)
         yield b"late"
 
@@ -81,8 +82,22 @@ async def test_an_input_that_gives_nothing_more_holds_up_no_command() -> None:
             with anyio.fail_after(30):
                 assert (await stage.cell.exec(["end"], input=source())).success
             assert not more.is_set()
+            assert daemons == [True]
         finally:
             more.set()
+
+
+async def test_an_input_that_fails_fails_the_command() -> None:
+    """Its error is raised to the caller, and the cell goes on."""
+
+    def source() -> Iterator[bytes]:
+        yield b"first"
+        raise LookupError("no more")
+
+    async with staged() as stage:
+        with pytest.raises(LookupError, match="no more"):
+            await stage.cell.exec(["cat"], input=source())
+        assert (await stage.cell.exec(["cat"], input=iter([b"o", b"n"]))).stdout == b"on"
 
 
 @pytest.mark.parametrize("cause", ["", "its VMM was killed by signal 9"])

@@ -280,6 +280,18 @@ async def test_an_end_that_was_not_clean_is_told() -> None:
     assert [str(trouble) for trouble in it.pool.troubles] == ["destruction left: a process"]
 
 
+async def test_a_destruction_that_is_interrupted_holds_up_no_end() -> None:
+    """An interrupt that comes while an idle cell is destroyed is raised, and the pool can end."""
+    cells = FakeCells()
+    cells.destroy_error = KeyboardInterrupt()
+    async with stand(cells=cells) as it:
+        await it.filled()
+        with pytest.raises(KeyboardInterrupt):
+            await it.pool.aclose()
+        with anyio.fail_after(30):
+            await it.pool.aclose()
+
+
 async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands is destroyed, and a cell that is still out is recalled: its operations end, then
     it is destroyed too."""

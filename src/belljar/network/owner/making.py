@@ -106,10 +106,6 @@ def fork_pair(
             closed_by(theirs, ipc.new_file()) for _ in range(3)
         )
         file = closed_by(theirs, _packet_file(spec.directory))
-        ipc.fill(rules, render_rules(spec.layout, spec.network))
-        layout, network = json_of(spec.layout), json_of(spec.network)
-        ipc.fill(supervisor_document, {**task, "layout": layout, "network": network})
-        ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
         supervisors = [supervisors_control.fileno(), to_gateway.fileno(), supervisor_document]
         gateways = [gateways_events.fileno(), to_supervisor.fileno(), gateway_document]
         given = {
@@ -117,6 +113,14 @@ def fork_pair(
             "gateway": [*gateways, stderr_write],
         }
         supervisor, gateway = fork_server.fork(given, modules_of(_kinds(spec)))
+        for child in (supervisor, gateway):
+            ours.callback(os.close, child.pidfd)
+            ours.callback(child.kill)
+        # They read these when they are told to go: meanwhile both have their modules to import.
+        ipc.fill(rules, render_rules(spec.layout, spec.network))
+        layout, network = json_of(spec.layout), json_of(spec.network)
+        ipc.fill(supervisor_document, {**task, "layout": layout, "network": network})
+        ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
         ours.pop_all()  # they are the caller's
         return RangeProcesses(
             supervisor=supervisor,
