@@ -346,7 +346,7 @@ def test_what_was_recorded_before_an_end_that_was_not_sealed_is_signed(
     run_dir: Path, key: SigningKey
 ) -> None:
     """An interrupt between the end and the seal leaves no event without a signature."""
-    with LedgerWriter(run_dir, key, interval_s=3600) as writer:
+    with LedgerWriter(run_dir, key, checkpoint_interval_s=3600) as writer:
         writer.record(hit("the last"))
         writer.end()
     assert signed_events(run_dir) == 1
