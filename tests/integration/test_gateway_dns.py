@@ -14,15 +14,7 @@ import dns.query
 import dns.rcode
 import dns.rdatatype
 import pytest
-from tests.fakes.gateway import (
-    CATCH_ALL,
-    RESOLVER,
-    SHOP,
-    WILD,
-    Gateway,
-    is_silent,
-    running,
-)
+from tests.fakes.gateway import CATCH_ALL, RESOLVER, SHOP, WILD, Gateway, is_silent, running
 from tests.integration.processes import wait_for
 
 from belljar.events import Kind

@@ -83,12 +83,7 @@ def test_a_request_and_its_answer_are_on_record(gateway: Gateway) -> None:
         asked.data["stand_in"],
         asked.data["method"],
         asked.data["complete"],
-    ) == (
-        "agent",
-        "shop",
-        "POST",
-        True,
-    )
+    ) == ("agent", "shop", "POST", True)
     assert asked.bodies[0].content == b"hello"
     answered = gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED, exchange=asked.data["exchange"])
     assert answered.data["status"] == 200

@@ -269,14 +269,7 @@ def test_a_gateway_is_shut_in(who: Who) -> None:
     process, no way up, no memory without end.
     """
     tried = who.run("shut_in")["tried"]
-    could = {
-        "list /",
-        "list up",
-        "read own file",
-        "scratch",
-        "descriptors",
-        "uid",
-    }
+    could = {"list /", "list up", "read own file", "scratch", "descriptors", "uid"}
     assert {
         name for name, outcome in tried.items() if not re.fullmatch(r"E[A-Z]+|MemoryError", outcome)
     } == could
@@ -404,8 +397,7 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     ((error, what),) = seen["deaths"]
     assert error == "CellError"
     assert re.match(
-        r"the range's supervisor (ended|gave up: the owner: it has read nothing for too long)",
-        what,
+        r"the range's supervisor (ended|gave up: the owner: it has read nothing for too long)", what
     )
 
 
@@ -454,13 +446,7 @@ def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
         seen["survivors"],
         seen["clean"],
         seen["journal"],
-    ) == (
-        1,
-        [],
-        [],
-        True,
-        [],
-    )
+    ) == (1, [], [], True, [])
 
 
 @pytest.mark.promise("2.6", "5.4")

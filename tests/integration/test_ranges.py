@@ -259,10 +259,7 @@ async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> Non
     lines = list(read_events(run.path))
     assert {
         line.data["url"] for line in of(lines, Kind.NETWORK_HTTP, stand_in="shop", cell="default")
-    } == {
-        "http://shop.example/",
-        "https://shop.example/",
-    }
+    } == {"http://shop.example/", "https://shop.example/"}
     between = {"stand_in": "depot", "cell": "default", "between_cells": True}
     assert len(of(lines, Kind.NETWORK_STREAM, phase="closed", **between)) == 2
     assert not of(lines, Kind.LIMIT_HIT)

@@ -11,15 +11,7 @@ import sys
 from pathlib import Path
 
 import anyio
-from tests.integration.range_programs import (
-    between,
-    blows,
-    ends,
-    floods,
-    groups,
-    ordinary,
-    record,
-)
+from tests.integration.range_programs import between, blows, ends, floods, groups, ordinary, record
 
 if __name__ == "__main__":
     scenario, home = sys.argv[1:]

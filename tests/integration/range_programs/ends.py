@@ -36,11 +36,7 @@ SITE = StandInPlan(
     kind="http",
     names=("site.example",),
     ports=(PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls")),
-    settings={
-        "routes": [
-            {"path": "/", "method": "POST", "json": {"got": "{{ json.word }}"}},
-        ]
-    },
+    settings={"routes": [{"path": "/", "method": "POST", "json": {"got": "{{ json.word }}"}}]},
 )
 MAIL = StandInPlan(
     id="mail", kind="smtp", names=("mail.example",), ports=(PortPlan(number=25, protocol="smtp"),)

@@ -44,10 +44,7 @@ def guard(range_action: Action, upstream_action: Action, bounds: ScanBounds | No
     ],
 )
 def test_only_what_the_policy_blocks_is_held(
-    range_action: Action,
-    upstream_action: Action,
-    shop: bool,
-    real: bool,
+    range_action: Action, upstream_action: Action, shop: bool, real: bool
 ) -> None:
     """By place; what isn't held is neither looked at nor blocked here."""
     made = guard(range_action, upstream_action)

@@ -19,12 +19,7 @@ from tests.fakes.real_world import WebServer, web_server
 from belljar.network.gateway.config import Bounds, as_stand_in
 from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.site import Site
-from belljar.network.gateway.upstream import (
-    METHOD_OVERRIDES,
-    REWRITING,
-    UpstreamApp,
-    rewritten,
-)
+from belljar.network.gateway.upstream import METHOD_OVERRIDES, REWRITING, UpstreamApp, rewritten
 from belljar.plan.network import UpstreamPlan
 
 HOST = "real.example"
@@ -34,12 +29,7 @@ class Asker:
     """One upstream, and who asks it: the owner dials whatever server there is."""
 
     def __init__(
-        self,
-        server: WebServer,
-        trust: str = "",
-        *,
-        port: int = 80,
-        exchange_s: float = 60.0,
+        self, server: WebServer, trust: str = "", *, port: int = 80, exchange_s: float = 60.0
     ) -> None:
         self.instead: socket.socket | None = None  # of a connection to the server
         self.dialled: list[tuple[str, int, str]] = []
@@ -62,10 +52,7 @@ class Asker:
             run_budget_bytes=100 << 20,
             reason="for a test",
         )
-        site = cast(
-            "Site",
-            SimpleNamespace(bounds=bounds, reporter=reporter),
-        )
+        site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter))
         self.app: UpstreamApp = UpstreamApp(as_stand_in(plan), site, trust)
 
     async def ask(

@@ -166,9 +166,7 @@ def test_a_range_that_is_over_gets_no_connection() -> None:
 
 @pytest.mark.promise("2.7")
 @given(
-    st.integers(DIAL_BYTES, 5000),
-    st.integers(0, 20_000),
-    st.lists(st.integers(0, 4), max_size=60),
+    st.integers(DIAL_BYTES, 5000), st.integers(0, 20_000), st.lists(st.integers(0, 4), max_size=60)
 )
 def test_no_order_of_dials_spends_more_than_a_budget(
     budget: int, more: int, dials: list[int]

@@ -171,11 +171,7 @@ def test_what_cannot_be_taken_is_recorded_with_the_reason(
     monkeypatch.setattr(git_app, "MAX_PUSH_BYTES", 100)
     assert push(app, command() + PACK + bytes(100))[0] == 413
     reasons = [str(event["refused"]) for event in ledger.attempts]
-    assert [
-        "checksum" in reasons[0],
-        "none" in reasons[1],
-        "more than" in reasons[2],
-    ] == [True] * 3
+    assert ["checksum" in reasons[0], "none" in reasons[1], "more than" in reasons[2]] == [True] * 3
     assert (
         ask(app, "GET", "/thing/info/refs", query="service=git-upload-pack").body.count(b"refs/")
         == 0

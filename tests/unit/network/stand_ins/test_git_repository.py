@@ -104,14 +104,8 @@ def test_what_a_client_lacks(bare: Path) -> None:
         inner.id,
     }
     assert len(sent(repository, [outer], [])) == 9
-    assert asyncio.run(repository.depths([second.id], 1)) == (
-        {second.id},
-        {second.id},
-    )
-    assert asyncio.run(repository.depths([second.id], 1 << 31)) == (
-        {second.id, first.id},
-        set(),
-    )
+    assert asyncio.run(repository.depths([second.id], 1)) == ({second.id}, {second.id})
+    assert asyncio.run(repository.depths([second.id], 1 << 31)) == ({second.id, first.id}, set())
 
 
 def test_an_object_that_is_missing_is_reported(bare: Path) -> None:

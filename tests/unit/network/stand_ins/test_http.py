@@ -168,11 +168,7 @@ def test_what_is_rendered_has_a_bound() -> None:
 
 def test_a_guest_cannot_split_headers() -> None:
     """Line breaks and other controls never reach a field."""
-    route = {
-        "path": "/",
-        "headers": {"x-q": "{{ query.q }}"},
-        "redirect": "{{ query.q }}",
-    }
+    route = {"path": "/", "headers": {"x-q": "{{ query.q }}"}, "redirect": "{{ query.q }}"}
     reply = Client(http.make(context({"routes": [route]}))).get("/?q=a%0d%0aset-cookie:%20x=1;%00b")
     assert reply.header("x-q") == reply.header("location") == "aset-cookie: x=1;b"
     assert not reply.header("set-cookie")

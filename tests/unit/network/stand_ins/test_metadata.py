@@ -83,11 +83,7 @@ def test_tokens_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert [
         app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: token}).status for token in tokens
-    ] == [
-        401,
-        200,
-        200,
-    ]
+    ] == [401, 200, 200]
     now[0] += 60
     assert app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: tokens[2]}).status == 401
 
@@ -104,8 +100,7 @@ def test_data_goes_first() -> None:
 @given(
     st.text(max_size=60),
     st.dictionaries(
-        st.sampled_from([TOKEN, "x-forwarded-for"]),
-        st.sampled_from(["true", "Google", "x"]),
+        st.sampled_from([TOKEN, "x-forwarded-for"]), st.sampled_from(["true", "Google", "x"])
     ),
 )
 def test_any_path_is_answered(path: str, headers: dict[str, str]) -> None:

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
-from tests.fakes.registries import (
-    Ledger,
-    ask,
-    basic,
-    context_for,
-    form,
-    make_tar,
-    make_wheel,
-)
+from tests.fakes.registries import Ledger, ask, basic, context_for, form, make_tar, make_wheel
 
 from belljar.network.gateway.context import App
 from belljar.network.stand_ins.pypi import check, make, parse_file_name
@@ -116,11 +108,7 @@ def test_what_cannot_be_read_is_recorded_too(tmp_path: Path) -> None:
     assert ask(app, "POST", "/", body=b"{}").status == 400
     assert ask(app, "POST", "/", headers=headers, body=form({}, {})[1]).status == 400
     reasons = [str(event["refused"]) for event in ledger.attempts]
-    assert [
-        "early" in reasons[0],
-        "form-data" in reasons[1],
-        "no name" in reasons[2],
-    ] == [True] * 3
+    assert ["early" in reasons[0], "form-data" in reasons[1], "no name" in reasons[2]] == [True] * 3
 
 
 def test_the_longest_words_fit_an_event(tmp_path: Path) -> None:
