@@ -157,6 +157,8 @@ async def between(home: Path) -> dict[str, Any]:
                 said = agent.run(*python, ASK, other_port.address, agent_port.address)
                 macs = agent_port.mac, agent_port.gateway_mac
                 lie = agent.run(*python, LIE, agent_port.address, other_port.address, *macs)
+                theirs = other_port.mac, other_port.gateway_mac
+                lie += other.run(*python, LIE, other_port.address, agent_port.address, *theirs)
                 back = other.talk(("tcp", agent_port.address, 80))
                 with agent.going_on(*python, STAY, other_port.address):
                     within(
@@ -168,7 +170,7 @@ async def between(home: Path) -> dict[str, Any]:
                     )
                     await made.destroy()
     frames = packets((scene.directory / PACKETS).read_bytes())
-    to_other = bytes.fromhex(other_port.mac.replace(":", ""))
+    to_cells = [bytes.fromhex(port.mac.replace(":", "")) for port in (agent_port, other_port)]
     return {
         **scene.summary(made),
         "before": before,
@@ -176,7 +178,7 @@ async def between(home: Path) -> dict[str, Any]:
         "seen": json.loads(said),
         "lie": lie,
         "back": back,
-        "forged": sum(b"/forged" in frame for _, frame, _ in frames if frame[:6] == to_other),
+        "forged": sum(b"/forged" in frame for _, frame, _ in frames if frame[:6] in to_cells),
         "events": [
             {"kind": str(event.kind), **event.data, "bodies": _shown(event.bodies)}
             for event in scene.recorder.events

@@ -304,6 +304,34 @@ for port in range(1, int(sys.argv[2])):
 """
 
 
+async def rates(home: Path) -> dict[str, Any]:
+    """Forty connections, then forty queries at once, of which a few are allowed."""
+    few = NetworkBounds(
+        new_connections_per_s=1, new_connections_burst=5, queries_per_s=1, queries_burst=5
+    )
+    scene, over = Scene(home, bounds=few), [0]
+    async with scene.open() as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            for kind, address in (("tcp", scene.address()), ("udp", scene.layout.resolver)):
+                agent.run(sys.executable, "-I", "-c", AT_ONCE, kind, address)
+                await made.check()
+                over.append(made.counters()["rate"] - sum(over))
+    return {**scene.summary(made), "over": over[1:]}
+
+
+AT_ONCE = """
+import contextlib, socket, sys
+kind, address = sys.argv[1:]
+for _ in range(40):
+    s = socket.socket(type=socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    s.setblocking(False)
+    with s, contextlib.suppress(OSError):
+        s.connect_ex((address, 80 if kind == "tcp" else 53))
+        s.send(b"q")
+"""
+
+
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "talk": talk_and_sink,
     "hold": hold,
@@ -312,4 +340,5 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "broken": broken,
     "flood": flood,
     "scan": scan,
+    "rates": rates,
 }

@@ -207,14 +207,3 @@ def test_any_request_is_answered(app: App, service: str, lines: list[bytes], res
     """A body of any bytes gets an answer or a refusal, never an exception."""
     body = b"".join(map(pkt, lines)) + FLUSH + rest
     assert ask(app, "POST", f"/thing/{service}", body=body).status in {200, 400}
-
-
-def test_the_longest_push_fits_an_event(app: App, ledger: Ledger) -> None:
-    """A thousand references with names of what JSON writes longest; all are counted."""
-    name = b"refs/heads/" + "\U0001f4a3".encode() * 200
-    lines = [
-        pkt(ZERO + b" " + THING.id + b" " + name + str(number).encode() + b"\0 report-status")
-        for number in range(1000)
-    ]
-    assert push(app, b"".join(lines) + FLUSH + PACK)[0] == 200
-    assert ledger.attempts[0]["update_count"] == 1000
