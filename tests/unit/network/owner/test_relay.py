@@ -20,14 +20,8 @@ HOST = "real.example"
 
 def upstream(budget: int, run: int, host: str = HOST) -> UpstreamPlan:
     """With these budgets."""
-    return UpstreamPlan(
-        host=host,
-        ports=(443,),
-        methods=("GET",),
-        budget_bytes=budget,
-        run_budget_bytes=run,
-        reason="for a test",
-    )
+    budgets = {"budget_bytes": budget, "run_budget_bytes": run}
+    return UpstreamPlan(host=host, ports=(443,), methods=("GET",), reason="a test", **budgets)
 
 
 @contextmanager
