@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -76,12 +77,14 @@ def check_streams(events: list[dict[str, Any]]) -> None:
     assert [event["phase"] for event in (opened, asked, answered, last, closed)] == [
         *("opened", "data", "data", "data", "closed")
     ]
-    assert asked["bodies"] == {"received": ["hello", 5, 5]}
-    assert answered["bodies"] == {"sent": ["hello", 5, 5]}
-    assert closed["bodies"] == {"received": ["", 0, 5], "sent": ["", 0, 8]}
+    hello, end = (hashlib.sha256(word).hexdigest() for word in (b"hello", b"helloend"))
+    assert asked["bodies"] == {"received": ["hello", 5, 5, hello]}
+    assert answered["bodies"] == {"sent": ["hello", 5, 5, hello]}
+    assert closed["bodies"] == {"received": ["", 0, 5, hello], "sent": ["", 0, 8, end]}
     assert unfinished[-1]["reason"] == "the range ended"
     assert unfinished[1]["bodies"]["received"][0] == "unfinished"
     full = by_port[FULL][-1]
-    assert (full["sent_bytes"], full["bodies"]["sent"][1:]) == (FULL_BYTES, [0, FULL_BYTES])
+    sent = hashlib.sha256(b"x" * FULL_BYTES).hexdigest()
+    assert (full["sent_bytes"], full["bodies"]["sent"]) == (FULL_BYTES, ["", 0, FULL_BYTES, sent])
     assert by_port[DEAF][-1]["bytes"] < 8 << 20
     assert by_port[RESET][-1]["reason"] == "cut"

@@ -190,7 +190,10 @@ async def between(home: Path) -> dict[str, Any]:
 
 def _shown(bodies: tuple[Any, ...]) -> dict[str, list[Any]]:
     return {
-        body.name: [body.content[:100].decode("latin-1"), len(body.content), body.total_bytes]
+        body.name: [
+            *(body.content[:100].decode("latin-1"), len(body.content)),
+            *(body.total_bytes, body.sha256),
+        ]
         for body in bodies
     }
 
