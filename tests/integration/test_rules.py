@@ -1,6 +1,6 @@
 """A range's rules on this kernel, with root's rights and with an ordinary user's: each change by
 hand is told. What they let through, refuse and drop is shown on real ranges (`test_range`,
-`test_range_between`, `tests/security/test_egress`)."""
+`test_range_ends`, `tests/security/test_egress`)."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def looked_at():
 print(json.dumps({"edited": edited, "looked_at": looked_at}[sys.argv[1]]()))
 """
 EDITS = {
-    "table inet range is": ["flush ruleset"],
     "table inet range is gone": ["delete table inet range"],
     "table arp range is gone": ["delete table arp range"],
+    "table arp range is": ["flush ruleset"],
     "chain forward of inet range is": [
         "chain inet range forward { type filter hook forward priority 0; policy accept; }"
     ],
