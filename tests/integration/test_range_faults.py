@@ -201,8 +201,9 @@ def test_files_that_will_not_do(
 ) -> None:
     """Refused with the policy's line and the file's, before anything is made."""
     stand_in = f"    site: {{kind: har, names: [a.example], recording: {recording}}}\n"
-    path = policy(stand_in, a_har='{"log":\n  ]')
+    path, before = policy(stand_in, a_har='{"log":\n  ]'), host.belljar.runs()
     ran = host.run("exec", path, "--", *FETCH)
+    assert {"policy.refused"} == {"policy.refused", "range.opening"} & {*host.kinds(before)}
     assert ran.returncode == 4, ran.stderr
     assert "p.yaml:6:" in ran.stderr.decode()
     assert said in ran.stderr.decode()
@@ -214,7 +215,9 @@ def test_a_target_that_does_not_get_healthy(host: Host, policy: Callable[..., st
         "    shop: {kind: cell, names: [a.example], ports: [80], user: root, command: [sh, -c, 'echo"
         " words of its own; exit 3'], health: {command: ['false'], retries: 2, interval: 100ms}}\n"
     )
+    before = host.belljar.runs()
     found = host.refusal(policy(target), code=5, command=FETCH)
+    assert host.kinds(before).count("cell.planned") == 1  # nothing ran in the sample's cell
     assert "network.stand_ins.shop (cell c-" in found
     ends = ("did not become healthy in 2 tries", "its program ended with status 3")
     assert any(end in found for end in ends)
