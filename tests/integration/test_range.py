@@ -351,11 +351,17 @@ def test_no_part_outlives_another(who: Who) -> None:
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
     """SIGSTOP to one of them: it is noticed, it is on record as what it is, and the cell's network
-    is gone.
+    is gone. While a gateway writes to its standard error without end its owner goes on watching:
+    the range ends, and little of it is in the error.
     """
-    seen = who.run("hang")
+    seen = dict(who.run("hang"))
+    for each in seen.values():
+        each["journal"] = []  # the others may be there as yet
+    shouted = seen.pop("shouted")
+    assert_gone(shouted)
+    ((error, what),) = shouted["deaths"]
+    assert (shouted["told"], error, len(what) < 10_000) == (True, "CellError", True)
     for victim, of_victim in seen.items():
-        of_victim["journal"] = []  # the other one may be there as yet
         hangs = f"the range's {victim} hangs: it has sent nothing for 5 s$"
         assert_dead(of_victim, "CellError", hangs)
     assert list((who.home / "journal").glob("r-*")) == []
@@ -527,16 +533,6 @@ def test_a_range_s_processes_are_in_groups_of_its_own(grouped: Who) -> None:
     assert seen["counters"]["oom_kills"] >= 1
     assert seen["counters"]["memory_peak_bytes"] <= 97 << 20
     assert both["no_groups"] == {"error": "HostError", "journal": []}
-
-
-@pytest.mark.parametrize("who", ["root"], indirect=True)
-def test_a_gateway_that_writes_without_end_ends_its_range(who: Who) -> None:
-    """To its standard error: its owner goes on watching, and little of it is in the error."""
-    seen = who.run("shouted")
-    assert_gone(seen)
-    assert seen["told"]
-    ((error, what),) = seen["deaths"]
-    assert (error, len(what) < 10_000) == ("CellError", True)
 
 
 @pytest.mark.promise("2.6")

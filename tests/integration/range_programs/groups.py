@@ -134,6 +134,5 @@ def _stat(group: Path) -> dict[str, int]:
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "groups": all_groups,
-    "shouted": shouted,
     "held_groups": held_groups,
 }
