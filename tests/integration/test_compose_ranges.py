@@ -323,7 +323,7 @@ class Finished:
         code, said, errors = belljar_run(tasks, *words)
         assert code == 0, errors[-4000:]
         assert not said["stray_cells"]
-        made = cls({each["id"]: each for each in said["samples"]}, Path(said["run_dir"]))
+        made = cls({each["sample"]: each for each in said["samples"]}, Path(said["run_dir"]))
         assert verify(made.run).ok(strict=True)
         for sample in made.samples.values():
             assert (sample["verdict"], sample["destroyed"]) == ("contained", True)
