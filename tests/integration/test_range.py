@@ -47,37 +47,10 @@ CUT_OFF = ("OSError 101", "ConnectionRefusedError 111", "TimeoutError None")
 
 
 # One process of each plays all of a batch, one after the other; any other scenario has its own.
-BATCHES = {
-    True: (
-        [
-            "talk",
-            "rates",
-            "shut_in",
-            "changed",
-            "rules",
-            "killed",
-            "hang",
-            "deaf",
-            "many",
-            "broken",
-            "flood",
-            "scan",
-            "shouted",
-        ],
-        [
-            "silent",
-            "in_progress",
-            "end_full_record",
-            "heavy",
-            "last_words",
-            "late",
-            "downloads",
-            "uploads",
-            "between",
-        ],
-    ),
-    False: (["talk", "rates", "shut_in", "changed", "killed"],),
-}
+_ROOTS = "talk rates shut_in changed rules killed hang deaf many broken flood scan"
+_ENDS = "silent in_progress end_full_record heavy last_words late downloads uploads between"
+_USERS = "talk rates shut_in changed killed"
+BATCHES = {True: (_ROOTS.split(), _ENDS.split()), False: (_USERS.split(),)}
 
 
 class Who:

@@ -39,13 +39,10 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 REASON = "the test is about what is real"
 BUDGET = 20_000
 HOSTS = {
-    "good.example": "93.184.215.1",
-    "untrusted.example": "93.184.215.2",
-    "misnamed.example": "93.184.215.3",
-    "small.example": "93.184.215.4",
-    "private.example": "10.0.0.1",
-    "dead.example": "93.184.215.6",
-}
+    "good.example": "93.184.215.1", "untrusted.example": "93.184.215.2",
+    "misnamed.example": "93.184.215.3", "small.example": "93.184.215.4",
+    "private.example": "10.0.0.1", "dead.example": "93.184.215.6",
+}  # fmt: skip
 
 
 def plan_of(host: str, port: int = 443, run_budget: int = 100 << 20) -> UpstreamPlan:

@@ -139,13 +139,9 @@ def test_there_are_enough_cases() -> None:
 
 
 PORTS: Final = {
-    "shop": (80, 443),
-    "pay": (80, 443),
-    "post": (25,),
-    "db": (5432,),
-    "private": (8080,),
+    "shop": (80, 443), "pay": (80, 443), "post": (25,), "db": (5432,), "private": (8080,),
     "cloud": (80,),
-}
+}  # fmt: skip
 
 
 def _answering(layout: RangeLayout) -> frozenset[tuple[str, str, int]]:

@@ -300,12 +300,6 @@ for _ in range(40):
 
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
-    "talk": talk,
-    "hold": hold,
-    "many": many,
-    "shut_in": shut_in,
-    "broken": broken,
-    "flood": flood,
-    "scan": scan,
-    "rates": rates,
-}
+    "talk": talk, "hold": hold, "many": many, "shut_in": shut_in, "broken": broken, "flood": flood,
+    "scan": scan, "rates": rates,
+}  # fmt: skip

@@ -28,29 +28,15 @@ _SEND: Final = (
 PUBLIC: Final = "203.0.113.90"
 OTHER_MAC: Final = "02:aa:bb:cc:dd:ee"
 EXPECTED: Final[Mapping[str, str]] = {
-    "ARP answer": "arp",
-    "IPv6": "ipv6",
-    "router advertisement": "ipv6",
-    "another MAC": "spoofed",
-    "another cell's address": "spoofed",
-    "the gateway's address": "spoofed",
-    "first fragment": "fragment",
-    "later fragment": "fragment",
-    "loose source route": "source_route",
-    "strict source route": "source_route",
-    "record route": "options",
-    "no address": "spoofed",
-    "multicast": "multicast",
-    "multicast MAC": "multicast",
-    "broadcast": "broadcast",
-    "broadcast MAC": "broadcast",
-    "loopback": "forbidden",
-    "GRE": "protocol",
-    "IPv6 within IPv4": "protocol",
-    "echo": "icmp",
-    "redirect": "icmp",
-    "VLAN tag": "udp",
-}
+    "ARP answer": "arp", "IPv6": "ipv6", "router advertisement": "ipv6", "another MAC": "spoofed",
+    "another cell's address": "spoofed", "the gateway's address": "spoofed",
+    "first fragment": "fragment", "later fragment": "fragment",
+    "loose source route": "source_route", "strict source route": "source_route",
+    "record route": "options", "no address": "spoofed", "multicast": "multicast",
+    "multicast MAC": "multicast", "broadcast": "broadcast", "broadcast MAC": "broadcast",
+    "loopback": "forbidden", "GRE": "protocol", "IPv6 within IPv4": "protocol", "echo": "icmp",
+    "redirect": "icmp", "VLAN tag": "udp",
+}  # fmt: skip
 """What is sent, and the one counter that it moves by one."""
 
 

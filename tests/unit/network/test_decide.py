@@ -25,15 +25,11 @@ from belljar.policy.guarding import METADATA_ADDRESS
 
 SHOP, WILD, EXACT, MAIL, CLOUD, TARGET, IDN = (f"10.9.8.{number}" for number in range(2, 9))
 NAMES = {
-    "shop.example": ("shop", SHOP),
-    "*.shop.example": ("wild", WILD),
-    "exact.shop.example": ("shop", EXACT),
-    "mail.example": ("mail", MAIL),
-    "cloud.example": ("cloud", CLOUD),
-    "db.example": ("db", TARGET),
-    "xn--bcher-kva.example": ("shop", IDN),
-    METADATA_ADDRESS: ("cloud", METADATA_ADDRESS),
-}
+    "shop.example": ("shop", SHOP), "*.shop.example": ("wild", WILD),
+    "exact.shop.example": ("shop", EXACT), "mail.example": ("mail", MAIL),
+    "cloud.example": ("cloud", CLOUD), "db.example": ("db", TARGET),
+    "xn--bcher-kva.example": ("shop", IDN), METADATA_ADDRESS: ("cloud", METADATA_ADDRESS),
+}  # fmt: skip
 LAYOUT = RangeLayout(
     prefix="10.9.8.0/22",
     resolver="10.9.8.1",
@@ -135,9 +131,7 @@ REFUSED: dict[str, list[Flow]] = {
         secure("evil.example", "evil.example"),
     ],
     "the name has another address": [
-        web("shop.example", WILD),
-        web("exact.shop.example", WILD),
-        web("169.254.169.254"),
+        web("shop.example", WILD), web("exact.shop.example", WILD), web("169.254.169.254"),
         web("shop.example", METADATA_ADDRESS),
         Flow(address=WILD, port=443, sni="shop.example", hello=True),
         Flow(address=MAIL, port=465, sni="shop.example", hello=True),
@@ -161,7 +155,7 @@ REFUSED: dict[str, list[Flow]] = {
     "no name has this address": [Flow(address="10.9.8.200", port=80)],
     "the stand-in does not have this port": [Flow(address=SHOP, port=22)],
     "the gateway does not answer for this address": [Flow(address=TARGET, port=80)],
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("4.5")

@@ -181,25 +181,14 @@ def test_one_bad_address_spoils_the_answer(before: list[str], one: Any, after: l
 @pytest.mark.parametrize(
     "body",
     [
-        question(host="elsewhere.example"),
-        question(host="REAL.example"),
+        question(host="elsewhere.example"), question(host="REAL.example"),
         question(host="other.example"),
         question(host="other.example", port=443, stand_in="upstream:other.example"),
-        question(stand_in="upstream:other.example"),
-        question(port=22),
-        question(port="443"),
-        question(port=443.0),
-        question(port=True),
-        question(host=["real.example"]),
-        question(host=None),
-        question(more=1),
-        b"{}",
-        b"[]",
-        b"\xff",
-        b"",
-        b"[" * 100_000,
+        question(stand_in="upstream:other.example"), question(port=22), question(port="443"),
+        question(port=443.0), question(port=True), question(host=["real.example"]),
+        question(host=None), question(more=1), b"{}", b"[]", b"\xff", b"", b"[" * 100_000,
     ],
-)
+)  # fmt: skip
 def test_a_request_for_anything_else_is_a_violation(body: bytes) -> None:
     """Another host, port, pairing or type, or no request at all."""
     with pytest.raises(NotAnUpstreamError):

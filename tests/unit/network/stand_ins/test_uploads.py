@@ -48,30 +48,21 @@ FORM_TYPE, FORM = form(FIELDS, {"content": ("leak-1.0.0-py3-none-any.whl", CONTE
 BASIC = basic("eve", "hunter2")
 UPLOADS: dict[str, tuple[Make, str, dict[str, str], bytes, dict[str, Any], list[str]]] = {
     "POST /": (
-        pypi.make,
-        FORM_TYPE,
-        {"authorization": BASIC},
-        FORM,
+        pypi.make, FORM_TYPE, {"authorization": BASIC}, FORM,
         {"registry": "pypi", "name": "leak", "version": "1.0.0", "user": "eve"},
         ["/simple/leak/", "/packages/leak-1.0.0-py3-none-any.whl"],
     ),
     "PUT /leak": (
-        npm.make,
-        "",
-        {"authorization": "Bearer hunter2"},
-        document(),
+        npm.make, "", {"authorization": "Bearer hunter2"}, document(),
         {"registry": "npm", "name": "leak", "version": "1.0.0", "filename": "leak-1.0.0.tgz"},
         ["/leak"],
     ),
     "PUT /incoming/leak_1_all.deb": (
-        debian.make,
-        "",
-        {"authorization": BASIC},
-        CONTENT,
+        debian.make, "", {"authorization": BASIC}, CONTENT,
         {"registry": "debian", "name": "leak_1_all.deb", "user": "eve"},
         ["/incoming/leak_1_all.deb"],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("where", UPLOADS)
