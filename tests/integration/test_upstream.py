@@ -31,7 +31,6 @@ from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE
-from belljar.network.owner.relay import RunSpending
 from belljar.plan.network import UpstreamPlan
 from belljar.report.left import LeftGatherer, Way
 
@@ -45,14 +44,14 @@ HOSTS = {
 }  # fmt: skip
 
 
-def plan_of(host: str, port: int = 443, run_budget: int = 100 << 20) -> UpstreamPlan:
+def plan_of(host: str, port: int = 443) -> UpstreamPlan:
     """One of the plan's."""
     return UpstreamPlan(
         host=host,
         ports=(port,),
         methods=("GET", "HEAD", "POST"),
         budget_bytes=BUDGET,
-        run_budget_bytes=run_budget,
+        run_budget_bytes=100 << 20,
         reason=REASON,
     )
 
@@ -103,9 +102,9 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(servers=servers, authorities=authority.pem)
 
 
-def scene_of(directory: Path, run_budget: int = 100 << 20) -> Scene:
+def scene_of(directory: Path) -> Scene:
     """A range that may reach them."""
-    upstreams = tuple(plan_of(host, run_budget=run_budget) for host in HOSTS)
+    upstreams = tuple(plan_of(host) for host in HOSTS)
     return Scene(directory / "store", stand_ins=(), upstreams=upstreams)
 
 
@@ -129,17 +128,12 @@ def with_client(
     tmp_path: Path,
     world: World,
     act: Callable[[Client], dict[str, Any]],
-    *,
-    spending: RunSpending | None = None,
-    run_budget: int = 100 << 20,
 ) -> tuple[Scene, dict[str, Any]]:
     """What `act` saw in a range, which is gone afterwards without a trace."""
-    scene = scene_of(tmp_path, run_budget)
+    scene = scene_of(tmp_path)
 
     async def run() -> dict[str, Any]:
-        async with scene.open(
-            serve=SERVE, reach=world.reach(), spending=spending or RunSpending()
-        ) as made:
+        async with scene.open(serve=SERVE, reach=world.reach()) as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 certificate = tmp_path / "range.pem"
@@ -242,33 +236,6 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
     verdicts = [verdict for verdict, _ in upstream_events(scene, "small.example")]
     assert sorted(verdicts) == ["dialled", "looked_up", "refused"]
     assert len(world.dialled) == 1
-
-
-@pytest.mark.promise("2.7")
-def test_the_ranges_of_a_run_have_one_budget(tmp_path: Path, world: World) -> None:
-    """What passed on one range's connections is gone for the next; the last refusal is
-    on record, and nothing is dialled for it."""
-    spending = RunSpending()
-
-    def act(curl: Client) -> dict[str, Any]:
-        status, body = curl("small.example", "/?" + "x" * 4000)
-        return {"status": status, "bytes": len(body)}
-
-    seen = []
-    for number in range(2):
-        world.resolved.clear()
-        scene, found = with_client(
-            tmp_path, world, act, spending=spending, run_budget=BUDGET + 2000
-        )
-        seen.append(found["status"])
-        used = spending.spent_bytes("small.example")
-        assert 8000 < used < BUDGET, number
-    assert seen == [200, 502]
-    (refusal,) = [
-        data for data in scene.data("network.upstream") if data["host"] == "small.example"
-    ]
-    assert (refusal["verdict"], len(world.dialled)) == ("refused", 1)
-    assert "for the run" in refusal["problem"]
 
 
 MANY = r"""
