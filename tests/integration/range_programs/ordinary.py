@@ -172,16 +172,10 @@ async def flood(home: Path) -> dict[str, Any]:
             agent.run(sys.executable, "-I", "-c", ASK_ON, scene.address())
             told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     said = [event for event in scene.recorder.events if event.kind.startswith("network.")]
-    return {
-        **scene.summary(made),
-        "told": told,
-        "bytes": sum(
-            len(json.dumps(event.data)) + sum(len(body.content) for body in event.bodies)
-            for event in said
-        ),
-        "counters": dict(made.counters()),
-        "limits": scene.data("limit.hit"),
-    }
+    size = sum(len(json.dumps(event.data)) for event in said)
+    size += sum(len(body.content) for event in said for body in event.bodies)
+    more = {"told": told, "bytes": size, "limits": scene.data("limit.hit")}
+    return {**scene.summary(made), **more, "counters": dict(made.counters())}
 
 
 ASK_ON = r"""
