@@ -14,14 +14,7 @@ from belljar.dataclass import from_json
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.context import (
-    App,
-    Receive,
-    Scope,
-    Send,
-    StandInContext,
-    StreamApp,
-)
+from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext, StreamApp
 from belljar.network.gateway.serve import run
 
 

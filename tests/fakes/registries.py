@@ -86,10 +86,12 @@ def ask(
     headers: Mapping[str, str] | None = None,
     body: bytes | Iterable[bytes] = b"",
     query: str = "",
+    sent: list[Any] | None = None,
 ) -> Reply:
-    """One request to an app in this process, as the gateway would make it."""
+    """One request to an app in this process, as the gateway would make it; `sent` gets its
+    messages."""
     pieces = iter([body] if isinstance(body, bytes) else body)
-    sent: list[Message] = []
+    sent = [] if sent is None else sent
 
     async def receive() -> Message:
         piece = next(pieces, None)

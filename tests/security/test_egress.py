@@ -115,7 +115,7 @@ def test_rules_flushed_by_hand_end_the_range(world: World) -> None:
         "ContainmentBreach",
     )
     assert "table inet range is gone" in death.why
-    failed = world.seen["deny"].data("range.failed")
+    failed = world.seen["deny"].of("range.failed")
     assert [data["error"] for data in failed] == ["ContainmentBreach"]
 
 
@@ -125,7 +125,7 @@ def test_a_gateway_killed_ends_the_range(world: World) -> None:
     death = world.deaths["bare"]
     assert (death.raised, death.cells_ended, death.left) == ("CellError", True, "CellError")
     assert "gateway ended" in death.why
-    assert [data["error"] for data in world.seen["bare"].data("range.failed")] == ["CellError"]
+    assert [data["error"] for data in world.seen["bare"].of("range.failed")] == ["CellError"]
 
 
 def test_every_run_of_it_verifies(world: World) -> None:
@@ -139,13 +139,9 @@ def test_there_are_enough_cases() -> None:
 
 
 PORTS: Final = {
-    "shop": (80, 443),
-    "pay": (80, 443),
-    "post": (25,),
-    "db": (5432,),
-    "private": (8080,),
+    "shop": (80, 443), "pay": (80, 443), "post": (25,), "db": (5432,), "private": (8080,),
     "cloud": (80,),
-}
+}  # fmt: skip
 
 
 def _answering(layout: RangeLayout) -> frozenset[tuple[str, str, int]]:

@@ -16,12 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.integration.as_user import (
-    REPOSITORY,
-    UsersBelljar,
-    copy_distributions,
-    installed_for,
-)
+from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, installed_for
 from tests.integration.handed_groups import handed_groups
 from tests.integration.processes import wait_for
 from tests.security import test_egress as root

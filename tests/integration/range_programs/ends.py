@@ -36,11 +36,7 @@ SITE = StandInPlan(
     kind="http",
     names=("site.example",),
     ports=(PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls")),
-    settings={
-        "routes": [
-            {"path": "/", "method": "POST", "json": {"got": "{{ json.word }}"}},
-        ]
-    },
+    settings={"routes": [{"path": "/", "method": "POST", "json": {"got": "{{ json.word }}"}}]},
 )
 MAIL = StandInPlan(
     id="mail", kind="smtp", names=("mail.example",), ports=(PortPlan(number=25, protocol="smtp"),)
@@ -101,20 +97,12 @@ async def in_progress(home: Path) -> dict[str, Any]:
             with beside(agent, sys.executable, "-I", "-c", program, *names) as said:
                 await made.destroy()
     events = [event for event in scene.recorder.events if event.kind != "network.flow"]
-    at = [str(event.kind) for event in events].index("range.destroying")
-    return {
-        **scene.summary(made),
-        "said": said,
-        "after": [
-            [
-                str(event.kind),
-                dict(event.data),
-                {body.name: body.content.decode("latin-1") for body in event.bodies},
-            ]
-            for event in events[at + 1 : -1]
-        ],
-        "unreported": made.counters()["unreported_at_end"],
-    }
+    at, after = [str(event.kind) for event in events].index("range.destroying"), []
+    for event in events[at + 1 : -1]:
+        bodies = {body.name: body.content.decode("latin-1") for body in event.bodies}
+        after.append([str(event.kind), dict(event.data), bodies])
+    unreported = made.counters()["unreported_at_end"]
+    return {**scene.summary(made), "said": said, "after": after, "unreported": unreported}
 
 
 async def unreported(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any]:
@@ -147,9 +135,8 @@ async def full_record(home: Path) -> dict[str, Any]:
     async with scene.open(serve=SERVE) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
-            with beside(
-                agent, sys.executable, "-I", "-c", HEADS, scene.address("site.example"), "60"
-            ):
+            words = (HEADS, scene.address("site.example"), "60")
+            with beside(agent, sys.executable, "-I", "-c", *words):
                 await made.destroy()
     return {
         **scene.summary(made),

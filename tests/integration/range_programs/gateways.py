@@ -57,10 +57,7 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
 
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(Echo, sock=listeners.dns_udp)
-    for listener in (
-        *listeners.tcp.values(),
-        *((listeners.sink,) if listeners.sink else ()),
-    ):
+    for listener in (*listeners.tcp.values(), *((listeners.sink,) if listeners.sink else ())):
         await asyncio.start_server(answer, sock=listener)
     await reporter.record(Item(READY, {"certificate": "-----BEGIN CERTIFICATE-----"}))
     await reporter.end_requested.wait()
@@ -177,10 +174,7 @@ def _ask(events: socket.socket, body: bytes) -> None:
 
 def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """For a host that the plan does not have."""
-    _ask(
-        events,
-        b'{"host":"elsewhere.example","port":443,"stand_in":"upstream:elsewhere.example"}',
-    )
+    _ask(events, b'{"host":"elsewhere.example","port":443,"stand_in":"upstream:elsewhere.example"}')
     wait_for_the_end(events)
 
 

@@ -39,7 +39,7 @@ CLIENT = r"""
 import json, socket, sys
 def talk(kind, address, port):
     s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM)
-    s.settimeout(10)
+    s.settimeout(float(sys.argv[2]))
     try:
         s.connect((address, port))
         s.send(b"hello\n")
@@ -100,9 +100,10 @@ class Cell:
         """What waits at the cell's end of its port, and what was thrown away there."""
         return dict(json.loads(self.run("tc", "-s", "-j", "qdisc", "show", "dev", "eth0"))[0])
 
-    def talk(self, *asked: tuple[str, str, int]) -> list[str]:
+    def talk(self, *asked: tuple[str, str, int], within_s: float = TIMEOUT_S) -> list[str]:
         """(udp or tcp, address, port) each: what came back, or the error."""
-        return list(json.loads(self.run(sys.executable, "-I", "-c", CLIENT, json.dumps(asked))))
+        words = (json.dumps(asked), str(within_s))
+        return list(json.loads(self.run(sys.executable, "-I", "-c", CLIENT, *words)))
 
     def end(self) -> None:
         """Kill it."""

@@ -295,20 +295,18 @@ class Play:
         port = network.layout.cell("default")
         pid = await anyio.to_thread.run_sync(forged.namespace_of, port)
         before = network.counters()
-        for name, frame in forged.frames(port, network.layout.resolver).items():
-            await anyio.to_thread.run_sync(forged.send, frame, pid)
-            after = before
-            for _ in range(LOOKS):
-                await network.check()
-                after = network.counters()
-                if any(after[word] != before[word] for word in DropReason):
-                    break
-            self._forged[name] = {
-                word: after[word] - before[word]
-                for word in DropReason
-                if after[word] != before[word]
-            }
-            before = after
+        with forged.sending(pid) as send:
+            for name, frame in forged.frames(port, network.layout.resolver).items():
+                await anyio.to_thread.run_sync(send, frame)
+                moved: dict[str, int] = {}
+                for _ in range(LOOKS):
+                    await network.check()
+                    after = network.counters()
+                    moved = {word: after[word] - before[word] for word in DropReason}
+                    if any(moved.values()):
+                        break
+                self._forged[name] = {word: count for word, count in moved.items() if count}
+                before = after
 
     def facts(self, name: str) -> dict[str, str]:
         """What stands in a case's braces: this range's addresses, those of the one beside (`n_`),

@@ -46,12 +46,9 @@ JUDGED = [
 SUPERVISORS = [
     ("openat", (0, 0, 0o2000000), ALLOW),
     *(("openat", (0, 0, flags), EPERM) for flags in (1, 2, 0o100, 0o20200000)),
-    ("clone", (17,), ALLOW),
-    *(("clone", (1 << bit | 17,), EPERM) for bit in (17, *range(25, 31))),
-    ("kill", (1, 9), ALLOW),
-    ("kill", (1, 15), EPERM),
-    ("setns", (3, 0x4000_0000), KILL),
-]
+    ("clone", (17,), ALLOW), *(("clone", (1 << bit | 17,), EPERM) for bit in (17, *range(25, 31))),
+    ("kill", (1, 9), ALLOW), ("kill", (1, 15), EPERM), ("setns", (3, 0x4000_0000), KILL),
+]  # fmt: skip
 machines = pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 
 

@@ -172,7 +172,7 @@ QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()
         st.tuples(st.integers(0, len(QUERY) - 1), st.integers(0, 255)).map(
             lambda change: QUERY[: change[0]] + bytes((change[1],)) + QUERY[change[0] + 1 :]
         ),
-    ),
+    )
 )
 @example(query=b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1")  # a name that points at itself
 @settings(deadline=None, max_examples=600)

@@ -20,14 +20,8 @@ HOST = "real.example"
 
 def upstream(budget: int, run: int, host: str = HOST) -> UpstreamPlan:
     """With these budgets."""
-    return UpstreamPlan(
-        host=host,
-        ports=(443,),
-        methods=("GET",),
-        budget_bytes=budget,
-        run_budget_bytes=run,
-        reason="for a test",
-    )
+    budgets = {"budget_bytes": budget, "run_budget_bytes": run}
+    return UpstreamPlan(host=host, ports=(443,), methods=("GET",), reason="a test", **budgets)
 
 
 @contextmanager
@@ -166,9 +160,7 @@ def test_a_range_that_is_over_gets_no_connection() -> None:
 
 @pytest.mark.promise("2.7")
 @given(
-    st.integers(DIAL_BYTES, 5000),
-    st.integers(0, 20_000),
-    st.lists(st.integers(0, 4), max_size=60),
+    st.integers(DIAL_BYTES, 5000), st.integers(0, 20_000), st.lists(st.integers(0, 4), max_size=60)
 )
 def test_no_order_of_dials_spends_more_than_a_budget(
     budget: int, more: int, dials: list[int]

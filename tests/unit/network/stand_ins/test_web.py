@@ -38,15 +38,7 @@ def test_too_many_fields_are_none() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "NaN",
-        "[Infinity]",
-        "[" * 100_000,
-        "[" * 129 + "]" * 129,
-        '{"a":',
-        "",
-        "1" * 5000,
-    ],
+    ["NaN", "[Infinity]", "[" * 100_000, "[" * 129 + "]" * 129, '{"a":', "", "1" * 5000],
     ids=lambda text: text[:9],
 )
 def test_what_is_not_json(text: str) -> None:
