@@ -197,11 +197,7 @@ PYTHON = (
 
 
 def add_small_image(
-    home: Path,
-    name: str = "small",
-    config: ImageConfig | None = None,
-    *,
-    more: Sequence[str] = (),
+    home: Path, name: str = "small", config: ImageConfig | None = None, *, more: Sequence[str] = ()
 ) -> None:
     """A shell and a few programs of the default image under its configuration or this one:
     building, unpacking and packing it takes a second, the default image ten."""

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from belljar.errors import HostError
-from belljar.image.apt import (
-    AptSource,
-    debian_sources,
-    parse_sources,
-)
+from belljar.image.apt import AptSource, debian_sources, parse_sources
 
 DEB822 = """\
 # a comment

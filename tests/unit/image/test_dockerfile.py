@@ -106,10 +106,7 @@ def test_each_from_names_the_image_that_was_found() -> None:
         ("CMD a b\nENTRYPOINT c", ['CMD ["zsh", "-c", "a b"]', 'ENTRYPOINT ["zsh", "-c", "c"]']),
         ("CMD []", ["CMD []"]),
         ('SHELL ["x"]\nCMD a', ['SHELL ["x"]', 'CMD ["x", "a"]']),
-        (
-            "ARG IN_BASE=new\nRUN x",
-            ["ENV IN_BASE=new", "RUN x", "ENV IN_BASE=base"],
-        ),
+        ("ARG IN_BASE=new\nRUN x", ["ENV IN_BASE=new", "RUN x", "ENV IN_BASE=base"]),
     ],
 )
 def test_what_buildah_can_not_read_is_written_out(steps: str, lines: list[str]) -> None:
@@ -144,10 +141,7 @@ def test_volumes_are_of_the_result_alone() -> None:
         ),
         (
             "USER 7\nWORKDIR /a\nUSER 8:g\nWORKDIR b\nCOPY x .",
-            [
-                *("USER 7", "USER 8:g", "7:7 /a", "8:g /a/b", "WORKDIR /a/b"),
-                'COPY ["x", "."]',
-            ],
+            [*("USER 7", "USER 8:g", "7:7 /a", "8:g /a/b", "WORKDIR /a/b"), 'COPY ["x", "."]'],
         ),
         # What follows makes the last one, as root's
         ("USER 0\nWORKDIR /a\nRUN x", ["USER 0", "WORKDIR /a", "RUN x"]),

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError
-from belljar.image.kernel import (
-    adopt_kernel,
-    current_kernel,
-    dependencies,
-    load_order,
-)
+from belljar.image.kernel import adopt_kernel, current_kernel, dependencies, load_order
 
 
 def module(*needed: str) -> bytes:

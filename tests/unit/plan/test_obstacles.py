@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.host.model import (
-    CoreFact,
-    CoreState,
-    HostFacts,
-    IdsFact,
-    UsernsFact,
-)
+from belljar.host.model import CoreFact, CoreState, HostFacts, IdsFact, UsernsFact
 from belljar.plan.make import isolation_of
 from belljar.plan.model import ObstacleCode
 from belljar.plan.obstacles import (

@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
-from belljar.plan.rules import (
-    FORBIDDEN,
-    forbidden_networks,
-    render_rules,
-)
+from belljar.plan.rules import FORBIDDEN, forbidden_networks, render_rules
 from belljar.policy.guarding import METADATA_ADDRESS
 
 HTTP = PortPlan(number=80, protocol="http")
