@@ -93,32 +93,22 @@ def test_every_command_exists() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    """The table has a row for each, with its default where the schema has one."""
-    page = PAGE.read_text()
+    """The table has a row for each, with its default where the schema has one; each kind of
+    stand-in has a row with its own fields and usual ports."""
+    page, network_page = PAGE.read_text(), NETWORK_PAGE.read_text()
     for name in Policy.model_fields:
         assert f"| `{name}`" in page or f"| `{name}." in page, name
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     for name, field in policy_schema()["$defs"]["ResourcesText"]["properties"].items():
-        row = next(line for line in page.splitlines() if line.startswith(f"| `resources.{name}`"))
-        assert f" {field['default']}" in row, name
-
-
-def test_every_kind_and_field_of_a_network_is_documented() -> None:
-    """Each kind has a row with its own fields and usual ports; what all have, and an upstream's
-    fields, are told."""
-    page = NETWORK_PAGE.read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    for name in [
-        *(set(Network.model_fields) - {"record", "own_cell"}),
-        *(f"record.{name}" for name in Record.model_fields),
-        "own_cell.names",
-    ]:
-        assert any(row.startswith(f"| `{name}`") for row in rows), name
-    common = {*StandIn.model_fields}
+        assert f" {field['default']}" in rows[f"resources.{name}"], name
+    own = {*Network.model_fields, "own_cell.names"} - {"record", "own_cell"}
+    for name in (*own, *(f"record.{name}" for name in Record.model_fields)):
+        assert f"\n| `{name}`" in network_page, name
+    lines = [line for line in network_page.splitlines() if line.startswith("| `")]
     for kind, model in MODELS.items():
-        row = next(row for row in rows if f"`{kind}`" in row.split("|")[1])
-        inherited = set(CellStandIn.model_fields) - {"command"} if kind == "python" else set()
-        for name in set(model.model_fields) - common - inherited:
+        row = next(line for line in lines if f"`{kind}`" in line.split("|")[1])
+        inherited = {*CellStandIn.model_fields} - {"command"} if kind == "python" else set()
+        for name in {*model.model_fields} - {*StandIn.model_fields} - inherited:
             assert f"`{name}" in row, (kind, name)
         assert ", ".join(map(str, model.usual_ports)) in row
-    for name in Upstream.model_fields:
-        assert f" {name}:" in page
+    assert all(f" {name}:" in network_page for name in Upstream.model_fields)

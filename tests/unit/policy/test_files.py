@@ -129,17 +129,10 @@ def test_no_descriptor_stays(tmp_path: Path) -> None:
         pass
     with pytest.raises(OSError, match="No such device or address"):
         os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
-    opened: list[int] = []
-
-    def fail() -> None:
-        with open_beneath(tmp_path, "file") as fd:
-            opened.append(fd)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
+    with pytest.raises(KeyError), open_beneath(tmp_path, "file") as opened:
+        raise KeyError
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(opened[0])
+        os.fstat(opened)
 
 
 @pytest.mark.promise("1.7")
@@ -150,12 +143,9 @@ def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
     (tmp_path / "d" / "s" / "f").chmod(0o4750)
     (tmp_path / "d" / "l").symlink_to("s/f")
     tree = list_tree(tmp_path, "d", max_entries=10)
-    assert [(entry.path, entry.kind) for entry in tree.entries] == [
-        ("", EntryKind.DIRECTORY),
-        ("l", EntryKind.LINK),
-        ("s", EntryKind.DIRECTORY),
-        ("s/f", EntryKind.FILE),
-    ]
+    folder = EntryKind.DIRECTORY
+    kinds = {"": folder, "l": EntryKind.LINK, "s": folder, "s/f": EntryKind.FILE}
+    assert [(entry.path, entry.kind) for entry in tree.entries] == [*kinds.items()]
     assert (tree.entries[1].link, tree.entries[3].mode, tree.total_bytes) == ("s/f", 0o750, 4)
     assert read_entry(tmp_path, tree, tree.entries[3]) == b"four"
     single = list_tree(tmp_path, "d/s/f", max_entries=1)

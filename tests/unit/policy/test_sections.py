@@ -57,21 +57,13 @@ def test_capabilities_have_the_kernels_numbers() -> None:
     assert sum(1 << CAPABILITIES[name] for name in USUAL_CAPABILITIES) == 0xA80425FB
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"capabilities": ["SYS_EVERYTHING"]},
-        {"capabilities": "SYS_PTRACE"},
-        {"capabilities": [7]},
-        {"seccomp": "profile.json"},
-        {"privileged": "true"},
-        {"devices": ["/dev/kvm"]},
-    ],
-)
-def test_what_is_no_right_is_refused(words: dict[str, object]) -> None:
+def test_what_is_no_right_is_refused() -> None:
     """Nothing is passed over that an author may rely on."""
-    with pytest.raises(ValidationError):
-        Rights.model_validate(words)
+    wrong: dict[str, object] = {"seccomp": "profile.json", "privileged": "true", "devices": ["/d"]}
+    names: tuple[object, ...] = (["SYS_EVERYTHING"], "SYS_PTRACE", [7])
+    for words in (*({"capabilities": of} for of in names), *({k: v} for k, v in wrong.items())):
+        with pytest.raises(ValidationError):
+            Rights.model_validate(words)
 
 
 @pytest.mark.promise("2.4")
