@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.images import ARCH, config_document, sha256
+from tests.fakes.images import ARCH, blob_of, config_document, sha256
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -33,7 +33,6 @@ class Registry:
     address: str = ""
     manifests: dict[tuple[str, str], tuple[str, bytes]] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
     before: Callable[[str], None] = lambda _path: None
 
     def put(
@@ -56,50 +55,27 @@ class Registry:
         layer_type = "docker.image.rootfs.diff.tar.gzip" if is_docker else "oci.image.layer.v1.tar"
         config_type = "docker.container.image.v1+json" if is_docker else "oci.image.config.v1+json"
         document = json.dumps(config_document(layers, config)).encode()
-        described = [
-            {
-                "mediaType": f"application/vnd.{layer_type}",
-                "digest": self._blob(each),
-                "size": len(each),
-            }
-            for each in layers
-        ]
+        for content in (*layers, document):
+            self.blobs[sha256(content)] = content
         manifest = {
             "schemaVersion": 2,
             "mediaType": kind,
-            "config": {
-                "mediaType": f"application/vnd.{config_type}",
-                "digest": self._blob(document),
-                "size": len(document),
-            },
-            "layers": described,
+            "config": blob_of(f"application/vnd.{config_type}", document),
+            "layers": [blob_of(f"application/vnd.{layer_type}", each) for each in layers],
         }
         inner = self._manifest(name, tag, kind, manifest)
         if not is_index:
             return inner, inner, sha256(document)
-        other = (
-            self._manifest(name, "other", kind, manifest | {"annotations": {"n": "o"}})
-            if has_other
-            else sha256(b"?")
-        )
-        entries = [
-            {
-                "mediaType": kind,
-                "digest": digest,
-                "size": size,
-                "platform": {"os": "linux", "architecture": arch},
-            }
-            for digest, arch, size in (
-                (other, "s390x", len(self.manifests.get((name, other), ("", b"?"))[1])),
-                (inner, ARCH, len(self.manifests[name, inner][1])),
-            )
-        ]
+        other = sha256(b"?")
+        if has_other:
+            other = self._manifest(name, "other", kind, manifest | {"annotations": {"n": "o"}})
+        entries = []
+        for digest, arch in ((other, "s390x"), (inner, ARCH)):
+            _, content = self.manifests.get((name, digest), ("", b"?"))
+            platform = {"os": "linux", "architecture": arch}
+            entries.append(blob_of(kind, content) | {"digest": digest, "platform": platform})
         index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
         return self._manifest(name, tag, OCI_INDEX, index), inner, sha256(document)
-
-    def _blob(self, content: bytes) -> str:
-        self.blobs[sha256(content)] = content
-        return sha256(content)
 
     def _manifest(self, name: str, tag: str, kind: str, document: Mapping[str, Any]) -> str:
         content = json.dumps(document).encode()
@@ -112,7 +88,6 @@ class _RegistryHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.registry.asked.append(self.path)
         self.registry.before(self.path)
         match = re.fullmatch(r"/v2/(.+)/(manifests|blobs)/([^/]+)", self.path)
         if self.path == "/v2/":
@@ -123,12 +98,8 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         elif match and match[3] in self.registry.blobs:
             _answer(self, 200, self.registry.blobs[match[3]], "application/octet-stream")
         else:
-            _answer(
-                self,
-                404,
-                b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}',
-                "application/json",
-            )
+            told = b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
+            _answer(self, 404, told, "application/json")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its parent's name
         """Nothing is logged."""

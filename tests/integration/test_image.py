@@ -11,8 +11,9 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.images import (
@@ -63,26 +64,22 @@ UPPER = layer(
 )
 
 
+def output(*argv: object, **options: Any) -> str:  # noqa: ANN401 - of subprocess
+    """What a tool writes."""
+    words = [str(word) for word in argv]
+    return subprocess.run(words, capture_output=True, text=True, check=True, **options).stdout
+
+
 def listing(rootfs: Path) -> dict[str, str]:
     """Path → type, mode, owner and link target, as squashfs-tools read them."""
-    shown = subprocess.run(
-        ["unsquashfs", "-lln", str(rootfs)], capture_output=True, text=True, check=True
-    ).stdout
-    found = {}
-    for line in shown.splitlines():
-        match = re.fullmatch(
-            r"(\S{10}) (\S+)\s+\d+ \S+ \S+ squashfs-root/?(.*?)(?: -> (.*))?", line
-        )
-        if match:
-            found[match[3]] = " ".join(filter(None, (match[1], match[2], match[4])))
-    return found
+    line = r"^(\S{10}) (\S+)\s+\d+ \S+ \S+ squashfs-root/?(.*?)(?: -> (.*))?$"
+    found = re.findall(line, output("unsquashfs", "-lln", rootfs), re.MULTILINE)
+    return {path: " ".join(filter(None, (mode, owner, to))) for mode, owner, path, to in found}
 
 
-def content(rootfs: Path, path: str) -> bytes:
-    """A file's bytes out of a packed image."""
-    return subprocess.run(
-        ["unsquashfs", "-cat", str(rootfs), path], capture_output=True, check=True
-    ).stdout
+def content(rootfs: Path, path: str) -> str:
+    """A file out of a packed image."""
+    return output("unsquashfs", "-cat", rootfs, path)
 
 
 @pytest.fixture
@@ -99,47 +96,37 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
 ) -> None:
     """What skopeo reads from files is imported with its owners, modes, links and configuration,
     whatever the packing."""
-    archive = tmp_path / "small.tar"
-    if transport == "docker-archive":
-        docker_archive(archive, [LOWER, UPPER], CONFIG)
-    else:
-        oci_archive(archive, [LOWER, UPPER], CONFIG)
+    write = docker_archive if transport == "docker-archive" else oci_archive
+    archive = write(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
     if transport == "oci":
         with tarfile.open(archive) as opened:
-            opened.extractall(tmp_path / "layout", filter="data")
-        archive = tmp_path / "layout"
-
+            opened.extractall(archive := tmp_path / "layout", filter="data")
     image = import_image(store_home, f"{transport}:{archive}", name="small")
-
     # The digest covers the tree and the configuration, and nothing of how or when they came.
     same = oci_archive(tmp_path / "same.tar", [LOWER, UPPER], CONFIG)
     assert import_image(store_home, f"oci-archive:{same}", name="same").digest == image.digest
-    assert (image.env, image.user, image.workdir) == (
-        {"PATH": "/bin", "GREETING": "hello=world"},
-        "app",
-        "/srv/app",
-    )
+    assert image.env == {"PATH": "/bin", "GREETING": "hello=world"}
+    assert (image.user, image.workdir) == ("app", "/srv/app")
     assert (image.entrypoint, image.cmd) == (("/bin/run", "--now"), ("all",))
     found = listing(image.rootfs)
-    assert found[""].startswith("drwxr-xr-x 0/0")
-    assert found["srv/app/data"] == "-rw-r----- 1000/1001"
-    assert found["srv/app"] == "drwxr-xr-x 1000/1001"
-    assert found["bin/su"] == "-rwxr-xr-x 0/0"
-    assert (
-        found["etc-link"] == "lrwxrwxrwx 7/8 /etc/passwd"
-        or found["etc-link"] == "lrw-r--r-- 7/8 /etc/passwd"
-    )
-    assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
+    expected = {
+        "": "drwxr-xr-x 0/0",
+        "srv/app/data": "-rw-r----- 1000/1001",
+        "srv/app": "drwxr-xr-x 1000/1001",
+        "bin/su": "-rwxr-xr-x 0/0",
+        "big-owner": "-rw-r--r-- 4000000000/70000",
+        "etc/machine-id": "-rw-r--r-- 0/0",
+        "tmp": "drwxrwxrwt 0/0",
+    }
+    assert {path: found[path] for path in expected} == expected
+    assert found["etc-link"].partition(" ")[2] == "7/8 /etc/passwd"
     assert image.high_owner == "big-owner (4000000000:70000)"
-    assert "srv/app/gone" not in found
-    assert "opaque/lower" not in found
+    assert not {"srv/app/gone", "opaque/lower"} & found.keys()
     assert "opaque/upper" in found
     assert not [path for path in found if ".wh." in path]
-    assert content(image.rootfs, "usr/lib/thing") == b"through a link"
-    assert content(image.rootfs, "srv/app/again") == b"d" * 70_000
-    assert content(image.rootfs, "n" * 150 + "é") == b"long name"
-    assert found["etc/machine-id"] == "-rw-r--r-- 0/0"
-    assert found["tmp"] == "drwxrwxrwt 0/0"
+    assert content(image.rootfs, "usr/lib/thing") == "through a link"
+    assert content(image.rootfs, "srv/app/again") == "d" * 70_000
+    assert content(image.rootfs, "n" * 150 + "é") == "long name"
     verify(image)
 
 
@@ -174,44 +161,23 @@ def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> 
         pytest.skip("needs umoci (scripts/test installs it)")
     archive = oci_archive(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
     image = import_image(store_home, f"oci-archive:{archive}", name="small", keep_setuid=True)
-    subprocess.run(
-        [
-            "skopeo",
-            "--insecure-policy",
-            "copy",
-            "-q",
-            f"oci-archive:{archive}",
-            f"oci:{tmp_path / 'copy'}:x",
-        ],
-        check=True,
-    )
-    subprocess.run(
-        ["umoci", "raw", "unpack", "--image", f"{tmp_path / 'copy'}:x", str(tmp_path / "judged")],
-        check=True,
-        capture_output=True,
-    )
-    root = tmp_path / "judged"
+    copy, root = tmp_path / "copy", tmp_path / "judged"
+    skopeo = ("skopeo", "--insecure-policy", "copy", "-q")
+    output(*skopeo, f"oci-archive:{archive}", f"oci:{copy}:x")
+    output("umoci", "raw", "unpack", "--image", f"{copy}:x", root)
     judged = {}
-    for path in [root, *root.rglob("*")]:
+    for path in root.rglob("*"):  # the root directory is always root's
         status = path.lstat()
         words = [stat.filemode(status.st_mode), f"{status.st_uid}/{status.st_gid}"]
-        judged[str(path.relative_to(root)).removeprefix(".")] = " ".join(
-            [*words, *([str(path.readlink())] if path.is_symlink() else [])]
-        )
+        words += [str(path.readlink())] if path.is_symlink() else []
+        judged[str(path.relative_to(root))] = " ".join(words)
+    added = {"", "dev", "proc", "sys", "run", "tmp", "etc"}  # what an import adds when it lacks
     ours = {
-        path: shown
+        path: shown.replace("lrw-r--r--", "lrwxrwxrwx")  # a link's mode means nothing on Linux
         for path, shown in listing(image.rootfs).items()
-        if path in judged or not made_by_us(path)
+        if path in judged or path.partition("/")[0] not in added
     }
-    # A link's mode means nothing on Linux; the root directory is always root's.
-    assert {p: s.replace("lrw-r--r--", "lrwxrwxrwx") for p, s in ours.items() if p} == {
-        p: s for p, s in judged.items() if p
-    }
-
-
-def made_by_us(path: str) -> bool:
-    """What an import adds when the image lacks it."""
-    return path.partition("/")[0] in {"dev", "proc", "sys", "run", "tmp", "etc"}
+    assert ours == judged
 
 
 def test_setuid_is_kept_only_when_asked(tmp_path: Path, store_home: Path) -> None:
@@ -226,41 +192,34 @@ def test_setuid_is_kept_only_when_asked(tmp_path: Path, store_home: Path) -> Non
     assert plain.digest != kept.digest
 
 
-@pytest.mark.parametrize("packing", ["plain", "gzip", "gzip-members", "zstd"])
+HALF = len(LOWER) // 2
+PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "plain": ("tar", lambda layer: layer),
+    "gzip": ("tar+gzip", gzip.compress),
+    "gzip-members": (
+        "tar+gzip",
+        lambda layer: gzip.compress(layer[:HALF]) + gzip.compress(layer[HALF:]),
+    ),
+    "zstd": (
+        "tar+zstd",
+        lambda layer: subprocess.run(["zstd"], input=layer, stdout=-1, check=True).stdout,
+    ),
+}
+
+
+@pytest.mark.parametrize("packing", PACKERS)
 def test_every_compression_of_images_is_read(
     packing: str, tmp_path: Path, store_home: Path
 ) -> None:
-    """Plain, gzip (also in several members) and zstd layers give the same image."""
-    half = len(LOWER) // 2
-    packers = {
-        "plain": (lambda b: b, "tar"),
-        "gzip": (gzip.compress, "tar+gzip"),
-        "gzip-members": (lambda b: gzip.compress(b[:half]) + gzip.compress(b[half:]), "tar+gzip"),
-        "zstd": (
-            lambda b: (
-                subprocess.run(["zstd", "-c"], input=b, capture_output=True, check=True).stdout
-            ),
-            "tar+zstd",
-        ),
-    }
-    compress, suffix = packers[packing]
-    archive = oci_archive(
-        tmp_path / "a.tar",
-        [LOWER],
-        compress=compress,
-        media_type=f"application/vnd.oci.image.layer.v1.{suffix}",
-    )
+    """Plain, gzip (also in several members) and zstd layers give the same image; without layers it
+    holds what a guest mounts on: `FROM scratch` with nothing else."""
+    suffix, pack = PACKERS[packing]
+    kind = f"application/vnd.oci.image.layer.v1.{suffix}"
+    archive = oci_archive(tmp_path / "a.tar", [LOWER], compress=pack, media_type=kind)
     image = import_image(store_home, f"oci-archive:{archive}", name="a")
-    assert content(image.rootfs, "srv/app/data") == b"d" * 70_000
-
-
-def test_an_image_without_layers_holds_what_a_guest_mounts_on(
-    tmp_path: Path, store_home: Path
-) -> None:
-    """`FROM scratch` with nothing else: no content, and still the places of every guest."""
-    archive = oci_archive(tmp_path / "a.tar", [])
-    image = import_image(store_home, f"oci-archive:{archive}", name="a")
-    assert {"dev", "proc", "sys", "run", "tmp", "etc/hosts"} <= listing(image.rootfs).keys()
+    assert content(image.rootfs, "srv/app/data") == "d" * 70_000
+    empty = import_image(store_home, f"oci-archive:{oci_archive(archive, [])}", name="empty")
+    assert {"dev", "proc", "sys", "run", "tmp", "etc/hosts"} <= listing(empty.rootfs).keys()
 
 
 USERS_IMPORT = """
@@ -282,30 +241,20 @@ def test_an_ordinary_user_imports_with_the_right_owners(
         # The checkout may lie where another user can't look; the image room needs nothing but the
         # standard library.
         work = Path(name)
-        shutil.copytree(
-            Path(belljar.__file__).parent,
-            work / "src/belljar",
-            ignore=shutil.ignore_patterns("__pycache__", "_bin"),
-        )
+        without = shutil.ignore_patterns("__pycache__", "_bin")
+        shutil.copytree(Path(belljar.__file__).parent, work / "src/belljar", ignore=without)
         shutil.copy(archive, work / "a.tar")
         os.chown(work, uid, gid)
-        done = subprocess.run(
-            ["/usr/bin/python3", "-c", USERS_IMPORT, f"{work}/store", f"oci-archive:{work}/a.tar"],
-            user=uid,
-            group=gid,
-            extra_groups=[],
-            env={
-                "PATH": "/usr/bin:/bin:/usr/sbin",
-                "PYTHONPATH": f"{work}/src",
-                "HOME": name,
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
+        env = {"PATH": "/usr/bin:/bin:/usr/sbin", "PYTHONPATH": f"{work}/src", "HOME": name}
+        argv = (
+            "/usr/bin/python3",
+            "-Bc",
+            USERS_IMPORT,
+            work / "store",
+            f"oci-archive:{work}/a.tar",
         )
-        assert done.returncode == 0, done.stderr
-        found = listing(Path(done.stdout.strip()))
+        rootfs = output(*argv, user=uid, group=gid, extra_groups=[], env=env)
+        found = listing(Path(rootfs.strip()))
         assert found["srv/app/data"] == "-rw-r----- 1000/1001"
         assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
 
@@ -317,16 +266,10 @@ def test_the_prepared_default_image_is_neutral_and_clean(prepared_home: Path) ->
     found = listing(image.rootfs)
     assert (image.user, image.workdir) == ("user", "/home/user")
     assert found["home/user"].endswith("1000/1000")
-    assert content(image.rootfs, "etc/machine-id") == b""
-    assert content(image.rootfs, "etc/resolv.conf") == b""
-    assert not [
-        path
-        for path in found
-        if re.search(r"ssh_host|belljar|mmdebstrap|sources\.list$|\.pwd\.lock|dpkg/.*-old", path)
-    ]
-    assert not [
-        path for path in found if re.match(r"(var/log|var/cache|tmp|dev|var/lib/apt/lists)/", path)
-    ]
-    for tool in ("bash", "python3", "curl", "git", "ps", "tar", "less", "file"):
-        assert f"usr/bin/{tool}" in found
+    assert content(image.rootfs, "etc/machine-id") == content(image.rootfs, "etc/resolv.conf") == ""
+    named = r"ssh_host|belljar|mmdebstrap|sources\.list$|\.pwd\.lock|dpkg/.*-old"
+    used = r"(var/log|var/cache|tmp|dev|var/lib/apt/lists)/"
+    assert not [path for path in found if re.search(named, path) or re.match(used, path)]
+    tools = ("bash", "python3", "curl", "git", "ps", "tar", "less", "file")
+    assert {f"usr/bin/{tool}" for tool in tools} <= found.keys()
     verify(image)

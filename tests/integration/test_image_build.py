@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.images import PYTHON, add_small_image
@@ -47,26 +48,27 @@ def small(vm_home: Path) -> str:
 def context(directory: Path, text: str, **files: str) -> Path:
     """A directory with a Dockerfile and other files."""
     directory.mkdir()
-    (directory / "Dockerfile").write_text(text)
-    for name, content in files.items():
+    for name, content in {"Dockerfile": text, **files}.items():
         (directory / name).write_text(content)
     return directory
 
 
-def read(image: Image, path: str) -> str:
+def build(home: Path, folder: Path, name: str, **more: Any) -> Image:  # noqa: ANN401 - a request's
+    """What this directory is built to."""
+    return build_dockerfile(home, BuildRequest(context=folder, name=name, **more))[0]
+
+
+def read(rootfs: Path, path: str) -> str:
     """A file of an image."""
-    done = subprocess.run(
-        ["unsquashfs", "-cat", image.rootfs, path], capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    argv = ["unsquashfs", "-cat", str(rootfs), path]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
 def left(home: Path) -> list[str]:
     """What is left in the store's scratch space, and mounted below the store."""
-    mounts = [
-        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line
-    ]
-    return [path.name for path in (home / "tmp").glob("*")] + mounts
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    scratch = [path.name for path in (home / "tmp").glob("*")]
+    return scratch + [line for line in mounts if str(home) in line]
 
 
 FACTS = """
@@ -92,31 +94,24 @@ def test_a_dockerfile_becomes_an_image(home: Path, small: str, tmp_path: Path) -
     steps have no network, no privilege over this host and nothing of it in view; nothing but the
     image is left; the same recipe is not built again.
     """
-    request = BuildRequest(
-        context=context(tmp_path / "c", FACTS, hello="hi\n"),
-        name="tools:1",
-        args={"BASE": small, "WORD": "word"},
-    )
-    lines: list[str] = []
+    folder, args = context(tmp_path / "c", FACTS, hello="hi\n"), {"BASE": small, "WORD": "word"}
+    request, lines = BuildRequest(context=folder, name="tools:1", args=args), list[str]()
     made, is_new = build_dockerfile(home, request, report=lines.append)
     assert is_new
-    assert (read(made, "hello"), read(made, "copied"), read(made, "id")) == (
-        "hi\n",
-        "word\n",
-        "0\n",
-    )
-    assert read(made, "owner").split()[2] == "65534"  # this host's root is nobody there
-    assert [line.split(":")[0].strip() for line in read(made, "net").splitlines()[2:]] == ["lo"]
-    assert "systemd" not in read(made, "first")
-    assert not int(read(made, "cap").split()[1], 16) & (1 << 21)  # CAP_SYS_ADMIN
+    names = ("hello", "copied", "id", "owner", "net", "first", "cap")
+    seen = {name: read(made.rootfs, name) for name in names}
+    assert (seen["hello"], seen["copied"], seen["id"]) == ("hi\n", "word\n", "0\n")
+    assert seen["owner"].split()[2] == "65534"  # this host's root is nobody there
+    assert [line.split(":")[0].strip() for line in seen["net"].splitlines()[2:]] == ["lo"]
+    assert "systemd" not in seen["first"]
+    assert not int(seen["cap"].split()[1], 16) & (1 << 21)  # CAP_SYS_ADMIN
     assert (made.workdir, made.entrypoint, made.cmd) == ("/work", ("/bin/sh", "-c"), ("true",))
-    assert made.env["NAME"] == "value"
-    assert made.built["network"] is False
+    assert (made.env["NAME"], made.built["network"]) == ("value", False)
     assert made.built["bases"] == {small: f"sha256:{Store(home).find(small).digest}"}
     assert any("STEP 1/" in line for line in lines)
     assert not left(home)
-    words = ["image", "build", "-t", "tools:1", "--json", str(request.context)]
-    words += [f"--build-arg={name}={value}" for name, value in request.args.items()]
+    words = ["image", "build", "-t", "tools:1", "--json", str(folder)]
+    words += [f"--build-arg={name}={value}" for name, value in args.items()]
     command = [sys.executable, "-m", "belljar", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["digest"] == made.digest  # on standard output it alone
@@ -148,16 +143,14 @@ def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_pat
         secret.write_text("the host's word")
         secret.chmod(0o666)
         recipe = LEADING_OUT.format(folder=folder)
-        made, _ = build_dockerfile(
-            home, BuildRequest(context=context(tmp_path / "c", recipe), name="out:1")
-        )
-        seen = read(made, "seen")
+        made = build(home, context(tmp_path / "c", recipe), "out:1")
+        seen, kept = read(made.rootfs, "seen"), read(made.rootfs, "kept")
         assert "the host's word" not in seen
         assert "hosts" in seen
         assert not {"shadow", "hostname", "machine-id", "secret"} & set(seen.split())
         assert secret.read_text() == "the host's word"
-        assert read(made, "kept").count("Read-only file system") >= 5
-        assert "wrote" not in read(made, "kept")
+        assert kept.count("Read-only file system") >= 5
+        assert "wrote" not in kept
         assert made.origins == ()
 
 
@@ -169,12 +162,11 @@ def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) 
     before = [image.digest for image in Store(home).list()]
     text = f"FROM {small}\nRUN printf 'trouble \\033[31mhere\\n'; exit 7\n"
     with pytest.raises(PolicyError) as caught:
-        build_dockerfile(home, BuildRequest(context=context(tmp_path / "c", text), name="broken"))
+        build(home, context(tmp_path / "c", text), "broken")
     assert "trouble \\x1b[31mhere" in caught.value.what
     assert "--network" in caught.value.hint
-    text = f"FROM {small}\nRUN echo x > /in-root\n"
     with pytest.raises(StepError) as lacking:
-        build_dockerfile(home, BuildRequest(context=context(tmp_path / "d", text), name="broken"))
+        build(home, context(tmp_path / "d", f"FROM {small}\nRUN echo x > /in-root\n"), "broken")
     assert "USER root" in lacking.value.hint
     assert not lacking.value.wants_network
     assert [image.digest for image in Store(home).list()] == before
@@ -201,14 +193,8 @@ def test_a_build_that_is_killed_leaves_nothing(
         process.wait(60)
     _wait_until_gone(marker)
     if number == signal.SIGKILL:
-        done, _ = build_dockerfile(
-            home,
-            BuildRequest(
-                context=context(tmp_path / "d", f"FROM {small}\nENV X={tmp_path.name}\n"),
-                name="after",
-            ),
-        )
-        assert done.names
+        text = f"FROM {small}\nENV X={tmp_path.name}\n"
+        assert build(home, context(tmp_path / "d", text), "after").names
     assert not left(home)
 
 
@@ -234,26 +220,19 @@ FILLS_DISK = "FROM small\nUSER root\nRUN head -c 3000M /dev/zero > /big || tail 
 @pytest.mark.root
 def test_a_full_disk_is_one_error(home: Path, small: str, tmp_path: Path) -> None:
     """A build that fills the disk is stopped with one error, and the disk is as free as before."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600m,mode=755", "tmpfs", str(disk)], check=True
-    )
+    (disk := tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600m,mode=755", "tmpfs", str(disk)]
+    subprocess.run(mount, check=True)
     try:
         digest = Store(home).find(small).digest
         shutil.copytree(home / "images" / digest, disk / "images" / digest)
         shutil.copy2(home / "image-names.json", disk)
-        first = context(tmp_path / "first", f"FROM {small}\nENV X=1\n")
-        build_dockerfile(disk, BuildRequest(context=first, name="first"))
+        build(disk, context(tmp_path / "first", f"FROM {small}\nENV X=1\n"), "first")
         folder = context(tmp_path / "c", FILLS_DISK)
         free = shutil.disk_usage(disk).free
-        done = subprocess.run(
-            [sys.executable, "-m", "belljar", "image", "build", "-t", "big", str(folder)],
-            env={**os.environ, "BELLJAR_HOME": str(disk)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "belljar", "image", "build", "-t", "big", str(folder)]
+        env = {**os.environ, "BELLJAR_HOME": str(disk)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 3, done.stderr
         assert "no space is left" in done.stderr
         assert "Traceback" not in done.stderr
@@ -282,10 +261,7 @@ def test_a_step_reaches_nothing_of_the_user_who_builds(builder: UsersBelljar) ->
         built = json.loads(done.stdout)
         assert built["built"]["network"] is False
         assert not list((builder.home / "tmp").glob("*"))
-        image = builder.home / "images" / built["digest"] / "rootfs.sqfs"
-        seen = subprocess.run(
-            ["unsquashfs", "-cat", image, "seen"], capture_output=True, text=True, check=True
-        ).stdout
+        seen = read(builder.home / "images" / built["digest"] / "rootfs.sqfs", "seen")
         assert "the user's word" not in seen
         assert "hosts" in seen
         assert (own / "secret").read_text() == "the user's word"
@@ -343,9 +319,7 @@ def test_the_result_is_the_tree_that_the_steps_made(
     text = "FROM python\nUSER root\nCOPY make.py /\nRUN python3 /make.py\nWORKDIR /place/dir\n"
     text += 'VOLUME ["/with/a space"]\nUSER user\n'
     folder = context(tmp_path / "c", text, **{"make.py": MAKES_FILES})
-    made, _ = build_dockerfile(
-        home, BuildRequest(context=folder, name="tree:1", keep_setuid=keep_setuid)
-    )
+    made = build(home, folder, "tree:1", keep_setuid=keep_setuid)
     assert (made.user, made.workdir, made.volumes) == ("user", "/place/dir", ("/with/a space",))
     assert made.setuid_programs == ("kept" if keep_setuid else "removed")
     tree = tmp_path / "tree"
@@ -423,33 +397,28 @@ def _state(directory: Path) -> bytes:
 @pytest.mark.promise("1.8")
 def test_a_changed_file_redoes_only_what_follows(home: Path, small: str, tmp_path: Path) -> None:
     """The base is loaded once; with another file in the context, the steps before its `COPY` are
-    not run again, those after it are; another Dockerfile's build uses none of them."""
+    not run again, those after it are; another Dockerfile's build uses none of them. With a step
+    that mounts the context, all are: buildah wouldn't see that a file of it has changed."""
     text = f"FROM {small}\nUSER root\nRUN cat /proc/sys/kernel/random/uuid > /first\nCOPY file /\n"
     text += "RUN cat /file > /second\n"
     folder, lines = context(tmp_path / "c", text, file="1"), list[str]()
-    request = BuildRequest(context=folder, name="changed:1")
-    first, _ = build_dockerfile(home, request)
-    (folder / "file").write_text("2")
-    second, _ = build_dockerfile(home, request, report=lines.append)
-    assert read(second, "first") == read(first, "first")
-    assert (read(first, "second"), read(second, "second")) == ("1", "2")
+
+    def built(name: str, content: str) -> list[str]:
+        (folder / name).write_text(content)
+        request = BuildRequest(context=folder, name="changed:1")
+        made, _ = build_dockerfile(home, request, report=lines.append)
+        return [read(made.rootfs, path) for path in ("first", "second")]
+
+    first, second = built("file", "1")
+    lines.clear()
+    assert built("file", "2") == [first, "2"]
+    assert second == "1"
     assert not [line for line in lines if "loading" in line]
-    (folder / "Dockerfile").write_text(text + "ENV NEW=1\n")
-    third, _ = build_dockerfile(home, request)
-    assert read(third, "first") != read(first, "first")
+    mounting = f"{text}RUN --mount=type=bind,target=/m cat /m/file > /second\n"
+    other, _ = built("Dockerfile", mounting)
+    assert other != first
+    assert built("file", "3")[1] == "3"
     assert not left(home)
-
-
-def test_what_a_step_mounts_is_not_taken_from_an_old_layer(
-    home: Path, small: str, tmp_path: Path
-) -> None:
-    """A step that mounts the context runs again when a file of it changes: buildah wouldn't see."""
-    text = f"FROM {small}\nUSER root\nRUN --mount=type=bind,target=/m cat /m/file > /seen\n"
-    folder = context(tmp_path / "c", text, file="1")
-    request = BuildRequest(context=folder, name="mounts:1")
-    build_dockerfile(home, request)
-    (folder / "file").write_text("2")
-    assert read(build_dockerfile(home, request)[0], "seen") == "2"
 
 
 @pytest.mark.root

@@ -45,15 +45,15 @@ POLICY = (
     "belljar: 1\nrisk: low\nimage: {image}\nresources: {{cpus: 1, memory: 256MiB, disk: 64MiB,"
     " processes: 64, lifetime: 10m}}\n"
 )
-COMPOSE = (
-    "services:\n  default:\n    image: settled\n    network_mode: none\n    command: tail -f"
-    " /dev/null\n"
-)
+COMPOSE = """\
+services:
+  default: {image: settled, network_mode: none, command: tail -f /dev/null}
+"""
 SET_UP = 'echo starting > /tmp/state; sleep {wait}; echo ready > /tmp/state; exec "$@"'
 
 
 def derived(
-    home: Path, name: str, script: str, *, cmd: tuple[str, ...], check: HealthCheck | None = None
+    home: Path, name: str, script: str, *cmd: str, check: HealthCheck | None = None
 ) -> None:
     """A small image's files with another configuration."""
     config = ImageConfig(
@@ -74,21 +74,15 @@ def test_the_programs_of_images(home: Path, tmp_path: Path) -> None:
     stands behind the entrypoint, and only waits. One that fails is an error of its sample, with
     its status and its last words; the sample itself does not begin."""
     check = HealthCheck(test=("CMD-SHELL", "grep -q ready /tmp/state"), interval_ns=10**9)
-    derived(home, "checked", SET_UP.format(wait=2), cmd=("sleep", "infinity"), check=check)
-    derived(home, "settled", SET_UP.format(wait=0), cmd=("no-such-program",))
-    derived(home, "broken", "echo no such licence >&2; exit 7", cmd=())
+    derived(home, "checked", SET_UP.format(wait=2), "sleep", "infinity", check=check)
+    derived(home, "settled", SET_UP.format(wait=0), "no-such-program")
+    derived(home, "broken", "echo no such licence >&2; exit 7")
     (tmp_path / "compose.yaml").write_text(COMPOSE)
     for image in ("checked", "broken"):
         (tmp_path / f"{image}.yaml").write_text(POLICY.format(image=image))
     (tmp_path / "task.py").write_text(TASK)
-    done = subprocess.run(
-        quick_command("run", "--json", "--model", "mockllm/model", "task.py"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = quick_command("run", "--json", "--model", "mockllm/model", "task.py")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     (log,) = (Path(json.loads(done.stdout)["run_dir"]) / "inspect").glob("*.eval")
     samples = {sample.id: sample for sample in read_eval_log(str(log)).samples or []}
     for name in ("checked", "settled"):

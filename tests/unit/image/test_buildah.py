@@ -35,23 +35,22 @@ def request_for(tmp_path: Path, text: str, name: str = "made:1") -> BuildRequest
 
 
 @pytest.mark.promise("1.8")
-def test_a_base_that_is_not_in_the_store_is_named(tmp_path: Path) -> None:
-    """A missing base is one error, with the command that gets it, and nothing is left in the
-    store."""
+def test_what_is_missing_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base, with the command that gets it, and nothing is left in the store; a host without
+    buildah is told how to get it; a broken Dockerfile is refused with its path."""
+    home = tmp_path / "home"
     with pytest.raises(HostError) as caught:
-        build_dockerfile(tmp_path / "home", request_for(tmp_path, "FROM python:3.99"))
-    assert "python:3.99" in caught.value.what
+        build_dockerfile(home, request_for(tmp_path, "FROM python:3.99"))
     assert "belljar image import docker://python:3.99" in caught.value.hint
-    assert not (tmp_path / "home").exists()
-
-
-@pytest.mark.promise("1.8")
-def test_without_buildah_there_is_one_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host without buildah is told how to get it."""
-    add(tmp_path / "home", "base")
+    for text in ("RUN true", "FROM", "\xff\xfe"):
+        with pytest.raises(PolicyError) as broken:
+            build_dockerfile(home, request_for(tmp_path, text))
+        assert broken.value.where.endswith("Dockerfile")
+    assert not home.exists()
+    add(home, "base")
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
     with pytest.raises(HostError) as caught:
-        build_dockerfile(tmp_path / "home", request_for(tmp_path, "FROM base"))
+        build_dockerfile(home, request_for(tmp_path, "FROM base"))
     assert "belljar setup" in caught.value.hint
 
 
@@ -122,11 +121,3 @@ def test_what_is_refused_is_refused_before_its_base_is_missing(tmp_path: Path) -
     add(tmp_path / "home", "base")
     with pytest.raises(PolicyError, match="B: say who"):
         read_recipe(Store(tmp_path / "home"), request_for(tmp_path, required))
-
-
-@pytest.mark.parametrize("text", ["RUN true", "FROM", "\xff\xfe"])
-def test_a_file_that_is_no_dockerfile_is_an_input_error(tmp_path: Path, text: str) -> None:
-    """A broken Dockerfile is refused with its path."""
-    with pytest.raises(PolicyError) as caught:
-        build_dockerfile(tmp_path / "home", request_for(tmp_path, text))
-    assert caught.value.where.endswith("Dockerfile")

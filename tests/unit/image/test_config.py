@@ -20,6 +20,7 @@ from belljar.image.config import (
 from belljar.image.layers import LayerError
 
 SECOND = 1_000_000_000
+TIMES = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
 
 
 def read(**config: Any) -> ImageConfig:  # noqa: ANN401 - JSON
@@ -27,34 +28,29 @@ def read(**config: Any) -> ImageConfig:  # noqa: ANN401 - JSON
     return config_of({"config": config})
 
 
-def test_an_entrypoint_of_an_empty_word_is_none() -> None:
-    """Docker clears an entrypoint so; the image's command stays."""
-    found = read(Entrypoint=[""], Cmd=["serve"])
-    assert (found.entrypoint, found.cmd) == ((), ("serve",))
-    assert read(Entrypoint=["", "x"]).entrypoint == ("", "x")
-
-
 @pytest.mark.promise("1.6")
 def test_everything_that_a_dockerfile_states() -> None:
-    """Each key of it is kept as it is."""
-    check = {
-        "Test": ["CMD-SHELL", "up"],
-        "Interval": 2 * SECOND,
-        "Timeout": SECOND,
-        "StartPeriod": 3,
-        "Retries": 4,
-    }
+    """Each key of it is kept as it is; Docker clears an entrypoint by an empty word."""
+    check = {"Test": ["CMD-SHELL", "up"], "Interval": 2 * SECOND, "Timeout": SECOND, "Retries": 4}
     found = read(
         Env=["A=b=c"],
         User="app:staff",
         WorkingDir="/srv//app/",
         Entrypoint=["/enter"],
         Cmd=["serve"],
-        Healthcheck={**check, "StartInterval": 5},
+        Healthcheck={**check, "StartPeriod": 3, "StartInterval": 5},
         Shell=["/bin/bash", "-c"],
         Volumes={"/var/b": {}, "/a": {}},
         StopSignal="SIGINT",
         OnBuild=["RUN make"],
+    )
+    check_found = HealthCheck(
+        test=("CMD-SHELL", "up"),
+        interval_ns=2 * SECOND,
+        timeout_ns=SECOND,
+        start_period_ns=3,
+        start_interval_ns=5,
+        retries=4,
     )
     assert found == ImageConfig(  # noqa: S604 - no process
         env={"A": "b=c"},
@@ -62,84 +58,60 @@ def test_everything_that_a_dockerfile_states() -> None:
         workdir="/srv/app",
         entrypoint=("/enter",),
         cmd=("serve",),
-        healthcheck=HealthCheck(
-            test=("CMD-SHELL", "up"),
-            interval_ns=2 * SECOND,
-            timeout_ns=SECOND,
-            start_period_ns=3,
-            start_interval_ns=5,
-            retries=4,
-        ),
+        healthcheck=check_found,
         shell=("/bin/bash", "-c"),
         volumes=("/a", "/var/b"),
         stop_signal="SIGINT",
         on_build=("RUN make",),
     )
+    assert read(Entrypoint=[""], Cmd=["serve"]).entrypoint == ()
+    assert read(Entrypoint=["", "x"]).entrypoint == ("", "x")
 
 
-@pytest.mark.parametrize(
-    ("test", "shell", "command"),
-    [
+def test_a_check_is_a_command_or_for_the_images_shell() -> None:
+    """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the
+    command. Where there is none, there is nothing to ask."""
+    for test, shell, command in (
         (["CMD", "curl", "x"], [], ["curl", "x"]),
         (["CMD-SHELL", "curl x | grep y"], [], ["/bin/sh", "-c", "curl x | grep y"]),
         (["CMD-SHELL", "curl x"], ["/bin/bash", "-ec"], ["/bin/bash", "-ec", "curl x"]),
         (["CMD", "curl"], ["/bin/bash", "-c"], ["curl"]),
-    ],
-)
-def test_a_check_is_a_command_or_for_the_images_shell(
-    test: list[str], shell: list[str], command: list[str]
-) -> None:
-    """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the
-    command."""
-    found = image_health(read(Healthcheck={"Test": test}, Shell=shell))
-    assert found is not None
-    assert found["command"] == command
-
-
-@pytest.mark.parametrize("check", [None, {}, {"Test": []}, {"Test": ["NONE"]}, {"Interval": 1}])
-def test_no_check(check: object) -> None:
-    """There is nothing to ask."""
-    assert image_health(read(Healthcheck=check)) is None
+    ):
+        found = image_health(read(Healthcheck={"Test": test}, Shell=shell))
+        assert found is not None
+        assert found["command"] == command
+    none: tuple[object, ...] = (None, {}, {"Test": []}, {"Test": ["NONE"]}, {"Interval": 1})
+    assert not any(image_health(read(Healthcheck=check)) for check in none)
 
 
 def test_docker_waits_as_long() -> None:
     """Of times that are not given, Docker's are used; they are bounded as a compose file's are."""
     usual = image_health(read(Healthcheck={"Test": ["CMD", "up"]}))
     assert usual == {"command": ["up"], "retries": 90, "interval": 1, "timeout": 30, "within": 180}
-    largest = (1 << 63) - 1
-    names = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
-    longest = image_health(
-        read(Healthcheck={"Test": ["CMD", "up"], **dict.fromkeys(names, largest)})
-    )
-    assert longest == {
-        "command": ["up"],
-        "retries": 1000,
-        "interval": 86.4,
-        "timeout": 300,
-        "within": 86400,
-    }
+    largest = dict.fromkeys(TIMES, (1 << 63) - 1)
+    longest = image_health(read(Healthcheck={"Test": ["CMD", "up"], **largest}))
+    most = {"retries": 1000, "interval": 86.4, "timeout": 300, "within": 86400}
+    assert longest == {"command": ["up"], **most}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"Healthcheck": "up"},
-        {"Healthcheck": {"Test": "up"}},
-        {"Healthcheck": {"Test": ["CMD"]}},
-        {"Healthcheck": {"Test": ["CMD", "up"], "Interval": -1}},
-        {"Healthcheck": {"Test": ["CMD", "up"], "Interval": True}},
-        {"Healthcheck": {"Test": ["CMD", "up"], "Retries": 1 << 63}},
-        {"Shell": "bash"},
-        {"Volumes": ["/a"]},
-        {"Volumes": {"a": {}}},
-        {"Volumes": {f"/{n}": {} for n in range(101)}},
-        {"Volumes": {"/" + "a" * 256: {}}},
-        {"WorkingDir": "srv"},
-        {"OnBuild": "RUN make"},
-        {"Env": ["=x"]},
-        {"Cmd": ["a\0b"]},
-    ],
-)
+UP = {"Test": ["CMD", "up"]}
+REFUSED: list[dict[str, Any]] = [
+    *({"Healthcheck": check} for check in ("up", {"Test": "up"}, {"Test": ["CMD"]})),
+    *({"Healthcheck": {**UP, "Interval": value}} for value in (-1, True)),
+    {"Healthcheck": {**UP, "Retries": 1 << 63}},
+    {"Shell": "bash"},
+    {"Volumes": ["/a"]},
+    {"Volumes": {"a": {}}},
+    {"Volumes": {f"/{n}": {} for n in range(101)}},
+    {"Volumes": {"/" + "a" * 256: {}}},
+    {"WorkingDir": "srv"},
+    {"OnBuild": "RUN make"},
+    {"Env": ["=x"]},
+    {"Cmd": ["a\0b"]},
+]
+
+
+@pytest.mark.parametrize("config", REFUSED)
 def test_what_can_not_be_meant_is_refused(config: dict[str, Any]) -> None:
     """A configuration that Docker would not write is no image's."""
     with pytest.raises(LayerError):
@@ -153,27 +125,12 @@ _JSON = st.recursive(
     ),
     max_leaves=8,
 )
+_WORDS = st.sampled_from(["CMD", "CMD-SHELL", "NONE", "x", ""])
 _CHECK = st.fixed_dictionaries(
-    {},
-    optional={
-        "Test": st.lists(
-            st.sampled_from(["CMD", "CMD-SHELL", "NONE", "x", ""]) | _JSON, max_size=3
-        ),
-        **dict.fromkeys(("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries"), _JSON),
-    },
+    {}, optional={"Test": st.lists(_WORDS | _JSON, max_size=3), **dict.fromkeys(TIMES, _JSON)}
 )
-_KEYS = (
-    "Env",
-    "User",
-    "WorkingDir",
-    "Entrypoint",
-    "Cmd",
-    "Healthcheck",
-    "Shell",
-    "Volumes",
-    "StopSignal",
-    "OnBuild",
-)
+_KEYS = ("Env", "User", "WorkingDir", "Entrypoint", "Cmd", "Healthcheck", "Shell", "Volumes")
+_KEYS += ("StopSignal", "OnBuild")
 
 
 @pytest.mark.promise("1.6")

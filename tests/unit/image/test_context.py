@@ -49,12 +49,10 @@ def test_any_dockerignore_is_read(text: str) -> None:
     assert ("a/b" in parse_ignore(text)) in {True, False}
 
 
-@pytest.mark.parametrize(
-    "pattern", ["**/" * 12 + "x", "*a" * 40 + "*b", "a*/" * 30 + "**/" * 30 + "z"]
-)
-def test_no_pattern_is_tried_without_end(pattern: str) -> None:
+def test_no_pattern_is_tried_without_end() -> None:
     """Patterns that would be tried in very many ways are decided; too many of them are refused."""
-    assert "/".join(["a" * 50] * 60) not in parse_ignore(pattern)
+    for pattern in ("**/" * 12 + "x", "*a" * 40 + "*b", "a*/" * 30 + "**/" * 30 + "z"):
+        assert "/".join(["a" * 50] * 60) not in parse_ignore(pattern)
     with pytest.raises(PolicyError):
         parse_ignore("a\n" * (module.MAX_RULES + 1))
 
@@ -104,45 +102,30 @@ def test_links_are_copied_and_never_followed(tmp_path: Path) -> None:
     copy.mkdir()
     assert take_context(context, Ignored(), copy) == take_context(context, Ignored())
     assert (copy / "link").readlink() == Path("../secret")
-    assert sorted(
-        path.name for path in copy.rglob("*") if path.is_file() and not path.is_symlink()
-    ) == ["file"]
     assert (copy / "folder").is_symlink()
-
-
-@pytest.mark.promise("1.7")
-def test_a_pipe_in_a_context_is_refused(tmp_path: Path) -> None:
-    """What is neither a file, a directory nor a link is refused, and not waited for."""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PolicyError):
-        take_context(tmp_path, Ignored())
+    plain = [path for path in copy.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert plain == [copy / "sub/file"]
 
 
 @pytest.mark.promise("1.7")
 def test_a_context_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More files or bytes than allowed are refused, whatever their size was said to be."""
-    for name in "abc":
-        (tmp_path / name).write_bytes(b"x" * 100)
-    monkeypatch.setattr(module, "MAX_BYTES", 250)
-    with pytest.raises(PolicyError):
-        take_context(tmp_path, Ignored())
-    monkeypatch.setattr(module, "MAX_BYTES", 1000)
-    monkeypatch.setattr(module, "MAX_ENTRIES", 2)
-    with pytest.raises(PolicyError):
-        take_context(tmp_path, Ignored())
-
-
-@pytest.mark.promise("1.7")
-def test_a_sparse_file_and_a_deep_tree_are_refused_before_they_are_copied(tmp_path: Path) -> None:
-    """A file's size is enough to refuse it; a tree of any depth is one error."""
+    """More files or bytes than allowed are refused, a sparse file before it is copied; a tree of
+    any depth is one error, and so is a pipe, which is not waited for."""
     context, copy = tmp_path / "context", tmp_path / "copy"
-    context.mkdir()
-    copy.mkdir()
+    for directory in (context, copy):
+        directory.mkdir()
+
+    def is_refused() -> bool:
+        with pytest.raises(PolicyError):
+            take_context(context, Ignored(), copy)
+        return list(copy.iterdir()) == []
+
+    os.mkfifo(context / "pipe")
+    assert is_refused()
+    (context / "pipe").unlink()
     (context / "sparse").touch()
     os.truncate(context / "sparse", 1 << 40)
-    with pytest.raises(PolicyError):
-        take_context(context, Ignored(), copy)
-    assert list(copy.iterdir()) == []
+    assert is_refused()
     (context / "sparse").unlink()
     within = os.open(context, os.O_RDONLY)
     for _ in range(1200):
@@ -154,6 +137,14 @@ def test_a_sparse_file_and_a_deep_tree_are_refused_before_they_are_copied(tmp_pa
     with pytest.raises(PolicyError):
         take_context(context, Ignored())
     remove_tree(context)
+    context.mkdir()
+    for name in "abc":
+        (context / name).write_bytes(b"x" * 100)
+    for bound, most in {"MAX_BYTES": 250, "MAX_ENTRIES": 2}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(module, bound, most)
+            with pytest.raises(PolicyError):
+                take_context(context, Ignored())
 
 
 @pytest.mark.promise("1.7")
@@ -161,7 +152,7 @@ def test_a_directory_that_was_a_link_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A context that is changed while it is copied is refused, and nothing is written outside of
-    the copy."""
+    the copy; a file that goes away meanwhile, as an editor's do, is one error, too."""
     context, copy, outside = (tmp_path / name for name in ("context", "copy", "outside"))
     for directory in (context, copy, outside):
         directory.mkdir()
@@ -179,15 +170,9 @@ def test_a_directory_that_was_a_link_leads_nowhere(
     with pytest.raises(PolicyError):
         take_context(context, Ignored(), copy)
     assert list(outside.iterdir()) == []
-
-
-def test_a_file_that_goes_away_meanwhile_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As an editor's are, between their listing and their reading."""
-    monkeypatch.setattr(module, "_paths", lambda *_: iter([tmp_path / "gone"]))
+    monkeypatch.setattr(module, "_paths", lambda *_: iter([context / "gone"]))
     with pytest.raises(PolicyError, match="can't be read"):
-        take_context(tmp_path, Ignored())
+        take_context(context, Ignored())
 
 
 def test_the_rules_beside_a_dockerfile_come_first(tmp_path: Path) -> None:

@@ -9,9 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.images import ARCH, docker_archive, entry, layer, oci_archive, sha256, symlink
+from tests.fakes.images import (
+    ARCH,
+    blob_of,
+    docker_archive,
+    entry,
+    layer,
+    oci_archive,
+    sha256,
+    symlink,
+)
 
 from belljar.errors import PolicyError
 from belljar.image.layers import ImportLimits, LayerError
@@ -44,40 +53,29 @@ def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[P
     inner = json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode()
     blob = directory / "blobs/sha256" / sha256(inner).removeprefix("sha256:")
     blob.write_bytes(inner if holds is None else holds)
-    described = {
-        "mediaType": "application/vnd.oci.image.index.v1+json",
-        "digest": sha256(inner),
-        "size": len(inner),
-    }
-    (directory / "index.json").write_text(
-        json.dumps({"schemaVersion": 2, "manifests": [described]})
-    )
+    described = blob_of("application/vnd.oci.image.index.v1+json", inner)
+    index = {"schemaVersion": 2, "manifests": [described]}
+    (directory / "index.json").write_text(json.dumps(index))
     return directory, sha256(inner), manifest["digest"]
 
 
 def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
     """It is the one that a registry has the image under; if its bytes are others, the layout is
-    refused."""
+    refused, and so is one without an index, with a link in its place, a too large one or none."""
     layout, digest, manifest = layout_with_index(tmp_path / "a")
-    found = image_in_layout(files_in(layout), "", layout, LIMITS)
-    assert found.digests == (digest, manifest)
-    layout, _, _ = layout_with_index(tmp_path / "b", holds=b"{}")
-    with pytest.raises(LayerError):
-        image_in_layout(files_in(layout), "", layout, LIMITS)
-
-
-def test_a_layout_that_is_none_is_refused(tmp_path: Path) -> None:
-    """No index, a link in its place, one that is too large, and one that is no object."""
-    (tmp_path / "real.json").write_text("{}")
-    for content in (None, "link", "x" * 20_000, "[]", "{"):
-        index = tmp_path / "index.json"
-        index.unlink(missing_ok=True)
+    assert image_in_layout(files_in(layout), "", layout, LIMITS).digests == (digest, manifest)
+    refused = [layout_with_index(tmp_path / "b", holds=b"{}")[0]]
+    for number, content in enumerate((None, "link", "x" * 20_000, "[]", "{")):
+        (directory := tmp_path / str(number)).mkdir()
         if content == "link":
-            index.symlink_to("real.json")
+            (directory / "real.json").write_text("{}")
+            (directory / "index.json").symlink_to("real.json")
         elif content is not None:
-            index.write_text(content)
+            (directory / "index.json").write_text(content)
+        refused.append(directory)
+    for layout in refused:
         with pytest.raises(LayerError):
-            image_in_layout(files_in(tmp_path), "", tmp_path, LIMITS)
+            image_in_layout(files_in(layout), "", layout, LIMITS)
 
 
 def in_archive(path: Path, work: Path) -> ImageParts:
@@ -90,19 +88,14 @@ def in_archive(path: Path, work: Path) -> ImageParts:
 def test_images_are_found_in_a_compressed_archive_too(tmp_path: Path) -> None:
     """Names that are none are left out; what can't be read is refused."""
     archive = docker_archive(tmp_path / "a.tar", [LAYER], tags=(["one:1", "two", "Bad Name"],))
-    assert in_archive(archive, tmp_path).names == ("one:1", "two")
-    (tmp_path / "a.tgz").write_bytes(gzip.compress(archive.read_bytes()))
-    assert in_archive(tmp_path / "a.tgz", tmp_path).names == ("one:1", "two")
-    for content in (
-        b"",
-        b"no archive",
-        b"BZh91",
-        archive.read_bytes()[:700],
-        gzip.compress(archive.read_bytes())[:50],
-    ):
-        (tmp_path / "broken").write_bytes(content)
+    plain, at = archive.read_bytes(), tmp_path / "b"
+    for content in (plain, packed := gzip.compress(plain)):
+        at.write_bytes(content)
+        assert in_archive(at, tmp_path).names == ("one:1", "two")
+    for content in (b"", b"no archive", b"BZh91", plain[:700], packed[:50]):
+        at.write_bytes(content)
         with pytest.raises(LayerError):
-            in_archive(tmp_path / "broken", tmp_path)
+            in_archive(at, tmp_path)
 
 
 def test_a_layer_that_is_a_link_to_another_is_that_one(tmp_path: Path) -> None:
@@ -118,101 +111,74 @@ def test_a_layer_that_is_a_link_to_another_is_that_one(tmp_path: Path) -> None:
                 files(name)
 
 
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    manifest=st.one_of(
-        st.binary(max_size=200),
-        st.builds(
-            lambda *parts: json.dumps(
-                [dict(zip(("Config", "Layers", "RepoTags"), parts, strict=True))]
-            ).encode(),
-            *[st.one_of(st.none(), st.text(max_size=5), st.lists(st.text(max_size=5)))] * 3,
-        ),
-    )
-)
-def test_any_manifest_in_an_archive_is_read_or_refused(manifest: bytes, tmp_path: Path) -> None:
+_PART = st.one_of(st.none(), st.text(max_size=5), st.lists(st.text(max_size=5)))
+_LISTED = st.fixed_dictionaries({"Config": _PART, "Layers": _PART, "RepoTags": _PART})
+
+
+@given(st.binary(max_size=200) | _LISTED.map(lambda made: json.dumps([made]).encode()))
+def test_any_manifest_in_an_archive_is_read_or_refused(tmp_path: Path, manifest: bytes) -> None:
     """Bytes that are no manifest do no harm."""
     (tmp_path / "a.tar").write_bytes(layer(entry("manifest.json", manifest)))
     with suppress(LayerError, PolicyError):
         in_archive(tmp_path / "a.tar", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change", [{"layers": 5}, {"layers": None}, {"config": "x"}, {"layers": [1]}]
-)
-def test_a_manifest_that_is_none_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
     """Its parts have the kinds that they must have."""
-    archive = oci_archive(
-        tmp_path / "a.tar", [LAYER], tweak=lambda made, _config: made.update(change)
-    )
-    with files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
-        image_in_layout(files, "", archive, LIMITS)
+    changes: list[dict[str, object]] = [{"layers": of} for of in (5, None, [1])]
+    for change in (*changes, {"config": "x"}):
+        archive = oci_archive(
+            tmp_path / "a.tar", [LAYER], tweak=lambda made, _, change=change: made.update(change)
+        )
+        with files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
+            image_in_layout(files, "", archive, LIMITS)
 
 
-@pytest.mark.parametrize(
-    "ref",
-    [
-        *("docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"),
-        *("dir:/etc", "busybox", "oci:", "oci-archive:/no-such-file.tar"),
-    ],
-)
 def test_what_can_be_no_name_is_asked_of_nobody(
-    ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It, a transport that is none and a file that is missing are refused before any daemon is
     asked or any image copied."""
     monkeypatch.setattr("subprocess.Popen", None)
-    with pytest.raises(PolicyError):
-        import_image(tmp_path / "home", ref)
-
-
-json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=20)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(
-            st.sampled_from(("manifests", "annotations", "RepoTags", "digest", "x")),
-            inner,
-            max_size=4,
-        ),
-    ),
-    max_leaves=20,
-)
+    for ref in (
+        *("docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"),
+        *("dir:/etc", "busybox", "oci:", "oci-archive:/no-such-file.tar"),
+    ):
+        with pytest.raises(PolicyError):
+            import_image(tmp_path / "home", ref)
 
 
 def test_the_manifest_for_this_machine_is_chosen() -> None:
     """Attestations and other processors beside it are passed over; none for it is an error that
     lists what there is."""
-    entry = {
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "digest": DIGEST,
-        "platform": {"os": "linux", "architecture": "arm64"},
-    }
-    attestation = entry | {"platform": {"os": "unknown", "architecture": "unknown"}}
-    assert instance_of({"manifests": [attestation, entry]}, "arm64") == DIGEST
+    ours = blob_of("application/vnd.oci.image.manifest.v1+json", b"")
+    ours |= {"digest": DIGEST, "platform": {"os": "linux", "architecture": "arm64"}}
+    attestation = ours | {"platform": {"os": "unknown", "architecture": "unknown"}}
+    assert instance_of({"manifests": [attestation, ours]}, "arm64") == DIGEST
     with pytest.raises(LayerError, match="linux/arm64, unknown/unknown"):
-        instance_of({"manifests": [attestation, entry]}, "amd64")
+        instance_of({"manifests": [attestation, ours]}, "amd64")
     with pytest.raises(LayerError):
-        instance_of({"manifests": [entry | {"digest": "../../etc"}]}, "arm64")
+        instance_of({"manifests": [ours | {"digest": "../../etc"}]}, "arm64")
+
+
+_KEYS = st.sampled_from(("manifests", "annotations", "RepoTags", "digest", "x"))
+_JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=20)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=20,
+)
 
 
 @pytest.mark.promise("1.8")
-@given(json_values)
+@given(_JSON)
 def test_any_document_has_names_or_none(document: object) -> None:
     """No document does harm; what is taken for a name is one in its normal form, at most two for
-    each that stands there."""
+    each that stands there: Podman's `localhost/` is left out. A thousand tags are cut to 32."""
     found = list(names_of_archive(document))
     if isinstance(document, dict):
         is_index(document)
         is_index(document | {"mediaType": []})
     for name in (name for names in found for name in names):
         assert parse_reference(name).familiar == name
-
-
-def test_an_archive_names_at_most_so_many() -> None:
-    """A thousand tags are cut to 32, and to their names without Podman's `localhost/`."""
     (names,) = names_of_archive([{"RepoTags": [f"localhost/x:{number}" for number in range(1000)]}])
-    assert len(names) == 64
-    assert names[:2] == ("x:0", "localhost/x:0")
+    assert (len(names), names[:2]) == (64, ("x:0", "localhost/x:0"))

@@ -80,6 +80,10 @@ def test_forged_results_are_refused_and_no_file_of_the_host_is_taken(
     with pytest.raises(LayerError):
         pack_result(tools, (), keep_setuid=False)
     assert {path.read_text() for path in host.iterdir()} == {"the host's"}
+    taken = Forger(tmp_path / "taken/build", honest)  # a step has made the results' directory
+    (taken.inside.work / "out").mkdir()
+    with pytest.raises(LayerError):
+        pack_result(cast("Tools", taken), (), keep_setuid=False)
 
 
 def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
@@ -89,11 +93,3 @@ def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
     assert result.config.volumes == ("/v",)
     assert result.rootfs == tmp_path / "scratch/rootfs"
     assert result.rootfs.read_bytes().startswith(b"hsqs")
-
-
-def test_a_place_of_the_results_that_a_step_has_taken_is_refused(tmp_path: Path) -> None:
-    """The directory is made anew, or the build ends with one error."""
-    forger = Forger(tmp_path / "scratch/build", honest)
-    (forger.inside.work / "out").mkdir()
-    with pytest.raises(LayerError):
-        pack_result(cast("Tools", forger), (), keep_setuid=False)

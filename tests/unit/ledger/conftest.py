@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar.dataclass import replace
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 from belljar.ledger.rundir import RunDirectory, create_run
 
@@ -26,37 +27,15 @@ def body(name: str, content: bytes, *, dropped: int = 0) -> Body:
 
 def exec_events(op: int) -> list[Event]:
     """What one command leaves: started, completed with output."""
-    started: dict[str, JsonValue] = {
-        "op": op,
-        "argv": ["sh", "-c", f"echo {op} ü"],
-        "cwd": "/",
-        "user": "agent",
-        "env_names": ["PATH"],
-        "stdin": False,
-        "timeout_s": 1.5,
-    }
-    completed: dict[str, JsonValue] = {
-        "op": op,
-        "status": "exited",
-        "code": 0,
-        "stdout_bytes": 5,
-        "stderr_bytes": 0,
-        "stdout_dropped_bytes": 0,
-        "stderr_dropped_bytes": 0,
-        "duration_ms": 3.25,
-    }
+    started: dict[str, JsonValue] = {"op": op, "argv": ["sh", "-c", f"echo {op} ü"], "cwd": "/"}
+    started |= {"user": "agent", "env_names": ["PATH"], "stdin": False, "timeout_s": 1.5}
+    completed: dict[str, JsonValue] = {"op": op, "status": "exited", "code": 0, "duration_ms": 3.25}
+    completed |= {"stdout_bytes": 5, "stdout_dropped_bytes": 0}
+    completed |= {"stderr_bytes": 0, "stderr_dropped_bytes": 0}
     bodies = (body("stdout", b"output %d" % op), body("stderr", b"first part", dropped=7))
-    return [
-        Event(kind=Kind.EXEC_STARTED, cell_id="c1", actor=Actor.HARNESS, data=started),
-        Event(
-            kind=Kind.EXEC_COMPLETED,
-            cell_id="c1",
-            actor=Actor.GUEST,
-            trust=Trust.GUEST_REPORTED,
-            data=completed,
-            bodies=bodies,
-        ),
-    ]
+    begin = Event(kind=Kind.EXEC_STARTED, cell_id="c1", actor=Actor.HARNESS, data=started)
+    end = Event(kind=Kind.EXEC_COMPLETED, cell_id="c1", actor=Actor.GUEST, data=completed)
+    return [begin, replace(end, trust=Trust.GUEST_REPORTED, bodies=bodies)]
 
 
 def wait_until(met: Callable[[], bool], *, what: str, timeout_s: float = 60) -> None:

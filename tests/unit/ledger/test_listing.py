@@ -26,29 +26,18 @@ from belljar.ledger.schema import Line
 from .conftest import exec_events, make_run
 
 
-def test_a_finished_run(finished: Path) -> None:
-    """Time, kind, what, outcome: from the ledger itself."""
-    run = summarise(finished)
-    assert (run.kind, run.what, run.outcome, run.exit_code) == ("exec", "run x", "completed", 0)
-    assert json.loads(json.dumps(run.to_json()))["run_id"] == finished.name
-
-
-def test_an_end_with_much_to_say_is_an_end(home: Path) -> None:
-    """Its data is beside the ledger, as of any large event."""
-    with create_run(home, "run", []) as run:
-        run.finish("failed", exit_code=2, note="x" * (100 << 10))
-    found = summarise(run.path)
-    assert (found.outcome, found.exit_code) == ("failed", 2)
-
-
-def test_a_running_and_an_unfinished_run(home: Path) -> None:
-    """Told apart by the writer's lock; a run that only claims to be finished, without its seal, is
-    not."""
+def test_runs_and_their_ends(home: Path) -> None:
+    """Kind, what and outcome come from the ledger itself. A running one is told by the writer's
+    lock; one that only claims to be finished, without its seal, is not. An end with much to say,
+    whose data is beside the ledger, is one."""
     with create_run(home, "run", ["a", "b"], what="task") as run:
         assert summarise(run.path).outcome == "running"
         shutil.copytree(run.path, home / "copy")
-    copy = summarise(home / "copy")
+        run.finish("failed", exit_code=2, note="x" * (100 << 10))
+    copy, whole = summarise(home / "copy"), summarise(run.path)
     assert (copy.outcome, copy.what) == ("unfinished", "task")
+    assert (whole.kind, whole.what, whole.outcome, whole.exit_code) == ("run", "task", "failed", 2)
+    assert json.loads(json.dumps(whole.to_json()))["run_id"] == run.path.name
     (run.path / "manifest.json").unlink()
     assert summarise(run.path).outcome == "unfinished"
 
@@ -71,15 +60,13 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
     broken = home / "runs" / "20000101-000000000-000000"
     broken.mkdir()
     (broken / "ledger.jsonl").write_bytes(content)
-    (home / "runs" / "20000101-000000000-000001").mkdir()
-    os.mkfifo(home / "runs" / "20000101-000000000-000001" / "ledger.jsonl")
+    (piped := broken.with_name("20000101-000000000-000001")).mkdir()
+    os.mkfifo(piped / "ledger.jsonl")
     (home / "runs" / "a-file").write_text("")
     (home / "runs" / "a-link").symlink_to("/")
-    assert [(run.run_id, run.outcome) for run in list_runs(home)[0]] == [
-        (broken.name, "broken"),
-        ("20000101-000000000-000001", "broken"),
-        (whole.name, "completed"),
-    ]
+    outcomes = [(run.run_id, run.outcome) for run in list_runs(home)[0]]
+    ended = (whole.name, "completed")
+    assert outcomes == [(broken.name, "broken"), (piped.name, "broken"), ended]
 
 
 def test_finding(home: Path, tmp_path: Path) -> None:

@@ -71,15 +71,13 @@ def test_an_outcome_that_was_said_wins(home: Path) -> None:
     assert last_data(run.path) == {"outcome": "failed", "exit_code": 7, "error": "a sample failed"}
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"]
-)
-def test_only_new_plain_names_are_written(home: Path, name: str) -> None:
+def test_only_new_plain_names_are_written(home: Path) -> None:
     """A name with a path in it, or one that the seal uses, is refused; a file that is there stays
     as it is."""
     with create_run(home, "exec", []) as run:
-        with pytest.raises(ValueError, match="not a plain"):
-            run.write_text(name, "x")
+        for name in ("../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"):
+            with pytest.raises(ValueError, match="not a plain"):
+                run.write_text(name, "x")
         run.write_json("plan.json", {"a": 1})
         with pytest.raises(LedgerError, match="exists"):
             run.write_text("plan.json", "y")
@@ -87,16 +85,12 @@ def test_only_new_plain_names_are_written(home: Path, name: str) -> None:
 
 
 def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
-    """A symlink among the files can't be covered, so the run is not sealed and says why."""
+    """A symlink among the files can't be covered, so the run is not sealed and says why; a file
+    where the store should be is one clear error, which is this host's, and nothing is made."""
     with pytest.raises(LedgerError, match="link"), create_run(home, "exec", []) as run:
         (run.path / "leak").symlink_to("/etc/passwd")
     assert verify(run.path).problem is not None
-
-
-def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
-    """A file where the store should be: one clear error, which is this host's, and nothing made."""
-    (tmp_path / "store").write_text("")
-    with pytest.raises(HostError, match="BELLJAR_HOME"), create_run(tmp_path / "store", "exec", []):
+    with pytest.raises(HostError, match="BELLJAR_HOME"), create_run(run.path / "leak", "exec", []):
         pass
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,14 +30,8 @@ def plan(
     http: int = 2, targets: int = 1, *, simulate: bool = False, sink: bool = False
 ) -> NetworkPlan:
     """A network with so many names and target cells, a metadata service and an upstream."""
-    upstream = UpstreamPlan(
-        host="real.example",
-        ports=(443,),
-        methods=("GET",),
-        budget_bytes=1,
-        run_budget_bytes=100 << 20,
-        reason="because",
-    )
+    real: dict[str, Any] = {"host": "real.example", "ports": (443,), "methods": ("GET",)}
+    upstream = UpstreamPlan(**real, budget_bytes=1, run_budget_bytes=100 << 20, reason="because")
     return NetworkPlan(
         stand_ins=(
             stand_in("web", names=http),
@@ -49,18 +44,14 @@ def plan(
     )
 
 
-NETWORKS = st.builds(
-    lambda address, length: str(IPv4Network((address & (0xFFFFFFFF << (32 - length)), length))),
-    st.integers(0, 0xFFFFFFFF),
-    st.integers(9, 32),
-)
-INSIDE = st.builds(
-    lambda address, length: str(
-        IPv4Network(((10 << 24 | address) & (0xFFFFFFFF << (32 - length)), length))
-    ),
-    st.integers(0, 0xFFFFFF),
-    st.integers(9, 32),
-)
+def network_of(address: int, length: int) -> str:
+    """The network of so many bits that this address is in."""
+    return str(IPv4Network((address & (0xFFFFFFFF << (32 - length)), length)))
+
+
+LENGTH = st.integers(9, 32)
+NETWORKS = st.builds(network_of, st.integers(0, 0xFFFFFFFF), LENGTH)
+INSIDE = st.builds(network_of, st.integers(10 << 24, (11 << 24) - 1), LENGTH)
 
 
 @given(
@@ -83,22 +74,15 @@ def test_a_layout_is_apart_from_everything(
     assert prefix.prefixlen == 22
     assert not any(prefix.overlaps(IPv4Network(item)) for item in avoid)
     names_net, cells_net, *_ = prefix.subnets(new_prefix=24)
-    ids = {item.id for item in network.targets}
-    own = [
-        name.address
-        for name in layout.names
-        if name.stand_in not in ids and name.address != METADATA_ADDRESS
-    ]
+    others = {METADATA_ADDRESS, *(layout.cell(item.id).address for item in network.targets)}
+    own = [name.address for name in layout.names if name.address not in others]
     drawn = [layout.resolver, *own, *([layout.catch_all] if layout.catch_all else ())]
-    assert len(set(drawn)) == len(drawn)
-    assert all(IPv4Address(address) in names_net for address in drawn)
     cells = [port.address for port in layout.cells]
-    assert len(set(cells)) == len(cells) == targets + 2
-    assert all(IPv4Address(address) in cells_net for address in cells)
-    assert not {str(net[at]) for net in (names_net, cells_net) for at in (0, 255)} & {
-        *drawn,
-        *cells,
-    }
+    assert len(cells) == targets + 2
+    for addresses, net in ((drawn, names_net), (cells, cells_net)):
+        assert len(set(addresses)) == len(addresses)
+        assert all(IPv4Address(address) in net for address in addresses)
+        assert not {str(net[0]), str(net[255])} & {*addresses}
     macs = [mac for port in layout.cells for mac in (port.mac, port.gateway_mac)]
     assert len(set(macs)) == len(macs)
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs)
@@ -110,14 +94,8 @@ def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
     that clouds use."""
     layout = lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=())
     found = {name.pattern: (name.stand_in, name.address) for name in layout.names}
-    assert set(found) == {
-        "web-0.example",
-        "web-1.example",
-        "t0-0.example",
-        "t0-1.example",
-        "real.example",
-        METADATA_ADDRESS,
-    }
+    hosts = {f"{name}.example" for name in ("web-0", "web-1", "t0-0", "t0-1", "real")}
+    assert set(found) == {*hosts, METADATA_ADDRESS}
     assert found["t0-0.example"] == found["t0-1.example"] == ("t0", layout.cell("t0").address)
     assert found["web-0.example"][1] != found["web-1.example"][1]
     assert found["real.example"][0] == "upstream:real.example"
@@ -132,15 +110,12 @@ def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
 
 def test_a_host_with_a_route_to_one_private_net_gets_another() -> None:
     """And one with routes to all of them is told so."""
-    at = bytes(16)
-    assert lay_out(plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8"]).prefix.startswith("172.")
-    assert lay_out(
-        plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12"]
-    ).prefix.startswith("192.168.")
+    routes = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]
+    for known, prefix in enumerate(("10.", "172.", "192.168.")):
+        found = lay_out(plan(), ("a",), random_bytes=bytes(16), avoid=routes[:known])
+        assert found.prefix.startswith(prefix)
     with pytest.raises(HostError, match="routes to all private networks") as refused:
-        lay_out(
-            plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]
-        )
+        lay_out(plan(), ("a",), random_bytes=bytes(16), avoid=routes)
     assert refused.value.hint
 
 

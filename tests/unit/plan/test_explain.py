@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,19 +20,15 @@ def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFa
     """What runs before a sample starts, and what is waited for; nothing of an image that has no
     program."""
 
-    def text(image: ImageFacts) -> str:
-        return " ".join(
-            " ".join(render_plan(make_plan(load_preset("high").policy, facts, image))).split()
-        )
+    def text(**of: Any) -> str:  # noqa: ANN401 - facts
+        plan = make_plan(load_preset("high").policy, facts, replace(image, **of))
+        return " ".join(" ".join(render_plan(plan)).split())
 
-    assert "runs " not in text(image)
-    assert (
-        f"runs /enter serve — before a sample starts, until it has run for {SETTLE_S:g} s"
-        in text(replace(image, program="/enter serve"))
-    )
-    assert "until the image's health check passes" in text(
-        replace(image, program="/enter serve", has_check=True)
-    )
+    assert "runs " not in text()
+    when = f"before a sample starts, until it has run for {SETTLE_S:g} s"
+    assert f"runs /enter serve — {when}" in text(program="/enter serve")
+    checked = text(program="/enter serve", has_check=True)
+    assert "until the image's health check passes" in checked
 
 
 @pytest.mark.parametrize(("risk", "tier"), [("low", "gvisor"), ("medium", None), ("high", None)])

@@ -86,59 +86,43 @@ def test_golden_of_a_runtime() -> None:
     assert [*jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run"))] == expected.split()
 
 
-@pytest.mark.parametrize(
-    ("mount", "words"),
-    [
-        (JailMount(kind="bind", target="/b", source=Path("/s")), "--mount-bind /s /b read-only"),
-        (
-            JailMount(kind="bind", target="/b", source=Path("/s"), writable=True),
-            "--mount-bind /s /b writable",
-        ),
-        (JailMount(kind="tree", target="/t", source=Path("/s")), "--mount-tree /s /t"),
-        (
-            JailMount(kind="tree", target="/t", source=Path("/s"), shift=(7, 8, 9)),
-            "--mount-shifted-tree /s /t 7 8 9",
-        ),
-        (
-            JailMount(kind="device", target="/d", source=Path("/dev/null")),
-            "--mount-device /dev/null /d",
-        ),
-        (
-            JailMount(kind="tmpfs", target="/c", size_bytes=4096, inodes=5),
-            "--mount-tmpfs /c 4096 5 493 noexec",
-        ),
-        (
-            JailMount(
-                kind="tmpfs", target="/c", size_bytes=1, inodes=2, mode=0o1777, executable=True
-            ),
-            "--mount-tmpfs /c 1 2 1023 exec",
-        ),
-        (JailMount(kind="proc", target="/proc"), "--mount-proc /proc"),
-        (JailMount(kind="sysfs", target="/sys"), "--mount-sysfs /sys"),
-        (JailMount(kind="cgroup", target="/sys/fs/cgroup"), "--mount-cgroup /sys/fs/cgroup"),
-        (
-            JailMount(kind="overlay", target="/n", lower="/t", upper="/u", work="/w"),
-            "--mount-overlay /n /t /u /w",
-        ),
-    ],
-)
-def test_each_mount(mount: JailMount, words: str) -> None:
-    """Every kind is told with all it needs, in the launcher's order."""
-    argv = jail_argv(
-        "/p/jail",
-        replace(RUNTIME, mounts=(mount,)),
-        JailFds(lifeline=5, status=6, kept=()),
-        ("/r",),
-    )
-    assert f" {words} --rlimit" in " ".join(argv)
+HERE = Path("/s")
+MOUNTS = {
+    "--mount-bind /s /b read-only": JailMount(kind="bind", target="/b", source=HERE),
+    "--mount-bind /s /b writable": JailMount(kind="bind", target="/b", source=HERE, writable=True),
+    "--mount-tree /s /t": JailMount(kind="tree", target="/t", source=HERE),
+    "--mount-shifted-tree /s /t 7 8 9": JailMount(
+        kind="tree", target="/t", source=HERE, shift=(7, 8, 9)
+    ),
+    "--mount-device /s /d": JailMount(kind="device", target="/d", source=HERE),
+    "--mount-tmpfs /c 4096 5 493 noexec": JailMount(
+        kind="tmpfs", target="/c", size_bytes=4096, inodes=5
+    ),
+    "--mount-tmpfs /c 1 2 1023 exec": JailMount(
+        kind="tmpfs", target="/c", size_bytes=1, inodes=2, mode=0o1777, executable=True
+    ),
+    "--mount-proc /proc": JailMount(kind="proc", target="/proc"),
+    "--mount-sysfs /sys": JailMount(kind="sysfs", target="/sys"),
+    "--mount-cgroup /sys/fs/cgroup": JailMount(kind="cgroup", target="/sys/fs/cgroup"),
+    "--mount-overlay /n /t /u /w": JailMount(
+        kind="overlay", target="/n", lower="/t", upper="/u", work="/w"
+    ),
+}
 
 
-def test_limits_that_were_given_hold() -> None:
-    """Given limits replace the built-in ones; no core is dumped in any case."""
-    spec = replace(RUNTIME, rlimits=(("nofile", 1024),), memory_by_rlimit=True)
-    words = jail_argv("/p/jail", spec, JailFds(lifeline=5, status=6, kept=()), ("/r",))
-    assert " ".join(words).count("--rlimit") == 3
-    assert "--rlimit core 1 --rlimit nofile 1024 --rlimit as" in " ".join(words)
+def words_of(spec: JailSpec, **more: int) -> str:
+    """What the launcher is told of this jail."""
+    return " ".join(jail_argv("/j", spec, JailFds(lifeline=5, status=6, kept=(), **more), ("/r",)))
+
+
+def test_what_was_given_holds() -> None:
+    """Every kind of mount is told with all it needs, in the launcher's order; limits replace the
+    built-in ones, and no core is dumped in any case."""
+    said = words_of(replace(RUNTIME, mounts=tuple(MOUNTS.values())))
+    assert f" {' '.join(MOUNTS)} --rlimit core" in said
+    said = words_of(replace(RUNTIME, rlimits=(("nofile", 1024),), memory_by_rlimit=True))
+    assert said.count("--rlimit") == 3
+    assert "--rlimit core 1 --rlimit nofile 1024 --rlimit as" in said
 
 
 def test_a_cells_ids() -> None:
@@ -157,23 +141,16 @@ def test_a_jail_that_waits_for_its_link() -> None:
     """The descriptor on which a byte comes, and whether the runtime may see the network's settings;
     only when it was asked for."""
     plain = replace(RUNTIME, init=True, keep_capabilities=True, network="plain")
-    words = jail_argv("/p/jail", plain, JailFds(lifeline=5, status=6, kept=(), network=7), ("/v",))
-    assert words[words.index("--network") :][:3] == ("--network", "7", "plain")
-    assert "--network" not in jail_argv(
-        "/p/jail", plain, JailFds(lifeline=5, status=6, kept=()), ("/v",)
-    )
+    assert "--network 7 plain" in words_of(plain, network=7)
+    assert "--network" not in words_of(plain)
 
 
 def test_a_jail_below_another_user_namespace() -> None:
     """An ordinary user's ids are mapped there already: 0 is the user, what follows his subordinate
     ids; nobody's help is asked."""
-    fds = JailFds(lifeline=5, status=6, kept=(), user_namespace=9)
-    words = jail_argv("/p/jail", replace(RUNTIME, ids=nested_cell_ids()), fds, ("/v",))
-    assert words[words.index("--user-namespace") + 1] == "9"
-    assert [words[i + 1 : i + 4] for i, word in enumerate(words) if word == "--uid-map"] == [
-        ("0", "0", "1"),
-        ("1", "1", "65536"),
-    ]
+    words = words_of(replace(RUNTIME, ids=nested_cell_ids()), user_namespace=9)
+    assert "--user-namespace 9" in words
+    assert "--uid-map 0 0 1 --uid-map 1 1 65536" in words
+    assert words.count("--uid-map") == 2
     assert "--newuidmap" not in words
-    alone = jail_argv("/p/jail", replace(SPEC, ids=None), fds, ("/v",))
-    assert alone[alone.index("--uid") :][:3] == ("--uid", "0", "1000")
+    assert "--uid 0 1000" in words_of(replace(SPEC, ids=None), user_namespace=9)

@@ -17,50 +17,22 @@ from belljar.policy.model import Policy
 from belljar.policy.network import Network, read_network
 
 BASE = Path("/srv/evaluation")
+SHOP = {"kind": "http", "names": ["Shop.example", "*.shop.example"], "files": "shop"}
+APP = {"kind": "python", "names": ["app"], "ports": [8000]}
+REAL = {"host": "Real.example", "ports": [443], "methods": ["get"], "budget": "10MiB"}
 FULL: dict[str, Any] = {
     "default": "simulate",
     "sink": True,
     "stand_ins": {
-        "shop": {
-            "kind": "http",
-            "names": ["Shop.example", "*.shop.example"],
-            "ports": [80, "8443/tls"],
-            "routes": [{"path": "/"}],
-            "files": "shop",
-        },
-        "inline": {
-            "kind": "http",
-            "names": ["inline.example"],
-            "routes": [{"path": "/"}],
-            "files": "pages",
-        },
+        "shop": SHOP | {"ports": [80, "8443/tls"], "routes": [{"path": "/"}]},
         "packages": {"kind": "pypi", "names": ["packages.example"], "packages": "wheels"},
         "api": {"kind": "har", "names": ["api.example"], "recording": "api/v1/all.har"},
         "mail": {"kind": "smtp", "names": ["mail.example"]},
         "cloud": {"kind": "metadata", "names": ["metadata.google.internal"]},
-        "database": {
-            "kind": "cell",
-            "names": ["db"],
-            "ports": [5432],
-            "resources": {"memory": "128MiB"},
-        },
-        "app": {
-            "kind": "python",
-            "names": ["app"],
-            "ports": [8000],
-            "app": "main:app",
-            "files": "app",
-        },
+        "db": {"kind": "cell", "names": ["db"], "ports": [5432], "resources": {"memory": "128MiB"}},
+        "app": APP | {"app": "main:app", "files": "app"},
     },
-    "upstreams": [
-        {
-            "host": "Real.example",
-            "ports": [443],
-            "methods": ["get"],
-            "budget": "10MiB",
-            "reason": "only there is it current",
-        }
-    ],
+    "upstreams": [REAL | {"reason": "only there is it current"}],
     "record": {"packets": "2MiB", "bodies": "3KiB", "streams": "4KiB"},
 }
 
@@ -77,13 +49,12 @@ def test_a_stand_ins_files_are_below_its_directory() -> None:
     without files there is none."""
     found = {item.id: (item.directory, item.settings) for item in full().stand_ins}
     assert found["shop"] == (BASE / "shop", {"routes": [{"path": "/"}]})
-    assert found["inline"] == (BASE / "pages", {"routes": [{"path": "/"}]})
     assert found["packages"] == (BASE / "wheels", {})
     assert found["api"] == (BASE / "api/v1", {"recording": "all.har"})
     assert found["app"][0] == BASE / "app"
     assert "files" not in found["app"][1]
     assert found["mail"] == (None, {})
-    assert found["database"][1]["resources"]["memory_bytes"] == 128 << 20
+    assert found["db"][1]["resources"]["memory_bytes"] == 128 << 20
 
 
 def test_a_plan_goes_through_json_and_back() -> None:
@@ -103,13 +74,12 @@ def test_a_plan_goes_through_json_and_back() -> None:
 
 def test_files_without_a_directory_are_refused() -> None:
     """A policy that a program made has none."""
-    network = Network.model_validate(
-        {"stand_ins": {"a": {"kind": "git", "names": ["b"], "repositories": "r"}}}
-    )
+    git = {"kind": "git", "names": ["b"]}
+    network = Network.model_validate({"stand_ins": {"a": {**git, "repositories": "r"}}})
     with pytest.raises(PolicyError, match="no directory of its own") as refused:
         plan_network(network, None)
     assert refused.value.hint
-    empty = Network.model_validate({"stand_ins": {"a": {"kind": "git", "names": ["b"]}}})
+    empty = Network.model_validate({"stand_ins": {"a": git}})
     assert plan_network(empty, None).stand_ins[0].directory is None
 
 
@@ -118,12 +88,8 @@ def test_a_decoy_service_is_a_stand_in_of_its_id() -> None:
     service = DecoySpec(id="crm", kind=DecoyKind.HTTP, place="crm.corp.internal:8443")
     file = DecoySpec(id="env", kind=DecoyKind.DOTENV, service="crm")
     (plan,) = plan_network(Network(), None, decoys=[service, file]).stand_ins
-    assert plan == StandInPlan(
-        id="crm",
-        kind="http",
-        names=("crm.corp.internal",),
-        ports=(PortPlan(number=8443, protocol="tls"),),
-    )
+    port = PortPlan(number=8443, protocol="tls")
+    assert plan == StandInPlan(id="crm", kind="http", names=("crm.corp.internal",), ports=(port,))
 
 
 def test_a_cell_without_a_network_is_no_part_of_it() -> None:
@@ -146,8 +112,6 @@ def test_a_cell_without_a_network_is_no_part_of_it() -> None:
     assert not alone.has_cells
     assert not plan_network(alone, None).has_cells
     decoy = {"id": "db", "kind": "redis", "place": "db.example"}
+    fields = {"belljar": 1, "name": "x", "risk": "low", "network": alone, "decoys": [decoy]}
     with pytest.raises(ValueError, match="needs a network"):
-        Policy.model_validate(
-            {"belljar": 1, "name": "x", "risk": "low", "network": alone, "decoys": [decoy]},
-            strict=False,
-        )
+        Policy.model_validate(fields, strict=False)

@@ -16,13 +16,8 @@ from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 from belljar.plan.nft import changed_rules, known_rules
 from belljar.plan.rules import render_rules
 
-PLAN = NetworkPlan(
-    stand_ins=(
-        StandInPlan(
-            id="a", kind="http", names=("a", "b"), ports=(PortPlan(number=80, protocol="http"),)
-        ),
-    )
-)
+HTTP = (PortPlan(number=80, protocol="http"),)
+PLAN = NetworkPlan(stand_ins=(StandInPlan(id="a", kind="http", names=("a", "b"), ports=HTTP),))
 RENDERED = render_rules(lay_out(PLAN, ("default",), random_bytes=bytes(16), avoid=()), PLAN)
 KNOWN = known_rules(RENDERED)
 
@@ -39,21 +34,6 @@ def listed() -> list[dict[str, Any]]:
             item["elem"].reverse()
         entries.append({kind: item})
     return entries
-
-
-def entry(entries: list[dict[str, Any]], kind: str, **having: object) -> dict[str, Any]:
-    """The first object of a kind with these values."""
-    for found in entries:
-        ((found_kind, item),) = found.items()
-        if found_kind == kind and all(item.get(name) == value for name, value in having.items()):
-            return dict_of(item)
-    raise KeyError(kind)
-
-
-def dict_of(item: Any) -> dict[str, Any]:  # noqa: ANN401 - a JSON value
-    """The object itself, to be changed in place."""
-    assert isinstance(item, dict)
-    return item
 
 
 _WORDS = st.sampled_from(
@@ -76,8 +56,8 @@ def test_a_rule_is_rewritten_wherever_that_changes_it(statements: list[Any]) -> 
 def test_what_only_counts_is_no_difference() -> None:
     """Handles, packets, the order of elements, and what packets put into a set."""
     entries = listed()
-    entry(entries, "set", name="refused")["elem"] = [{"elem": {"val": "p0"}}]
-    entry(entries, "set", name="refused")["flags"] = ["dynamic"]
+    (refused,) = (item["set"] for item in entries if item.get("set", {}).get("name") == "refused")
+    refused |= {"elem": [{"elem": {"val": "p0"}}], "flags": ["dynamic"]}
     assert changed_rules(KNOWN, {"nftables": entries}) == ()
 
 
@@ -100,11 +80,9 @@ def test_nfts_versions_list_the_same_in_different_words() -> None:
     entries = newer(listed())
     assert entries != listed()
     assert changed_rules(KNOWN, {"nftables": entries}) == ()
-    text = json.dumps(entries)
-    assert (
-        changed_rules(KNOWN, json.loads(f'{{"nftables": {text.replace(": 3}", ": 12}")}}}')) != ()
-    )
-    assert changed_rules(KNOWN, json.loads(f'{{"nftables": {text.replace("rst", "psh")}}}')) != ()
+    text = json.dumps({"nftables": entries})
+    for other in (text.replace(": 3}", ": 12}"), text.replace("rst", "psh")):
+        assert changed_rules(KNOWN, json.loads(other)) != ()
 
 
 @pytest.mark.promise("2.5")
@@ -133,22 +111,15 @@ def test_any_object_left_out_doubled_or_swapped_is_seen(data: st.DataObject) -> 
     assert changed_rules(KNOWN, {"nftables": entries}) != ()
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["nftables", "rule", "table", "name", "family", "chain", "expr", "x"]
-                ),
-                inner,
-                max_size=3,
-            )
-        ),
-        max_leaves=10,
-    )
+_KEYS = st.sampled_from(["nftables", "rule", "table", "name", "family", "chain", "expr", "x"])
+_LISTINGS = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
+    max_leaves=10,
 )
+
+
+@given(_LISTINGS)
 def test_a_listing_that_is_none_is_a_difference(value: object) -> None:
     """Whatever a broken tool prints, it is never taken for the right rules, and never an
     exception."""

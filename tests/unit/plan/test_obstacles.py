@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from belljar.host.model import (
-    CoreFact,
-    CoreState,
-    HostFacts,
-    IdsFact,
-    UsernsFact,
-)
+from belljar.host.model import CoreFact, CoreState, HostFacts, IdsFact, UsernsFact
 from belljar.plan.make import isolation_of
 from belljar.plan.model import ObstacleCode
 from belljar.plan.obstacles import (
@@ -23,12 +18,6 @@ from belljar.plan.obstacles import (
     user_obstacles,
 )
 from belljar.policy.limits import Resources, Tier
-
-
-def test_a_good_host_has_none(facts: HostFacts) -> None:
-    """A tool that only building images needs is no obstacle."""
-    assert tier_obstacles(Tier.MICROVM, facts) == ()
-    assert hardware_obstacle(facts) is None
 
 
 @pytest.mark.parametrize(
@@ -42,7 +31,10 @@ def test_a_good_host_has_none(facts: HostFacts) -> None:
 def test_a_vmm_that_will_not_do_is_named(
     path: str, version: str, code: ObstacleCode, facts: HostFacts
 ) -> None:
-    """Missing, too old, or of unknown age."""
+    """Missing, too old, or of unknown age; on a good host nothing is in the way, not even a tool
+    that only building images needs."""
+    assert tier_obstacles(Tier.MICROVM, facts) == ()
+    assert hardware_obstacle(facts) is None
     tool = replace(facts.tools[0], path=path, version=version, ok=False, hint="run `belljar setup`")
     (obstacle,) = tier_obstacles(Tier.MICROVM, replace(facts, tools=(tool,)))
     assert obstacle.code is code
@@ -61,16 +53,13 @@ def test_only_ids_that_a_container_has_will_do(user: str) -> None:
 
 def test_all_obstacles_are_told(facts: HostFacts) -> None:
     """`belljar doctor` shows them together; each is an error with its hint."""
-    host = replace(
-        facts, arch="aarch64", userns=UsernsFact(available=False, reason="a switch is off")
-    )
-    found = tier_obstacles(Tier.MICROVM, host)
-    assert [obstacle.code for obstacle in found] == [
-        ObstacleCode.ARCHITECTURE,
-        ObstacleCode.NO_USER_NAMESPACES,
-    ]
-    assert found[1].what.endswith(": a switch is off")
-    assert all(obstacle.hint for obstacle in found)
+    off = UsernsFact(available=False, reason="a switch is off")
+    first, second = tier_obstacles(Tier.MICROVM, replace(facts, arch="aarch64", userns=off))
+    assert first.code is ObstacleCode.ARCHITECTURE
+    assert second.code is ObstacleCode.NO_USER_NAMESPACES
+    assert second.what.endswith(": a switch is off")
+    assert first.hint
+    assert second.hint
 
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
@@ -92,16 +81,17 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
     """A missing or old nft, missing modules, no namespaces, an ordinary user without user
     namespaces or ids."""
     assert network_obstacles(facts) == ()
-    old = tuple(replace(tool, ok=False, version="0.9", needed_min="1.0.6", hint="get it") if tool.name == "nft" else tool for tool in facts.tools)  # fmt: skip
-    gone = tuple(
-        replace(tool, ok=False, path="") if tool.name == "nft" else tool for tool in facts.tools
-    )
+
+    def with_nft(**changed: Any) -> HostFacts:  # noqa: ANN401 - facts
+        nft = {tool.name: tool for tool in facts.tools}["nft"]
+        return replace(facts, tools=(replace(nft, ok=False, **changed),))
+
     refused = UsernsFact(available=False, reason="a switch", hint="switch it")
     no_ids = IdsFact(available=False, reason="none", hint="add some")
     for host, code in [
         (replace(facts, tools=()), ObstacleCode.TOOL_MISSING),
-        (replace(facts, tools=old), ObstacleCode.TOOL_TOO_OLD),
-        (replace(facts, tools=gone), ObstacleCode.TOOL_MISSING),
+        (with_nft(version="0.9", needed_min="1.0.6", hint="get it"), ObstacleCode.TOOL_TOO_OLD),
+        (with_nft(path=""), ObstacleCode.TOOL_MISSING),
         (replace(facts, modules_missing=("dns", "h11")), ObstacleCode.MODULES_MISSING),
         (replace(facts, network_namespaces=False), ObstacleCode.NO_NETWORK_NAMESPACES),
         (replace(facts, network_namespaces_max=0), ObstacleCode.NETWORK_NAMESPACES_OFF),

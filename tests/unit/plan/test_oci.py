@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,15 +51,8 @@ def test_a_container_is_closed_on_every_side(tier: Tier) -> None:
     inherit or group of the runtime's making."""
     config = oci_config(shape_of(tier), CELL)
     linux, process = config["linux"], config["process"]
-    assert {item["type"] for item in linux["namespaces"]} == {
-        "user",
-        "pid",
-        "network",
-        "ipc",
-        "uts",
-        "mount",
-        "cgroup",
-    }
+    namespaces = {"user", "pid", "network", "ipc", "uts", "mount", "cgroup"}
+    assert {item["type"] for item in linux["namespaces"]} == namespaces
     assert not any("path" in item for item in linux["namespaces"])
     for kind in ("uidMappings", "gidMappings"):
         assert linux[kind] == [{"containerID": 0, "hostID": 1, "size": ID_COUNT}]
@@ -67,16 +61,8 @@ def test_a_container_is_closed_on_every_side(tier: Tier) -> None:
     assert set(linux.get("sysctl", {})) <= {"net.ipv4.ip_unprivileged_port_start"}
     assert not {"hooks", "annotations"} & set(config)
     assert set(process["capabilities"]) == {"bounding", "effective", "permitted"}
-    forbidden = {
-        "CAP_SYS_MODULE",
-        "CAP_SYS_RAWIO",
-        "CAP_SYS_PTRACE",
-        "CAP_NET_ADMIN",
-        "CAP_BPF",
-        "CAP_PERFMON",
-        "CAP_SYS_BOOT",
-    }
-    assert not forbidden & set(process["capabilities"]["bounding"])
+    never = ("SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "NET_ADMIN", "BPF", "PERFMON", "SYS_BOOT")
+    assert not {f"CAP_{name}" for name in never} & set(process["capabilities"]["bounding"])
     assert linux["seccomp"]["defaultAction"] == "SCMP_ACT_ERRNO"
 
 
@@ -109,56 +95,30 @@ def test_the_hosts_sysfs_is_not_in_a_container() -> None:
     """But for the processors that are on; gVisor's own sysfs has nothing of the host."""
     container, gvisor = (oci_config(shape_of(tier), CELL)["mounts"] for tier in TIERS)
     assert "sysfs" not in {mount["type"] for mount in container}
-    shown = {
-        mount["destination"] for mount in container if mount["destination"].startswith("/sys/")
-    }
-    assert shown == {
-        f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
-    }
-    assert not any(
-        mount["source"].startswith("/sys") and mount["type"] == "bind" for mount in gvisor
-    )
+    places = {mount["destination"] for mount in container}
+    processors = {f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")}
+    assert {place for place in places if place.startswith("/sys/")} == processors
+    bound = [mount["source"] for mount in gvisor if mount["type"] == "bind"]
+    assert not [source for source in bound if source.startswith("/sys")]
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
-    """And it is the caller's copy: the plan stays as it is."""
+    """And it is the caller's copy: the plan stays as it is. Nothing that the workload sees tells
+    what this is. Weights are one more mount at one fixed place, read-only; nothing else differs."""
     shape = shape_of(tier)
     before = copy.deepcopy(dict(shape.config))
-    one, other = (
-        oci_config(shape, OciCell(hostname="a")),
-        oci_config(shape, OciCell(hostname="b", root="/r")),
-    )
+    one = oci_config(shape, OciCell(hostname="a"))
+    other = oci_config(shape, OciCell(hostname="b", root="/r"))
     other["process"]["args"].append("x")
     other["linux"]["seccomp"]["syscalls"].clear()
     assert dict(shape.config) == before
     assert (one["hostname"], one["root"]) == ("a", {"path": "/new", "readonly": False})
-    assert one["process"]["args"] == [
-        AGENT_IN_CELL,
-        "--contained",
-        "0",
-        AGENT_IN_CELL,
-        PROBE_IN_CELL,
-    ]
+    process = one["process"]
+    assert process["args"] == [AGENT_IN_CELL, "--contained", "0", AGENT_IN_CELL, PROBE_IN_CELL]
     assert json.loads(json.dumps(one)) == one
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_nothing_the_workload_sees_tells_what_this_is(tier: Tier) -> None:
-    """Paths and arguments inside are neutral."""
-    config = oci_config(shape_of(tier), CELL)
-    seen = (
-        [mount["destination"] for mount in config["mounts"]]
-        + config["process"]["args"]
-        + config["process"]["env"]
-    )
+    seen = [*(mount["destination"] for mount in one["mounts"]), *process["args"], *process["env"]]
     assert not [text for text in seen if re.search(r"belljar|test|eval|sandbox|probe|jail", text)]
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_weights_are_one_more_mount_and_read_only(tier: Tier) -> None:
-    """At one fixed place; nothing else differs."""
-    shape = shape_of(tier)
     alone, weighted = oci_config(shape, CELL), oci_config(shape, replace(CELL, weights="/run/w"))
     (mount,) = [each for each in weighted["mounts"] if each["destination"] == "/weights"]
     assert mount["source"] == "/run/w"
@@ -170,59 +130,42 @@ def test_weights_are_one_more_mount_and_read_only(tier: Tier) -> None:
 @given(most=st.integers(16, 1 << 24))
 def test_open_files_are_never_more_than_this_host_gives(most: int) -> None:
     """A runtime without the right to raise the limit would fail to start the container."""
-    rlimits: list[dict[str, Any]] = oci_config(shape_of(Tier.CONTAINER, open_files_max=most), CELL)[
-        "process"
-    ]["rlimits"]
+    config = oci_config(shape_of(Tier.CONTAINER, open_files_max=most), CELL)
+    rlimits: list[dict[str, Any]] = config["process"]["rlimits"]
     (files,) = (item for item in rlimits if item["type"] == "RLIMIT_NOFILE")
     assert 0 < files["soft"] <= files["hard"] <= min(most, 524_288)
 
 
 def test_the_command_line_is_the_runtimes_own() -> None:
-    """gVisor gets no network and no socket of the host; both end once the container runs."""
-    runc, runsc = (
-        runtime_argv(made(runtime), "/r", state="/s", bundle="/b", name="c")
-        for runtime in (RUNC, RUNSC)
-    )
+    """gVisor gets no network and no socket of the host; both end once the container runs. With a
+    port it has a network of its own, not the host's; raw sockets stay off unless they are granted,
+    and runc is told nothing."""
+    argv = partial(runtime_argv, program="/r", state="/s", bundle="/b", name="c")
+    runc, runsc = argv(made(RUNC)), argv(made(RUNSC))
     assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
-    assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= set(
-        runsc
-    )
+    assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= {*runsc}
     assert runsc[-5:] == runc[-5:]
+    assert argv(made(RUNC), has_port=True) == runc
+    raw = Granted(capabilities=("NET_ADMIN",))
+    for rights, words in ((NOTHING_GRANTED, []), (raw, ["--net-raw"])):
+        told = argv(made(RUNSC, rights), has_port=True)
+        asked = [word for word in told if word.startswith(("--network", "--net-raw"))]
+        assert asked == ["--network=sandbox", *words]
 
 
-def test_a_port_is_in_the_stages_network_namespace() -> None:
+@pytest.mark.parametrize(("tier", "runtime"), [*zip(TIERS, (RUNC, RUNSC), strict=True)])
+def test_a_port_is_in_the_stages_network_namespace(tier: Tier, runtime: OciRuntime) -> None:
     """A container has none of its own then, and so no right over it; gVisor is told which to copy.
     Nothing else differs from a cell without."""
-    for tier, runtime in zip(TIERS, (RUNC, RUNSC), strict=True):
-        shape = oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024)
-        alone, connected = oci_config(shape, CELL), oci_config(shape, replace(CELL, has_port=True))
-        theirs = [item for item in connected["linux"]["namespaces"] if item["type"] == "network"]
-        assert theirs == (
-            [{"type": "network", "path": "/proc/self/ns/net"}] if runtime is RUNSC else []
-        )
-        # the stage's has it already, and runc sets none where it makes no network
-        assert alone["linux"].pop("sysctl", None) == (
-            {"net.ipv4.ip_unprivileged_port_start": "0"} if runtime is RUNC else None
-        )
-        alone["linux"]["namespaces"] = [
-            item for item in alone["linux"]["namespaces"] if item["type"] != "network"
-        ]
-        connected["linux"]["namespaces"] = [
-            item for item in connected["linux"]["namespaces"] if item not in theirs
-        ]
-        assert alone == connected
-
-
-def test_gvisor_with_a_port_has_a_network_of_its_own() -> None:
-    """Its own stack, not the host's; raw sockets stay off unless they are granted, and runc is told
-    nothing."""
-    runc, runsc, granted = (
-        runtime_argv(made(*of), "/r", state="/s", bundle="/b", name="c", has_port=True)
-        for of in ((RUNC,), (RUNSC,), (RUNSC, Granted(capabilities=("NET_ADMIN",))))
-    )
-    assert runc == runtime_argv(made(RUNC), "/r", state="/s", bundle="/b", name="c")
-    asked = [
-        [word for word in argv if word.startswith(("--network", "--net-raw"))]
-        for argv in (runsc, granted)
-    ]
-    assert asked == [["--network=sandbox"], ["--network=sandbox", "--net-raw"]]
+    shape = oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024)
+    alone, connected = oci_config(shape, CELL), oci_config(shape, replace(CELL, has_port=True))
+    theirs = [item for item in connected["linux"]["namespaces"] if item["type"] == "network"]
+    copied = [{"type": "network", "path": "/proc/self/ns/net"}]
+    assert theirs == (copied if runtime is RUNSC else [])
+    # The stage's has it already, and runc sets none where it makes no network
+    ports = {"net.ipv4.ip_unprivileged_port_start": "0"}
+    assert alone["linux"].pop("sysctl", None) == (ports if runtime is RUNC else None)
+    for config in (alone, connected):
+        kept = [item for item in config["linux"]["namespaces"] if item["type"] != "network"]
+        config["linux"]["namespaces"] = kept
+    assert alone == connected

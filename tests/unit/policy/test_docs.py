@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import click
-import pytest
 
 from belljar.cli.main import root
 from belljar.network.stand_ins.author import stand_in_problems
@@ -18,8 +18,6 @@ from belljar.probe.catalogue import FINGERPRINT, PROBES
 
 PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
 NETWORK_PAGE = PAGE.with_name("policy-network.md")
-
-
 ROOT = PAGE.parents[1]
 
 
@@ -37,16 +35,19 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if blocks(page)], ids=lambda p: p.name)
-def test_every_example_is_a_valid_policy(page: Path, tmp_path: Path) -> None:
-    """Each YAML block of each page, with the files that it names present."""
-    for block in blocks(page):
+def test_every_example_is_a_valid_policy(tmp_path: Path) -> None:
+    """Each YAML block of each page, with the files that it names present; no page's examples are
+    left out by how they are written."""
+    found = {page.stem: blocks(page) for page in pages()}
+    assert len(blocks(ROOT / "README.md")) == 2
+    assert all(found[name] for name in ("policy", "policy-network", "ranges", "stand-ins"))
+    for block in itertools.chain(*found.values()):
         for name in re.findall(r"source: (\S+)", block):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("x")
         for name in re.findall(r"(?:packages|files): ([a-z]\S+)", block):
             (tmp_path / name).mkdir(parents=True, exist_ok=True)
-        assert examine(block.encode(), base=tmp_path).problems == ()
+        assert examine(block.encode(), base=tmp_path).problems == (), block
 
 
 def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:
@@ -63,16 +64,6 @@ def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:
     assert len(stand_in_problems(loaded)) == 2
 
 
-def test_the_yaml_of_the_pages_is_looked_at() -> None:
-    """The first page has its two policies, and no page's examples are left out by how they are
-    written."""
-    assert len(blocks(ROOT / "README.md")) == 2
-    assert all(
-        blocks(ROOT / "docs" / f"{name}.md")
-        for name in ("policy", "policy-network", "ranges", "stand-ins")
-    )
-
-
 def test_the_pages_know_how_many_probes_there_are() -> None:
     """The first page and the changelog say how many the catalogue has that aren't fingerprints; the
     page on containment has a row for each."""
@@ -85,16 +76,11 @@ def test_the_pages_know_how_many_probes_there_are() -> None:
     assert sorted(rows) == sorted(probe.name for probe in PROBES)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*pages(), ROOT / "CHANGELOG.md", ROOT / "SPECIFICATION.md"],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_every_command_exists(page: Path) -> None:
+def test_every_command_exists() -> None:
     """What a page shows as `belljar …` is a command with those options."""
-    for said in re.findall(
-        r"(?:`|^\$ |^\.venv/bin/|/bin/|^)belljar ([a-z][^`\n#…]*)", page.read_text(), re.MULTILINE
-    ):
+    shown = re.compile(r"(?:`|^\$ |^\.venv/bin/|/bin/|^)belljar ([a-z][^`\n#…]*)", re.MULTILINE)
+    texts = [page.read_text() for page in (*pages(), *ROOT.glob("[CS]*.md"))]
+    for said in (said for text in texts for said in shown.findall(text)):
         words = said.split(" -- ")[0].split()
         command = root.get_command(click.Context(root), words.pop(0))
         if isinstance(command, click.Group) and words:
@@ -102,40 +88,27 @@ def test_every_command_exists(page: Path) -> None:
         assert command is not None, said
         if not command.context_settings.get("ignore_unknown_options"):  # `run` takes Inspect's too
             known = {option for each in command.params for option in each.opts}
-            assert {
-                re.sub(r"[\]=].*", "", word.strip("["))
-                for word in words
-                if word.strip("[").startswith("--")
-            } <= known, said
+            plain = [word.strip("[") for word in words if word.strip("[").startswith("--")]
+            assert {re.sub(r"[\]=].*", "", word) for word in plain} <= known, said
 
 
 def test_every_field_is_documented() -> None:
-    """The table has a row for each, with its default where the schema has one."""
-    page = PAGE.read_text()
+    """The table has a row for each, with its default where the schema has one; each kind of
+    stand-in has a row with its own fields and usual ports."""
+    page, network_page = PAGE.read_text(), NETWORK_PAGE.read_text()
     for name in Policy.model_fields:
         assert f"| `{name}`" in page or f"| `{name}." in page, name
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     for name, field in policy_schema()["$defs"]["ResourcesText"]["properties"].items():
-        row = next(line for line in page.splitlines() if line.startswith(f"| `resources.{name}`"))
-        assert f" {field['default']}" in row, name
-
-
-def test_every_kind_and_field_of_a_network_is_documented() -> None:
-    """Each kind has a row with its own fields and usual ports; what all have, and an upstream's
-    fields, are told."""
-    page = NETWORK_PAGE.read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    for name in [
-        *(set(Network.model_fields) - {"record", "own_cell"}),
-        *(f"record.{name}" for name in Record.model_fields),
-        "own_cell.names",
-    ]:
-        assert any(row.startswith(f"| `{name}`") for row in rows), name
-    common = {*StandIn.model_fields}
+        assert f" {field['default']}" in rows[f"resources.{name}"], name
+    own = {*Network.model_fields, "own_cell.names"} - {"record", "own_cell"}
+    for name in (*own, *(f"record.{name}" for name in Record.model_fields)):
+        assert f"\n| `{name}`" in network_page, name
+    lines = [line for line in network_page.splitlines() if line.startswith("| `")]
     for kind, model in MODELS.items():
-        row = next(row for row in rows if f"`{kind}`" in row.split("|")[1])
-        inherited = set(CellStandIn.model_fields) - {"command"} if kind == "python" else set()
-        for name in set(model.model_fields) - common - inherited:
+        row = next(line for line in lines if f"`{kind}`" in line.split("|")[1])
+        inherited = {*CellStandIn.model_fields} - {"command"} if kind == "python" else set()
+        for name in {*model.model_fields} - {*StandIn.model_fields} - inherited:
             assert f"`{name}" in row, (kind, name)
         assert ", ".join(map(str, model.usual_ports)) in row
-    for name in Upstream.model_fields:
-        assert f" {name}:" in page
+    assert all(f" {name}:" in network_page for name in Upstream.model_fields)

@@ -15,46 +15,29 @@ from belljar.units import parse_duration, parse_size, printable
 
 ANYTHING = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
+SIZE, TIME, WHOLE = kinds.size("1MiB", "1GiB"), kinds.duration("1s", "1h"), kinds.whole(1, 9)
+VERSION, RISK = kinds.version(1), kinds.choice(Risk)
 EVERY_KIND = [
-    kinds.NAME,
-    IMAGE,
-    kinds.USER,
-    kinds.WORKDIR,
-    kinds.TARGET,
-    kinds.SOURCE,
-    kinds.MODE,
-    kinds.DIRECTORY,
-    kinds.LINE,
-    kinds.TEXT,
-    kinds.URL_PATH,
-    kinds.ENV_NAME,
-    kinds.ENV_VALUE,
-    kinds.version(1),
-    kinds.choice(Risk),
-    kinds.whole(1, 9),
-    kinds.size("1MiB", "1GiB"),
-    kinds.duration("1s", "1h"),
+    *(kinds.NAME, IMAGE, kinds.USER, kinds.WORKDIR, kinds.TARGET, kinds.SOURCE, kinds.MODE),
+    *(kinds.DIRECTORY, kinds.LINE, kinds.TEXT, kinds.URL_PATH, kinds.ENV_NAME, kinds.ENV_VALUE),
+    *(VERSION, RISK, WHOLE, SIZE, TIME),
 ]
 
 
-@pytest.mark.parametrize(
-    "kind", EVERY_KIND, ids=lambda kind: re.sub(r" at 0x[0-9a-f]+", "", repr(kind))
-)
 @given(value=ANYTHING)
-def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.FieldKind, value: object) -> None:
+def test_every_kind_reads_a_value_or_says_what_is_allowed(value: object) -> None:
     """Nothing but `ValueError`, and a message that can be shown as it is."""
-    told = ""
-    try:
-        kind.read(value)
-    except ValueError as exc:
-        told = str(exc) or "an empty message\0"
-    assert printable(told) == told
-    assert len(told) < 500
+    for kind in EVERY_KIND:
+        told = ""
+        try:
+            kind.read(value)
+        except ValueError as exc:
+            told = str(exc) or "an empty message\0"
+        assert printable(told) == told
+        assert len(told) < 500
 
 
 @pytest.mark.parametrize(
@@ -72,9 +55,9 @@ def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.FieldKind, val
         (kinds.SOURCE, "./data/x", "data/x"),
         (kinds.MODE, "0755", 0o755),
         (kinds.MODE, "600", 0o600),
-        (kinds.size("1MiB", "1GiB"), "1GiB", 1 << 30),
-        (kinds.duration("1s", "1h"), "1s", 1.0),
-        (kinds.whole(1, 9), 9, 9),
+        (SIZE, "1GiB", 1 << 30),
+        (TIME, "1s", 1.0),
+        (WHOLE, 9, 9),
     ],
 )
 def test_what_is_meant_is_read(kind: kinds.FieldKind, value: object, read: object) -> None:
@@ -82,67 +65,52 @@ def test_what_is_meant_is_read(kind: kinds.FieldKind, value: object, read: objec
     assert kind.read(value) == read
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "told"),
-    [
-        (IMAGE, "sha256:12", "64 hexadecimal"),
-        (IMAGE, "-rm", "not a valid image name"),
-        (IMAGE, "Debian", "lower case"),
-        (IMAGE, "a b", "not a valid image name"),
-        (kinds.USER, -1, "not a valid user"),
-        (kinds.USER, 4294967295, "4294867293"),
-        (kinds.USER, "0:4294967295", "4294867293"),
-        (kinds.USER, "root;id", "not a valid user"),
-        (kinds.USER, True, "true/false"),
-        (kinds.USER, "9" * 5000, "not a valid user"),
-        (kinds.USER, "٣", "not a valid user"),
-        (kinds.WORKDIR, "srv", "not absolute"),
-        (kinds.WORKDIR, "/a/../b", "contains `..`"),
-        (kinds.TARGET, "/proc/1/mem", "kernel"),
-        (kinds.TARGET, "//dev/null", "kernel"),
-        (kinds.TARGET, "/sys", "kernel"),
-        (kinds.TARGET, "a/", "directory"),
-        (kinds.TARGET, "/", "directory"),
-        (kinds.TARGET, "a/../../b", "contains `..`"),
-        (kinds.TARGET, "a\0b", "NUL"),
-        (kinds.TARGET, "x" * 5000, "4095"),
-        (kinds.SOURCE, "/etc/passwd", "below the policy"),
-        (kinds.SOURCE, "../x", "contains `..`"),
-        (kinds.SOURCE, ".", "below the policy"),
-        (kinds.MODE, "4755", "set-user-ID"),
-        (kinds.MODE, 644, "quotes"),
-        (kinds.MODE, "٧٧٧", "not a valid mode"),
-        (kinds.ENV_NAME, "A=B", "not a valid name of a variable"),
-        (kinds.ENV_NAME, "", "not a valid name of a variable"),
-        (kinds.ENV_VALUE, "a\0b", "NUL"),
-        (kinds.ENV_VALUE, True, "quotes"),
-        (kinds.ENV_VALUE, "x" * 200_000, "128 KiB"),
-        (kinds.DIRECTORY, ".", "below the policy's directory"),
-        (kinds.DIRECTORY, "/srv", "below the policy's directory"),
-        (kinds.DIRECTORY, "a/../b", "contains `..`"),
-        (kinds.LINE, "a\nb", "one line"),
-        (kinds.LINE, " ", "one line"),
-        (kinds.TEXT, "x" * 70_000, "at most 65536"),
-        (kinds.TEXT, "\ud800", "half a character"),
-        (kinds.URL_PATH, "health", "not the path of a URL"),
-        (kinds.URL_PATH, "/a b", "not the path of a URL"),
-        (kinds.size("1MiB", "1GiB"), 512, "such as"),
-        (kinds.size("1MiB", "1GiB"), "2GiB", "from 1MiB to 1GiB"),
-        (kinds.duration("1s", "1h"), "2h", "from 1s to 1h"),
-        (kinds.whole(1, 9), True, "true/false"),
-        (kinds.whole(1, 9), 1.0, "whole number"),
-        (kinds.version(1), True, "write 1"),
-        (kinds.choice(Risk), "HIGH", "did you mean `high`?"),
-        (kinds.choice(Risk), "hgh", "did you mean `high`?"),
-        (kinds.choice(Risk), ["high"], "not one of"),
-    ],
-)
-def test_what_is_not_meant_is_refused_with_what_is_allowed(
-    kind: kinds.FieldKind, value: object, told: str
-) -> None:
+REFUSED: list[tuple[kinds.FieldKind, str, tuple[object, ...]]] = [
+    (IMAGE, "64 hexadecimal", ("sha256:12",)),
+    (IMAGE, "not a valid image name", ("-rm", "a b")),
+    (IMAGE, "lower case", ("Debian",)),
+    (kinds.USER, "not a valid user", (-1, "root;id", "9" * 5000, "٣")),
+    (kinds.USER, "4294867293", (4294967295, "0:4294967295")),
+    (kinds.USER, "true/false", (True,)),
+    (kinds.WORKDIR, "not absolute", ("srv",)),
+    (kinds.WORKDIR, "contains `..`", ("/a/../b",)),
+    (kinds.TARGET, "kernel", ("/proc/1/mem", "//dev/null", "/sys")),
+    (kinds.TARGET, "directory", ("a/", "/")),
+    (kinds.TARGET, "contains `..`", ("a/../../b",)),
+    (kinds.TARGET, "NUL", ("a\0b",)),
+    (kinds.TARGET, "4095", ("x" * 5000,)),
+    (kinds.SOURCE, "below the policy", ("/etc/passwd", ".")),
+    (kinds.SOURCE, "contains `..`", ("../x",)),
+    (kinds.MODE, "set-user-ID", ("4755",)),
+    (kinds.MODE, "quotes", (644,)),
+    (kinds.MODE, "not a valid mode", ("٧٧٧",)),
+    (kinds.ENV_NAME, "not a valid name of a variable", ("A=B", "")),
+    (kinds.ENV_VALUE, "NUL", ("a\0b",)),
+    (kinds.ENV_VALUE, "quotes", (True,)),
+    (kinds.ENV_VALUE, "128 KiB", ("x" * 200_000,)),
+    (kinds.DIRECTORY, "below the policy's directory", (".", "/srv")),
+    (kinds.DIRECTORY, "contains `..`", ("a/../b",)),
+    (kinds.LINE, "one line", ("a\nb", " ")),
+    (kinds.TEXT, "at most 65536", ("x" * 70_000,)),
+    (kinds.TEXT, "half a character", ("\ud800",)),
+    (kinds.URL_PATH, "not the path of a URL", ("health", "/a b")),
+    (SIZE, "such as", (512,)),
+    (SIZE, "from 1MiB to 1GiB", ("2GiB",)),
+    (TIME, "from 1s to 1h", ("2h",)),
+    (WHOLE, "true/false", (True,)),
+    (WHOLE, "whole number", (1.0,)),
+    (VERSION, "write 1", (True,)),
+    (RISK, "did you mean `high`?", ("HIGH", "hgh")),
+    (RISK, "not one of", (["high"],)),
+]
+
+
+def test_what_is_not_meant_is_refused_with_what_is_allowed() -> None:
     """The message says what to write instead."""
-    with pytest.raises(ValueError, match=re.escape(told)):
-        kind.read(value)
+    for kind, told, values in REFUSED:
+        for value in values:
+            with pytest.raises(ValueError, match=re.escape(told)):
+                kind.read(value)
 
 
 @given(st.integers(min_value=1, max_value=1 << 50), st.integers(min_value=1, max_value=10**6))

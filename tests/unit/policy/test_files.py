@@ -7,6 +7,7 @@ import socket
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,35 +24,23 @@ from belljar.policy.files import (
 )
 
 
-def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
-    """And a file in a directory below is found."""
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/file").write_bytes(b"abcdef")
-    assert read_regular(tmp_path, "sub/file", 4) == b"abcd"
-    assert read_regular(tmp_path, "sub/file", 10) == b"abcdef"
-
-
 @pytest.mark.promise("8.3")
-def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
-    """However much could be there: a gateway's memory is less than the largest file that a stand-in
-    may serve."""
-    (tmp_path / "file").write_bytes(b"abc")
+def test_a_file_below_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    """Also by a link that stays below, and in a directory that is one itself. However much is asked
+    for, a small file takes little memory: a gateway's is less than the largest file of a
+    stand-in."""
+    (tmp_path / "real/sub").mkdir(parents=True)
+    (tmp_path / "real/sub/file").write_bytes(b"abcdef")
+    (tmp_path / "real/link").symlink_to("sub/file")
+    (tmp_path / "way").symlink_to("real")
+    for name in ("sub/file", "link"):
+        assert read_regular(tmp_path / "way", name, 4) == b"abcd"
     tracemalloc.start()
     try:
-        assert read_regular(tmp_path, "file", 1 << 30) == b"abc"
+        assert read_regular(tmp_path, "real/sub/file", 1 << 30) == b"abcdef"
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_a_link_that_stays_below_is_followed(tmp_path: Path) -> None:
-    """An author may arrange the files of one directory as they like; the directory itself may be
-    reached by a link."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real/file").write_bytes(b"x")
-    (tmp_path / "real/link").symlink_to("file")
-    (tmp_path / "way").symlink_to("real")
-    assert read_regular(tmp_path / "way", "link", 4) == b"x"
 
 
 @pytest.mark.promise("1.7")
@@ -79,14 +68,6 @@ def test_nothing_outside_is_read(tmp_path: Path, name: str, target: str) -> None
         (base / name.partition("/")[0]).symlink_to(target.format(root=tmp_path))
     with pytest.raises(OutsideError):
         read_regular(base, name, 10)
-
-
-def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """ELOOP, as open(2) has it."""
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        read_regular(tmp_path, "a", 1)
 
 
 @pytest.mark.promise("1.7")
@@ -123,20 +104,21 @@ def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A pipe that nobody writes into would be waited for without end; a directory, a device and a
-    bad name are refused too."""
+    """A pipe that nobody writes into would be waited for without end; a directory, a device, a
+    loop of links and a bad name are refused too."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "sub").mkdir()
-    for directory, name in (
-        (tmp_path, "pipe"),
-        (tmp_path, "sub"),
-        (Path("/dev"), "null"),
-        (tmp_path, "a\0b"),
-    ):
-        with pytest.raises(ValueError, match=r"not a regular file|null byte"):
-            read_regular(directory, name, 1)
-    with pytest.raises(OSError, match="No such file"):
-        read_regular(tmp_path, "missing", 1)
+    (tmp_path / "loop").symlink_to("loop")
+    for name, told in {
+        **dict.fromkeys(("pipe", "sub"), "not a regular file"),
+        "a\0b": "null byte",
+        "missing": "No such file",
+        "loop": "Too many levels of symbolic links",
+    }.items():
+        with pytest.raises((ValueError, OSError), match=told):
+            read_regular(tmp_path, name, 1)
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_regular(Path("/dev"), "null", 1)
 
 
 def test_no_descriptor_stays(tmp_path: Path) -> None:
@@ -147,17 +129,10 @@ def test_no_descriptor_stays(tmp_path: Path) -> None:
         pass
     with pytest.raises(OSError, match="No such device or address"):
         os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
-    opened: list[int] = []
-
-    def fail() -> None:
-        with open_beneath(tmp_path, "file") as fd:
-            opened.append(fd)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
+    with pytest.raises(KeyError), open_beneath(tmp_path, "file") as opened:
+        raise KeyError
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(opened[0])
+        os.fstat(opened)
 
 
 @pytest.mark.promise("1.7")
@@ -168,12 +143,9 @@ def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
     (tmp_path / "d" / "s" / "f").chmod(0o4750)
     (tmp_path / "d" / "l").symlink_to("s/f")
     tree = list_tree(tmp_path, "d", max_entries=10)
-    assert [(entry.path, entry.kind) for entry in tree.entries] == [
-        ("", EntryKind.DIRECTORY),
-        ("l", EntryKind.LINK),
-        ("s", EntryKind.DIRECTORY),
-        ("s/f", EntryKind.FILE),
-    ]
+    folder = EntryKind.DIRECTORY
+    kinds = {"": folder, "l": EntryKind.LINK, "s": folder, "s/f": EntryKind.FILE}
+    assert [(entry.path, entry.kind) for entry in tree.entries] == [*kinds.items()]
     assert (tree.entries[1].link, tree.entries[3].mode, tree.total_bytes) == ("s/f", 0o750, 4)
     assert read_entry(tmp_path, tree, tree.entries[3]) == b"four"
     single = list_tree(tmp_path, "d/s/f", max_entries=1)
@@ -182,20 +154,14 @@ def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("1.7")
-@pytest.mark.parametrize("link", ["/etc/passwd", "..", "../../x", "s/../../x", "../d/s"])
+@pytest.mark.parametrize(
+    "link", ["/etc/passwd", "..", "../../x", "s/../../x", "../d/s", "here/../x"]
+)
 def test_a_link_out_is_refused(tmp_path: Path, link: str) -> None:
-    """In a tree; a source that is a link may stay below the root."""
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "l").symlink_to(link)
-    with pytest.raises(ValueError, match="leads out"):
-        list_tree(tmp_path, "d", max_entries=10)
-
-
-def test_a_link_by_way_of_another_is_refused(tmp_path: Path) -> None:
-    """`..` behind a name goes up from wherever another link may have put that name."""
+    """In a tree; `..` behind a name goes up from wherever another link may have put that name."""
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "here").symlink_to(".")
-    (tmp_path / "d" / "l").symlink_to("here/../x")
+    (tmp_path / "d" / "l").symlink_to(link)
     with pytest.raises(ValueError, match="leads out"):
         list_tree(tmp_path, "d", max_entries=10)
 
@@ -208,22 +174,12 @@ def test_no_more_names_are_read_than_are_allowed(
         (tmp_path / str(number)).touch()
     scan, read = os.scandir, []
 
-    class Counted:
-        def __init__(self, fd: int) -> None:
-            self._found = scan(fd)
+    @contextmanager
+    def counted(fd: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scan(fd) as found:
+            yield (read.append(entry.name) or entry for entry in found)  # type: ignore[func-returns-value]
 
-        def __enter__(self) -> Iterator[os.DirEntry[str]]:
-            return self._entries()
-
-        def _entries(self) -> Iterator[os.DirEntry[str]]:
-            for entry in self._found:
-                read.append(entry.name)
-                yield entry
-
-        def __exit__(self, *_: object) -> None:
-            self._found.close()
-
-    monkeypatch.setattr(os, "scandir", Counted)
+    monkeypatch.setattr(os, "scandir", counted)
     with pytest.raises(ValueError, match="more than 5"):
         list_tree(tmp_path, ".", max_entries=5)
     assert len(read) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,7 @@ from belljar.policy.guarding import ACTIONS, DEFAULT_ACTIONS, Action, Place
 from belljar.policy.limits import Risk
 from belljar.policy.load import parse_policy
 from belljar.policy.loaded import LoadedPolicy
-from belljar.policy.merge import (
-    bounded,
-    looser,
-    smaller_resources,
-    under_policy,
-    with_least_risk,
-)
+from belljar.policy.merge import bounded, looser, smaller_resources, under_policy, with_least_risk
 from belljar.policy.network import RUN_BUDGETS
 from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
@@ -122,10 +117,9 @@ def test_where_a_policy_goes_beyond_another(
 
 
 @pytest.mark.promise("5.7")
-@pytest.mark.parametrize("place", Place)
-def test_a_tasks_guard_is_no_milder_than_what_holds_without_it(place: Place) -> None:
+def test_a_tasks_guard_is_no_milder_than_what_holds_without_it() -> None:
     """Where the operator has written none, its defaults hold: a stricter action is kept."""
-    for action in ACTIONS[place]:
+    for place, action in [(of, action) for of in Place for action in ACTIONS[of]]:
         ours = policy(f"guard: {{classes: [card], action: {{{place}: {action}}}}}\n")
         made = bounded(ours, policy("")).policy.guard
         assert made is not None
@@ -133,24 +127,18 @@ def test_a_tasks_guard_is_no_milder_than_what_holds_without_it(place: Place) -> 
         assert (made.action(place), made.classes) == (wanted, ("card",))
 
 
-@pytest.mark.parametrize("is_tasks", [True, False])
-def test_an_air_gap_that_either_requires_is_required(is_tasks: bool) -> None:
-    """Also of a task's own policy under the operator's `--policy`, which replaces its isolation."""
+def test_what_either_requires_and_what_both_allow() -> None:
+    """An air gap holds if either requires it, also under the operator's `--policy`, which replaces
+    a task's isolation; secrets are saved in snapshots only where both say so."""
     required, plain = policy("host: {air_gap: required}\n"), policy("")
-    task, operator = (required, plain) if is_tasks else (plain, required)
-    assert bounded(task, operator).policy.host
-    made, _ = under_policy(operator, task, {})
-    assert made.policy.host
+    for task, operator in ((required, plain), (plain, required)):
+        assert bounded(task, operator).policy.host
+        assert under_policy(operator, task, {})[0].policy.host
     assert under_policy(plain, plain, {})[0].policy.host is None
-
-
-@pytest.mark.parametrize("task", ["false", "true", "with_secrets"])
-@pytest.mark.parametrize("operator", ["false", "true", "with_secrets"])
-def test_snapshots_are_what_both_allow(task: str, operator: str) -> None:
-    """Secrets are saved only where both say so."""
     known = {"false": False, "true": True, "with_secrets": "with_secrets"}
-    made = bounded(policy(f"snapshots: {task}\n"), policy(f"snapshots: {operator}\n"))
-    assert made.policy.snapshots is known[min(task, operator, key=[*known].index)]
+    for one, two in itertools.product(known, repeat=2):
+        made = bounded(policy(f"snapshots: {one}\n"), policy(f"snapshots: {two}\n"))
+        assert made.policy.snapshots is known[min(one, two, key=[*known].index)]
 
 
 @pytest.mark.parametrize("more", ["", f"stand_ins: {{{CELL}}}, ", f"stand_ins: {{{SHOP}}}, "])
@@ -168,10 +156,8 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
     theirs, ours = tmp_path / "operator", tmp_path / "task"
     for directory in (theirs, ours):
         (directory / "site").mkdir(parents=True)
-    network = (
-        "network: {stand_ins: {s: {kind: http, names: [s.example], routes: [], files: site}}}\n"
-    )
-    floor = policy(network, theirs)
+    site = "{kind: http, names: [s.example], routes: [], files: site}"
+    floor = policy(f"network: {{stand_ins: {{s: {site}}}}}\n", theirs)
     made = bounded(policy("network: {default: simulate}\n", ours), floor)
     assert (made.policy.network, made.base) == (floor.policy.network, theirs)
     assert bounded(policy("", ours), floor).base == ours
@@ -203,37 +189,43 @@ def test_a_run_has_room_for_a_sample() -> None:
         policy(upstreams(ONE + ", run_budget: 1MiB"))
 
 
-_HOSTS = st.sampled_from(["a.example", "b.example", "c.example"])
-_UPSTREAM = st.builds(
-    lambda host, ports, methods, budget, more: (
-        f"host: {host}, ports: {sorted(ports)}, methods: {sorted(methods)}, budget: {budget}KiB,"
-        f" run_budget: {budget + more}KiB"
-    ).replace("'", ""),
-    _HOSTS,
-    st.sets(st.sampled_from([80, 443, 8443]), min_size=1),
-    st.sets(st.sampled_from(["GET", "HEAD", "POST"]), min_size=1),
-    st.integers(1, 5000),
-    st.integers(0, 9000),
-)
 _RIGHTS = st.sampled_from(["", "rights: {capabilities: [SYS_PTRACE]}", "rights: {}"])
 _CELL = st.builds(
     "db: {{kind: cell, names: [db], ports: [all], command: [x], resources: {{memory: {}MiB}}{}}}".format,
     st.integers(64, 4096),
     _RIGHTS.map(lambda rights: f", {rights}" if rights else ""),
 )
+
+
+def some(draw: st.DrawFn, words: list[str]) -> str:
+    """One or more of these words, as a list."""
+    return f"[{', '.join(sorted(draw(st.sets(st.sampled_from(words), min_size=1))))}]"
+
+
+@st.composite
+def _upstreams(draw: st.DrawFn) -> str:
+    """Up to three hosts, each with a reason."""
+    hosts = draw(st.sets(st.sampled_from(["a.example", "b.example", "c.example"])))
+    rows = []
+    for host in sorted(hosts):
+        ports, methods = some(draw, ["80", "443", "8443"]), some(draw, ["GET", "HEAD", "POST"])
+        budget, more = draw(st.integers(1, 5000)), draw(st.integers(0, 9000))
+        rows.append(
+            f"{{host: {host}, ports: {ports}, methods: {methods}, budget: {budget}KiB,"
+            f" run_budget: {budget + more}KiB, reason: because it is so}}"
+        )
+    return f", upstreams: [{', '.join(rows)}]" if rows else ""
+
+
 _NETWORK = (
     st.just("")
     | _CELL.map("network: {{stand_ins: {{{}}}}}\n".format)
     | st.builds(
-        lambda default, sink, stand_in, real: (
-            f"network: {{default: {default}, sink: {sink}, stand_ins: {{{stand_in}}}, upstreams: ["
-            + ", ".join(f"{{{item}, reason: because it is so}}" for item in real)
-            + "]}\n"
-        ).replace(", upstreams: []", ""),
+        "network: {{default: {}, sink: {}, stand_ins: {{{}}}{}}}\n".format,
         st.sampled_from(["deny", "simulate"]),
         st.sampled_from(["true", "false"]),
         st.sampled_from(["", SHOP]) | _CELL,
-        st.lists(_UPSTREAM, max_size=3, unique_by=lambda item: item.split(",")[0]),
+        _upstreams(),
     )
 )
 _RESOURCES = st.builds(
@@ -242,30 +234,23 @@ _RESOURCES = st.builds(
         f" lifetime: {seconds + 0.1}s, exec_timeout: {max(1, seconds * part // 100)}.000001s,"
         f" output: {output}KiB}}\n"
     ),
-    st.integers(1, 64),
-    st.integers(64, 4096),
-    st.integers(16, 4096),
-    st.integers(16, 4096),
-    st.integers(10, 9999),
-    st.integers(1, 100),
-    st.integers(1, 9999),
+    *(st.integers(1, 64), st.integers(64, 4096), st.integers(16, 4096), st.integers(16, 4096)),
+    *(st.integers(10, 9999), st.integers(1, 100), st.integers(1, 9999)),
 )
-_POLICY = st.builds(
-    lambda risk, tier, tools, rights, resources, network: (
-        f"risk: {risk}\n{tier}{tools}{rights}\n{resources}"
-        + (network if risk in ("low", "medium") else "")
-    ),
-    st.sampled_from(["low", "medium", "high", "critical"]),
-    st.sampled_from(["", "tier: microvm\n"]),
-    st.just("")
-    | st.sampled_from(["refuse", "report"]).map("host_tools: {}\n".format)
-    | st.lists(st.sampled_from(["a", "b", "c", "'*'"]), min_size=1).map(
-        lambda names: f"host_tools: {{allow: [{', '.join(names)}]}}\n"
-    ),
-    _RIGHTS,
-    st.just("") | _RESOURCES,
-    _NETWORK,
-)
+
+
+@st.composite
+def _policies(draw: st.DrawFn) -> str:
+    """Any policy of these blocks."""
+    risk = draw(st.sampled_from(["low", "medium", "high", "critical"]))
+    tools = draw(st.sampled_from(["", "refuse", "report", "allow"]))
+    allowed = f"{{allow: {some(draw, ['a', 'b', 'c', repr('*')])}}}" if tools == "allow" else tools
+    return (
+        f"risk: {risk}\n{draw(st.sampled_from(['', 'tier: microvm']))}\n"
+        + (f"host_tools: {allowed}\n" if tools else "")
+        + f"{draw(_RIGHTS)}\n{draw(st.just('') | _RESOURCES)}"
+        + (draw(_NETWORK) if risk in ("low", "medium") else "")
+    )
 
 
 def cells(loaded: LoadedPolicy) -> dict[str, TargetStandIn]:
@@ -275,7 +260,7 @@ def cells(loaded: LoadedPolicy) -> dict[str, TargetStandIn]:
     return {name: item for name, item in found.items() if isinstance(item, TargetStandIn)}
 
 
-@given(_POLICY, _POLICY)
+@given(_policies(), _policies())
 def test_what_is_made_is_within_the_task_too(task: str, operator: str) -> None:
     """Limits, rights, real hosts and tools are those that both allow, also of the task's services;
     doing it twice changes nothing."""

@@ -6,148 +6,113 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy.load import examine
-from belljar.policy.network import Default, Network
-
-SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /}]}"
+from belljar.policy.load import Examined, examine
+from belljar.policy.network import Default
 
 
-def text(network: str, risk: str = "low") -> bytes:
+def read(network: str, risk: str = "low", base: Path | None = None) -> Examined:
     """A policy with this network, whose lines begin on line 4."""
     body = "".join(f"  {line}\n" for line in network.strip("\n").split("\n"))
-    return f"belljar: 1\nrisk: {risk}\nnetwork:\n{body}".encode()
+    return examine(f"belljar: 1\nrisk: {risk}\nnetwork:\n{body}".encode(), base=base)
 
 
 def problems(
     network: str, risk: str = "low", base: Path | None = None
 ) -> list[tuple[int, int, str, str]]:
     """What is wrong: line, column, field, message."""
-    found = examine(text(network, risk), base=base).problems
+    found = read(network, risk, base).problems
     return [(item.mark.line, item.mark.column, item.field, item.message) for item in found]
-
-
-def network_of(network: str, risk: str = "low") -> Network:
-    """The network of a policy without a mistake."""
-    policy, found = examine(text(network, risk), base=None)
-    assert found == ()
-    assert policy is not None
-    assert policy.network is not None
-    return policy.network
 
 
 def test_what_is_not_written_is_refused_denied_and_small() -> None:
     """An empty network reaches nothing: unknown names don't exist, there is no sink and nothing
     real."""
-    network = network_of("default: deny")
-    assert (network.default, network.sink, network.stand_ins, network.upstreams) == (
-        Default.DENY,
-        False,
-        {},
-        (),
-    )
+    policy, _ = read("default: deny")
+    assert policy is not None
+    network = policy.network
+    assert network is not None
+    assert network.default is Default.DENY
+    assert (network.sink, network.stand_ins, network.upstreams) == (False, {}, ())
     assert network.record.packets == 512 << 20
-
-
-UPSTREAM = (
-    "host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: only there is it"
-    " current"
-)
 
 
 @pytest.mark.promise("2.7")
 @pytest.mark.parametrize("risk", ["high", "critical"])
 def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None:
     """When the policy is read, at the place where it stands."""
-    assert problems(f"upstreams:\n  - {{{UPSTREAM}}}", risk) == [
+    real = "host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: it is current"
+    assert problems(f"upstreams:\n  - {{{real}}}", risk) == [
         (5, 5, "network.upstreams", f"risk `{risk}` reaches nothing real: use a stand-in")
     ]
+
+
+CELL = "a: {kind: cell, names: [b], ports: [1]"
 
 
 @pytest.mark.parametrize(
     ("stand_ins", "field", "told"),
     [  # `^` stands before what is wrong
-        ("{a: ^{names: [b]}}", "a.kind", "is missing. One of `http`"),
-        ("{a: {kind: ^htp}}", "a.kind", "did you mean `http`?"),
-        ("{a: {kind: ^[git]}}", "a.kind", "is not one of"),
-        ("{a: ^{kind: git}}", "a.names", "is missing. Host names"),
-        ("{_a: ^{kind: git}}", "_a", "letters"),
-        ("{default: ^{kind: git}}", "default", "sample's own cell"),
+        ("a: ^{names: [b]}", "a.kind", "is missing. One of `http`"),
+        ("a: {kind: ^htp}", "a.kind", "did you mean `http`?"),
+        ("a: {kind: ^[git]}", "a.kind", "is not one of"),
+        ("a: ^{kind: git}", "a.names", "is missing. Host names"),
+        ("_a: ^{kind: git}", "_a", "letters"),
+        ("default: ^{kind: git}", "default", "sample's own cell"),
+        (CELL + ", awaits: [^c]}", "a.awaits[0]", "not a target cell that is listed before"),
+        (CELL + ", command: [x], arguments: ^[y]}", "a.arguments", "combined with `command`"),
         (
-            "{a: {kind: cell, names: [b], ports: [1], awaits: [^c]}}",
-            "a.awaits[0]",
-            "not a target cell that is listed before",
+            CELL + ", completes: true, health: ^{command: [x]}}",
+            *("a.health", "combined with `completes: true`"),
+        ),
+        ("a: {kind: git, names: [b.i, ^B.i]}", "a.names[1]", "`b.i` is already a name of `a`"),
+        (
+            "a: {kind: git, names: [b]}, c: {kind: smtp, names: [d, ^b]}",
+            *("c.names[1]", "`b` is already a name of `a`"),
         ),
         (
-            "{a: {kind: cell, names: [b], ports: [1], command: [x], arguments: ^[y]}}",
-            "a.arguments",
-            "combined with `command`",
+            "a: {kind: git, names: [^'*.google.internal']}",
+            *("a.names[0]", "`metadata.google.internal` is the name of a metadata service"),
         ),
-        (
-            "{a: {kind: cell, names: [b], ports: [1], completes: true, health: ^{command: [x]}}}",
-            "a.health",
-            "combined with `completes: true`",
-        ),
-        ("^[a]", "", "a mapping"),
-        (
-            "{a: {kind: git, names: [b.example, ^B.example]}}",
-            "a.names[1]",
-            "`b.example` is already a name of `a`",
-        ),
-        (
-            "{a: {kind: git, names: [b]}, c: {kind: smtp, names: [d, ^b]}}",
-            "c.names[1]",
-            "`b` is already a name of `a`",
-        ),
-        (
-            "{a: {kind: git, names: [^'*.google.internal']}}",
-            "a.names[0]",
-            "`metadata.google.internal` is the name of a metadata service",
-        ),
-        ("{a: {kind: metadata}, b: {kind: ^metadata}}", "b.kind", "one metadata service"),
-        ("{a: {kind: git, names: [b], ports: [80, ^80]}}", "a.ports[1]", "is listed twice"),
+        ("a: {kind: metadata}, b: {kind: ^metadata}", "b.kind", "one metadata service"),
+        ("a: {kind: git, names: [b], ports: [80, ^80]}", "a.ports[1]", "is listed twice"),
     ],
 )
 def test_a_mistake_is_told_where_it_stands(stand_ins: str, field: str, told: str) -> None:
     """Line, column and field of the author's file, whatever the kind."""
-    network, column = f"stand_ins: {stand_ins}", len("  stand_ins: ") + stand_ins.index("^") + 1
-    found = {item[2]: item for item in problems(network.replace("^", ""))}
-    wrong = found[f"network.stand_ins.{field}".removesuffix(".")]
+    column = len("  stand_ins: {") + stand_ins.index("^") + 1
+    found = {item[2]: item for item in problems(f"stand_ins: {{{stand_ins.replace('^', '')}}}")}
+    wrong = found[f"network.stand_ins.{field}"]
     assert wrong[:2] == (4, column)
     assert told in wrong[3]
+    assert problems("stand_ins: [a]")[0][1:3] == (14, "network.stand_ins")
 
 
 @pytest.mark.promise("2.5")
 def test_a_targets_tier_is_never_less_than_the_ranges() -> None:
     """Raised it may be."""
     cell = "stand_ins: {a: {kind: cell, names: [b], ports: [80], tier: %s}}"
-    assert problems(cell % "gvisor", "high") == [
-        (
-            4,
-            62,
-            "network.stand_ins.a.tier",
-            "tier `gvisor` is less than this range's, `microvm`; a tier can only be raised",
-        )
-    ]
+    ((line, column, field, told),) = problems(cell % "gvisor", "high")
+    assert (line, column, field) == (4, 62, "network.stand_ins.a.tier")
+    assert "less than this range's, `microvm`; a tier can only be raised" in told
     assert problems(cell % "microvm", "low") == []
 
 
 def test_names_are_bounded_in_all() -> None:
     """250 patterns, those of upstreams with them: each has an address of its own in one net."""
-    names = [", ".join(f"n{part}-{number}.example" for number in range(125)) for part in range(2)]
-    body = "\n".join(f"  s{part}: {{kind: git, names: [{names[part]}]}}" for part in range(2))
-    assert len(network_of(f"stand_ins:\n{body}").stand_ins) == 2
-    more = f"stand_ins:\n{body}\n  more: {{kind: git, names: [one.example]}}"
-    assert [item[3] for item in problems(more)] == ["251 names in all; at most 250 are allowed"]
-    targets = "\n".join(
-        f"  t{number}: {{kind: cell, names: [t{number}], ports: [80]}}" for number in range(17)
-    )
-    assert [item[2:] for item in problems(f"stand_ins:\n{targets}")] == [
-        ("network.stand_ins.t16", "17 target cells; at most 16 are allowed")
-    ]
-    many = "\n".join(f"  s{number}: {{kind: git, names: [s{number}]}}" for number in range(65))
-    assert [item[3] for item in problems(f"stand_ins:\n{many}")] == [
-        "65 stand-ins; at most 64 are allowed"
-    ]
+
+    def told(count: int, stand_in: str, more: str = "") -> list[str]:
+        rows = "".join(f"\n  s{at}: {stand_in.format(at=at)}" for at in range(count))
+        return [item[3] for item in problems(f"stand_ins:{rows}{more}")]
+
+    names = ", ".join(f"n{number}-{{at}}.example" for number in range(125))
+    most = f"{{{{kind: git, names: [{names}]}}}}"
+    assert told(2, most) == []
+    more = "\n  more: {kind: git, names: [one.example]}"
+    assert told(2, most, more) == ["251 names in all; at most 250 are allowed"]
+    target = "{{kind: cell, names: [t{at}], ports: [80]}}"
+    assert told(17, target) == ["17 target cells; at most 16 are allowed"]
+    one = "{{kind: git, names: [s{at}]}}"
+    assert told(65, one) == ["65 stand-ins; at most 64 are allowed"]
 
 
 def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,40 +18,25 @@ from belljar.policy.limits import (
     REPORT,
     USUAL_CAPABILITIES,
     Granted,
+    HostTools,
     Risk,
     Tier,
 )
-from belljar.policy.load import examine
-from belljar.policy.model import Policy
-from belljar.policy.sections import (
-    Rights,
-    common_rights,
-)
+from belljar.policy.load import Examined, examine
+from belljar.policy.sections import Rights, common_rights
 
 
-def problems(text: str, base: Path) -> list[str]:
-    """What is wrong with a policy, as it is told."""
-    return [problem.line("policy.yaml") for problem in examine(text.encode(), base=base).problems]
+def read(text: str, risk: str = "high") -> Examined:
+    """A policy with that line, the third."""
+    return examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
 
 
-TARGET = """\
-belljar: 1
-risk: low
-network:
-  stand_ins:
-    shop:
-      kind: cell
-      names: [shop.example]
-      ports: [{ports}]
-      files: [{files}]
-"""
-
-
-def test_all_ports_stand_alone(tmp_path: Path) -> None:
+def test_all_ports_stand_alone() -> None:
     """With others beside it, nobody would know what was meant."""
-    assert problems(TARGET.format(ports="all", files=""), tmp_path) == []
-    (told,) = problems(TARGET.format(ports="all, 80", files=""), tmp_path)
-    assert "`all` can't be combined" in told
+    shop = "network: {{stand_ins: {{shop: {{kind: cell, names: [shop.example], ports: [{}]}}}}}}"
+    assert read(shop.format("all"), "low").problems == ()
+    (problem,) = read(shop.format("all, 80"), "low").problems
+    assert "`all` can't be combined" in problem.message
 
 
 RIGHTS = st.builds(
@@ -73,21 +57,13 @@ def test_capabilities_have_the_kernels_numbers() -> None:
     assert sum(1 << CAPABILITIES[name] for name in USUAL_CAPABILITIES) == 0xA80425FB
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"capabilities": ["SYS_EVERYTHING"]},
-        {"capabilities": "SYS_PTRACE"},
-        {"capabilities": [7]},
-        {"seccomp": "profile.json"},
-        {"privileged": "true"},
-        {"devices": ["/dev/kvm"]},
-    ],
-)
-def test_what_is_no_right_is_refused(words: dict[str, object]) -> None:
+def test_what_is_no_right_is_refused() -> None:
     """Nothing is passed over that an author may rely on."""
-    with pytest.raises(ValidationError):
-        Rights.model_validate(words)
+    wrong: dict[str, object] = {"seccomp": "profile.json", "privileged": "true", "devices": ["/d"]}
+    names: tuple[object, ...] = (["SYS_EVERYTHING"], "SYS_PTRACE", [7])
+    for words in (*({"capabilities": of} for of in names), *({k: v} for k, v in wrong.items())):
+        with pytest.raises(ValidationError):
+            Rights.model_validate(words)
 
 
 @pytest.mark.promise("2.4")
@@ -140,37 +116,30 @@ def test_a_policy_that_says_nothing_bounds_nothing() -> None:
 
 
 @pytest.mark.promise("2.4")
-@pytest.mark.parametrize(("tier", "other"), list(itertools.permutations(Tier, 2)))
-def test_a_stronger_tier_grants_no_less(tier: Tier, other: Tier) -> None:
+def test_a_stronger_tier_grants_no_less() -> None:
     """So that raising a tier never takes a right away."""
-    if tier < other:
-        assert set(GRANTABLE[tier].capabilities) <= set(GRANTABLE[other].capabilities)
-        assert set(GRANTABLE[tier].calls) <= set(GRANTABLE[other].calls)
-
-
-def policy(text: str, risk: str = "high") -> Policy:
-    """The policy with that line."""
-    read, problems = examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
-    assert read is not None, problems
-    return read
+    for tier, other in itertools.pairwise(GRANTABLE[tier] for tier in sorted(Tier)):
+        assert set(tier.capabilities) <= set(other.capabilities)
+        assert set(tier.calls) <= set(other.calls)
 
 
 @pytest.mark.promise("1.9")
 @pytest.mark.parametrize("risk", Risk)
 def test_the_default_follows_the_risk(risk: Risk) -> None:
-    """From `high` on refused, below reported; what is written comes first."""
-    expected = REFUSE if risk >= Risk.HIGH else REPORT
-    assert policy("", str(risk)).host_tools_rule == expected
-    assert policy("host_tools: report", str(risk)).host_tools_rule == REPORT
-    assert policy("host_tools: refuse", str(risk)).host_tools_rule == REFUSE
+    """From `high` on refused, below reported; what is written comes first. What is named is
+    allowed and nothing else, by the tool's name or its server's."""
 
+    def rule(text: str = "") -> HostTools:
+        found = read(text, str(risk)).policy
+        assert found is not None
+        return found.host_tools_rule
 
-def test_what_is_named_is_allowed_and_nothing_else() -> None:
-    """By the tool's name or its server's."""
-    rule = policy("host_tools: {allow: [web_search, notes]}").host_tools_rule
-    assert rule.permits(("web_search",))
-    assert rule.permits(("mcp_server_notes", "notes"))
-    assert not rule.permits(("code_execution",))
+    assert rule() == (REFUSE if risk >= Risk.HIGH else REPORT)
+    assert (rule("host_tools: report"), rule("host_tools: refuse")) == (REPORT, REFUSE)
+    named = rule("host_tools: {allow: [web_search, notes]}")
+    assert named.permits(("web_search",))
+    assert named.permits(("mcp_server_notes", "notes"))
+    assert not named.permits(("code_execution",))
     assert not REFUSE.permits(("web_search",))
     assert REPORT.permits(("anything",))
 
@@ -178,21 +147,13 @@ def test_what_is_named_is_allowed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "off",
-        "[a]",
-        "{}",
-        "{alow: [a]}",
-        "{allow: []}",
-        "{allow: a}",
-        "{allow: [1]}",
-        "{allow: ['']}",
-        '{allow: ["\\e"]}',
-        "true",
+        *("off", "[a]", "{}", "{alow: [a]}", "{allow: []}", "{allow: a}", "{allow: [1]}"),
+        *("{allow: ['']}", '{allow: ["\\e"]}', "true"),
     ],
 )
 def test_anything_else_is_refused_at_its_place(text: str) -> None:
     """With the field's name."""
-    read, problems = examine(f"belljar: 1\nrisk: high\nhost_tools: {text}\n".encode(), base=None)
-    assert read is None
+    policy, problems = read(f"host_tools: {text}")
+    assert policy is None
     assert all(problem.field.startswith("host_tools") for problem in problems)
     assert {problem.mark.line for problem in problems} == {3}
