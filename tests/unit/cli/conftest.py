@@ -1,14 +1,16 @@
-"""A run of `belljar run` that is over: real Inspect and ledger, fake cells. Made once; each test has
-a copy of its store."""
+"""A run of `belljar run` that is over (real Inspect and ledger, fake cells; made once, each test has a
+copy of its store), and a command that fails."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.fakes.cell import RecordedCells
 
+from belljar.cli.main import run as belljar
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
 
@@ -70,3 +72,17 @@ def ran(once: Path, home: Path) -> Path:
     shutil.copytree(once, home.parent, dirs_exist_ok=True)
     (path,) = (home / "runs").iterdir()
     return path
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The exit code of `belljar ps WORDS…` in which this is raised."""
+
+    def run_it(error: BaseException, *words: str) -> int:
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
+        return belljar(["ps", *words])
+
+    return run_it

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import pytest
 
 from belljar.cli.main import run
 from belljar.isolation.trials import find_facts
-from belljar.plan.obstacles import network_obstacles, tier_obstacles
+from belljar.plan.obstacles import tier_obstacles
 from belljar.policy.limits import Tier
 
 
@@ -40,25 +39,3 @@ def test_what_this_host_can_not_do_exits_3(
     assert told.out == ""
     assert "resources.memory" in told.err
     assert "hint: lower `memory`" in told.err
-
-
-def test_what_is_real_is_red(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every line of it, and no other; plain where there is no terminal."""
-    if network_obstacles(find_facts(tmp_path / "store")):
-        pytest.skip("this host can make no range's network")
-    (tmp_path / "net.yaml").write_text(
-        "belljar: 1\nrisk: low\ntier: microvm\nnetwork:\n  upstreams:\n    - {host: real.example,"
-        " ports: [443], methods: [GET], budget: 1MiB, reason: it is needed}\n"
-    )
-    monkeypatch.setenv("COLUMNS", "120")
-    assert run(["plan", "--no-prove", str(tmp_path / "net.yaml")]) == 0
-    assert "\x1b" not in (plain := capsys.readouterr().out)
-    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
-    assert run(["plan", "--no-prove", str(tmp_path / "net.yaml")]) == 0
-    shown = capsys.readouterr().out
-    red = [line for line in shown.splitlines() if "\x1b[31m" in line]
-    assert "REAL network: real.example on 443" in red[0]
-    assert click.unstyle(shown) == plain
-    assert len(red) == 2
