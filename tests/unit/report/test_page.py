@@ -8,14 +8,12 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
 import html5lib
 import pytest
 from tests.unit.report.stories import (
-    FLOW,
     HOSTILE,
     RANGE,
     REQUEST,
@@ -32,7 +30,6 @@ from belljar.ledger.verification import Status, Verification
 from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
 from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
-from belljar.report.reading import MAX_STEPS, Activity
 from belljar.report.samples import Transcript
 from belljar.report.source import RunSource
 from belljar.report.timeline import (
@@ -273,43 +270,6 @@ def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
         bodies = {name: text for name, text, *_ in command[-1]}
         assert bodies["stdout"] == "\x1b[31m\r\\u202e\\x00"
         assert ("secret" in str(command)) is bool(keystrokes)
-
-
-def test_what_happened_when_is_counted_in_few_steps() -> None:
-    """A run of days has as many steps as a short one, and no count is lost."""
-    activity = Activity()
-    start = datetime(2026, 11, 20, tzinfo=UTC)
-    for minutes in (*range(5000), 0):
-        activity.add("command", start + timedelta(minutes=minutes))
-    found = activity.to_json()
-    assert MAX_STEPS / 2 < len(found["times"]) <= MAX_STEPS
-    assert sum(found["counts"]["command"]) == 5001
-    assert found["times"][1] - found["times"][0] == found["width_s"]
-
-
-def test_a_range_is_a_graph_of_what_was_used() -> None:
-    """Each cell and place is a node, each exchange a line with its count; Belljar's probes are
-    none, nor a sample's refusals; a place that nobody used says so, and is named."""
-    shop = {"id": "shop", "kind": "http", "names": ["shop.example"], "ports": [{"number": 80}]}
-    mail = {"id": "mail", "kind": "smtp", "names": ["mail.example"], "ports": []}
-    plan = {"network": {"stand_ins": [shop, mail], "upstreams": []}}
-    refused = {**FLOW, "address": "10.9.9.9", "port": 22, "verdict": "refused"}
-    lines = story(
-        *[line(Kind.NETWORK_HTTP, **REQUEST)] * 2,
-        line(Kind.NETWORK_FLOW, **{**refused, "count": 3}),
-        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
-        line(Kind.NETWORK_FLOW, **{**refused, "address": "10.8.8.8"}),
-    )
-    report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
-    (unit,) = report["units"]
-    (graph,) = unit["graphs"]
-    assert graph["texts"] == ["default → shop: 2 allowed", "default → 10.9.9.9: 3 refused"]
-    drawn = [(name, is_used) for name, _, is_used in graph["right"]]
-    assert drawn == [("shop", True), ("mail", False), ("10.9.9.9", True)]
-    assert len(graph["lines"]) == 2
-    assert (unit["refusals"], unit["probed"]) == (1, 1)
-    unused = [each["name"] for each in report["targets"] if not each["uses"]]
-    assert unused == ["mail: mail.example"]
 
 
 def test_of_very_many_samples_the_worst_are_shown() -> None:

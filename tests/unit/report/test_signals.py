@@ -114,6 +114,20 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
     "stopped by the kill switch": ([KILLED, DIED], []),
     "a full record": ([line(Kind.LIMIT_HIT, limit="range_record")], [SignalCode.RECORD_FLOODED]),
     "an output limit": ([line(Kind.LIMIT_HIT, "c1", limit="output")], []),
+    "what earlier versions wrote": (
+        [
+            line(Kind.CONTROL_STARTED, "c1", control="greedy", policy_sha256="p"),
+            line(
+                Kind.CONTROL_COMPLETED,
+                "c1",
+                control="greedy",
+                ok=False,
+                missing=["x"],
+                unexpected=[],
+            ),
+        ],
+        [],
+    ),
 }
 
 
@@ -195,19 +209,6 @@ def test_a_flood_of_own_values_hides_no_other_samples() -> None:
     findings = findings_with_signals(*lines)
     assert [reason.code for reason in findings.rows[0].reasons] == [ReasonCode.DECOY_CARRIED]
     assert len(signals(*lines, *[other] * MAX_EVIDENCE).carried) <= MAX_EVIDENCE
-
-
-def test_events_of_an_earlier_version_are_read_and_change_nothing() -> None:
-    """Ledgers may hold `control.*`, which is not written any more."""
-    lines = [
-        line(Kind.CONTROL_PLANNED, controls=["greedy", "diligent"], policies=["p"]),
-        line(Kind.CONTROL_STARTED, "c1", control="greedy", policy_sha256="p"),
-        line(
-            Kind.CONTROL_COMPLETED, "c1", control="greedy", ok=False, missing=["x"], unexpected=[]
-        ),
-    ]
-    assert codes(*lines) == []
-    assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
 
 
 @pytest.mark.promise("5.8")
