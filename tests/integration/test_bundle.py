@@ -192,10 +192,7 @@ def test_a_model_cell_runs_from_a_bundle(
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", [AGAIN, RUN, (*CASE, "--json")], ids=["again", "run", "bank"])
 def test_nothing_uses_a_way_out(
-    command: tuple[str, ...],
-    installed: Path,
-    made: dict[str, Any],
-    namespace: Callable[[], str],
+    command: tuple[str, ...], installed: Path, made: dict[str, Any], namespace: Callable[[], str]
 ) -> None:
     """install.sh over the installation, the whole example and a bank case, each with a way out on
     which somebody counts: no packet. A look-up then sends one, so the count can fail."""

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import copy_store
-from tests.integration.fleets import (
-    Fleet,
-    keys_of,
-    kill_all,
-    lines_until,
-    nothing_runs,
-)
+from tests.integration.fleets import Fleet, keys_of, kill_all, lines_until, nothing_runs
 from tests.integration.processes import wait_for
 from tests.integration.slurm_cluster import missing, slurm
 from tests.machine import PATIENCE_S

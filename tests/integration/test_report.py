@@ -33,16 +33,8 @@ from tests.integration.processes import quick_command
 from tests.machine import PATIENCE_S
 from tests.real_packages import UPLOT, npm_package
 from tests.unit.report.stories import findings_of
-from tests.unit.report.test_page import (
-    EVIL,
-    data_of,
-    elements,
-    hostile_page,
-    many,
-    source_of,
-)
+from tests.unit.report.test_page import EVIL, data_of, elements, hostile_page, many, source_of
 
-from belljar.events import Kind
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import Status, verify
 from belljar.report.collect import collect
@@ -255,9 +247,7 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
     for scheme in ("light", "dark"):
         # The page's own policy would keep axe out
         page = browser.new_context(
-            bypass_csp=True,
-            color_scheme=scheme,
-            viewport={"width": 390, "height": 844},
+            bypass_csp=True, color_scheme=scheme, viewport={"width": 390, "height": 844}
         ).new_page()
         page.goto(f"{target.as_uri()}#s0")
         page.locator("#s0 .player summary").click()
@@ -459,29 +449,6 @@ def test_a_cast_has_each_command(ran: Path, home: Path) -> None:
     assert header["version"] == 3
     assert all(after_s >= 0 and code in "oxi" for after_s, code, _ in rest)
     assert sum(code == "x" for _, code, _ in rest) == count
-
-
-@pytest.mark.skipif(shutil.which("tcpdump") is None, reason="tcpdump is not installed")
-def test_tcpdump_reads_the_packets(ran: Path, home: Path, tmp_path: Path) -> None:
-    """All of them, with the cell's questions for names among them."""
-    file = tmp_path / "packets.pcapng"
-    events = list(read_events(ran))
-    of_cell = {each.cell: each.data["range"] for each in events if each.kind is Kind.CELL_PLANNED}
-    (at,) = [
-        of_cell[each.cell]
-        for each in events
-        if each.kind is Kind.SAMPLE_STARTED and each.data["sample"] == "curious"
-    ]
-    (directory,) = [
-        each.data["directory"]
-        for each in events
-        if each.kind is Kind.RANGE_OPENING and each.data["range"] == at
-    ]
-    file.write_bytes(exported(ran, home, "--format", "pcap", "--cell", directory))
-    argv = ["tcpdump", "-n", "-r", str(file)]
-    read = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert len(read.stdout.splitlines()) > 10
-    assert " A? " in read.stdout
 
 
 def test_a_replay_cannot_act_on_the_terminal(home: Path) -> None:

@@ -56,9 +56,7 @@ def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Pa
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(
-    failing: Failing,
-) -> None:
+def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(failing: Failing) -> None:
     """While standard output is read, the error is a defect of ours and keeps its traceback."""
     broken = BrokenPipeError(errno.EPIPE, "Broken pipe")
     with pytest.raises(RuntimeError) as caught:

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.report.stories import (
-    FLOW,
-    HOSTILE,
-    NAME,
-    REQUEST,
-    STREAM,
-    judged,
-    line,
-    story,
-)
+from tests.unit.report.stories import FLOW, HOSTILE, NAME, REQUEST, STREAM, judged, line, story
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind

@@ -35,13 +35,7 @@ from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
 
 TASK = SelectedTask(
-    name="t",
-    root=None,
-    words=(),
-    check_words=(),
-    samples=("a",),
-    epochs=1,
-    tier=Tier.CONTAINER,
+    name="t", root=None, words=(), check_words=(), samples=("a",), epochs=1, tier=Tier.CONTAINER
 )
 
 
@@ -127,9 +121,7 @@ class Ended:
 
 @contextmanager
 def fleet(
-    home: Path,
-    first: Iterable[Any],
-    task: SelectedTask = TASK,
+    home: Path, first: Iterable[Any], task: SelectedTask = TASK
 ) -> Iterator[tuple[Head, Callable[[], Ended]]]:
     """A head with two nodes, and how to run it to its end."""
     engine = Scripted(home, first)

@@ -117,10 +117,7 @@ def test_upstreams_are_gathered_by_host() -> None:
     assert left.unknown == ()
 
 
-STOPPED = [
-    hit("model", PROVIDER, "stop"),
-    hit("upstream", "upstream:a.example", "block"),
-]
+STOPPED = [hit("model", PROVIDER, "stop"), hit("upstream", "upstream:a.example", "block")]
 REFUSED = dial(verdict="refused", address="", problem="10.0.0.1 is not a public one")
 
 

@@ -13,15 +13,7 @@ from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import (
-    HOSTILE,
-    RANGE,
-    REQUEST,
-    findings_of,
-    line,
-    planned,
-    story,
-)
+from tests.unit.report.stories import HOSTILE, RANGE, REQUEST, findings_of, line, planned, story
 
 from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA, Optional
@@ -32,13 +24,7 @@ from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
 from belljar.report.samples import Transcript
 from belljar.report.source import RunSource
-from belljar.report.timeline import (
-    FIRST,
-    LAST,
-    Group,
-    Timelines,
-    shown,
-)
+from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
 
 EVIL = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--<script>"
@@ -261,8 +247,7 @@ def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
         ]
         source = source_of(lines)
         given = replace(
-            source,
-            read=lambda body, _size: typed if body.name == "stdin" else screen.encode(),
+            source, read=lambda body, _size: typed if body.name == "stdin" else screen.encode()
         )
         (unit,) = collect(findings_of([], lines), given)["units"]
         (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]

@@ -15,13 +15,7 @@ from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.signals import (
-    MAX_EVIDENCE,
-    Blind,
-    SampleSignals,
-    SignalCode,
-    SignalGatherer,
-)
+from belljar.report.signals import MAX_EVIDENCE, Blind, SampleSignals, SignalCode, SignalGatherer
 
 HIT: dict[str, Any] = {"place": "range", "channel": "http", "class": "iban", "action": "flag"}
 HIT |= {"digest": "0" * 64, "start": 0, "end": 9, "decoding": [], "cell": "default"}
@@ -68,10 +62,7 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
         [told(Kind.NETWORK_DNS, MISSING, name="x.example.")],
         [SignalCode.WALL_PROBING],
     ),
-    "the name of an address": (
-        [told(Kind.NETWORK_DNS, MISSING, name="7.0.0.10.in-addr.arpa")],
-        [],
-    ),
+    "the name of an address": ([told(Kind.NETWORK_DNS, MISSING, name="7.0.0.10.in-addr.arpa")], []),
     "a touch": (
         [line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="open")],
         [SignalCode.DECOY_TOUCHED],

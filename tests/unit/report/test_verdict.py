@@ -209,11 +209,7 @@ CASES: dict[str, Case] = {
         Code.PROBES_VOID, log=FAILED, lines=cancelled(without=Kind.PROBE_COMPLETED)
     ),
     "a cell that was never made, for want of room": void(
-        Code.NO_CELL,
-        exit_code=5,
-        log=sampled(error="x"),
-        lines=[PLANNED, NO_ROOM],
-        failure_code=5,
+        Code.NO_CELL, exit_code=5, log=sampled(error="x"), lines=[PLANNED, NO_ROOM], failure_code=5
     ),
     "a cell of which nothing is known after its making had begun": void(
         Code.NO_CELL,
