@@ -144,8 +144,7 @@ def test_a_kernel_without_ipv6_has_no_way_by_it(tmp_path: Path) -> None:
 def test_an_interface_without_any_route_is_a_way(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:
-    """A route isn't necessary: without one, and with no address at all, packets leave by a socket
-    that is bound to the interface."""
+    """Without a route or any address, packets leave by a socket bound to the interface."""
     inside = namespace()
     ip("-n", inside, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
     for device in ("lo", "v0", "v1"):
@@ -160,8 +159,7 @@ def test_an_interface_without_any_route_is_a_way(
 def test_a_device_in_another_namespace_is_a_way(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:
-    """A namespace that has no process is found by its mount, and its devices count; a pair that
-    leads to a further namespace does not."""
+    """One without a process is found by its mount; a pair to a further namespace is no way."""
     other = namespace()
     ip("-n", other, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
     ip("-n", other, "link", "set", "v0", "up")

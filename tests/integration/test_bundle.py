@@ -108,8 +108,7 @@ def interrupted(command: Sequence[str], home: Path) -> None:
 def root(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Path]:
-    """A Debian with its essential packages and apt, made beside the bundle. Its dpkg doesn't wait
-    for the disk."""
+    """A Debian with apt, made beside the bundle, whose dpkg doesn't wait for the disk."""
     folder = tmp_path_factory.mktemp("bare") / "root"
     command = ["mmdebstrap", "--quiet", "--variant=apt", "--mode=root"]
     command += ["--dpkgopt=force-unsafe-io", "bookworm", str(folder)]
@@ -125,8 +124,7 @@ def root(
 def in_root(
     root: Path, bundle: str, *command: str, inside: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """A command there, in the network namespace of a file, or in one of its own with no interface
-    that is up."""
+    """A command there, in the network namespace of a file, or in one with no interface up."""
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc"]
     apart += [] if inside else ["--net"]
     helper = [sys.executable, "-m", "tests.integration.bare_root", str(root), bundle]

@@ -51,8 +51,7 @@ def in_folder(folder: Path, home: Path, *argv: str) -> subprocess.CompletedProce
 
 
 def test_the_tutorial_works(home: Path, tmp_path: Path) -> None:
-    """With its files in place, each `belljar` command of docs/tutorial.md succeeds, in its
-    order."""
+    """With its files in place, each `belljar` command of docs/tutorial.md succeeds in order."""
     for name, text in TITLED.findall(TUTORIAL):
         (tmp_path / name).write_text(text)
     installed = TUTORIAL.split("## 2.")[1]

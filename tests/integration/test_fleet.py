@@ -219,8 +219,7 @@ def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None
 
 @contextmanager
 def held_run(nodes: Nodes, *words: str) -> Iterator[tuple[subprocess.Popen[str], Path, int, str]]:
-    """A run of which one sample goes on until its node ends: its process, its directory, and the
-    attempt and node of that sample."""
+    """A run whose one sample goes on until its node ends: process, directory, attempt, node."""
     hold = nodes.folder / "hold.once"
     hold.touch()
     given = ("-T", "seconds=600", "-T", f"hold={hold.with_suffix('')}")
@@ -233,8 +232,7 @@ def held_run(nodes: Nodes, *words: str) -> Iterator[tuple[subprocess.Popen[str],
 
 
 def assert_ran_elsewhere(process: subprocess.Popen[str], run: Path, node: str) -> dict[str, Any]:
-    """All samples count; the failure on that node and both attempts are on record. Return what the
-    run said."""
+    """All samples count; the failure there and both attempts are on record. What the run said."""
     out, errors = process.communicate(timeout=1500)
     assert process.returncode == 0, errors
     said: dict[str, Any] = json.loads(out)
@@ -251,8 +249,7 @@ def assert_ran_elsewhere(process: subprocess.Popen[str], run: Path, node: str) -
 def test_a_node_that_hangs_is_seen_and_ends_its_cells_when_it_wakes(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No sample is lost, though a node stops in the middle: its samples run elsewhere, and what it
-    says later counts no more."""
+    """No sample is lost though a node stops: it runs elsewhere, and later words don't count."""
     silence_s = 15.0
     monkeypatch.setitem(nodes.environment, "BELLJAR_FLEET_SILENCE_S", str(silence_s))
     with held_run(nodes, "-T", "count=12") as (process, run, _, node):

@@ -59,8 +59,7 @@ EVIL = "<img src=x onerror=document.title='owned'>\x1b[31m\u202e"
 def serving(
     *words: str, port: str = "0", program: Sequence[str] = ("-m", "belljar")
 ) -> Iterator[tuple[str, int]]:
-    """The address that `belljar serve` prints, and its process; it is ended by SIGTERM and ends
-    well."""
+    """The address that `belljar serve` prints, and its process; SIGTERM ends it well."""
     argv = [sys.executable, *program, "serve", "--port", port, *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -146,8 +145,7 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
 def test_the_picture_of_the_docs_is_of_a_real_page(
     browser: Browser, home: Path, tmp_path: Path
 ) -> None:
-    """Two samples that ask a shop: cells, their network as a graph, plots, events. With
-    BELLJAR_SCREENSHOTS=docs/img it becomes the docs'."""
+    """Two samples ask a shop. With BELLJAR_SCREENSHOTS=docs/img the picture becomes the docs'."""
     target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path) / "live.png"
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "policy.yaml").write_text(POLICY)

@@ -237,8 +237,7 @@ def test_a_hostile_terminal_is_played_as_text(browser: Browser, tmp_path: Path) 
 
 @pytest.mark.thorough
 def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path) -> None:
-    """Contrast, labels, headings and roles are as the rules of axe want them, in light and in dark;
-    nothing is wider than the screen."""
+    """Contrast, labels, headings and roles are as axe wants them, light and dark, on a phone."""
     checker = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
     )
@@ -263,8 +262,7 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
 def test_the_pictures_of_the_docs_are_of_a_real_page(
     browser: Browser, belljar: Belljar, ran: Path, tmp_path: Path
 ) -> None:
-    """The first screen, and a sample with its range and timeline. With BELLJAR_SCREENSHOTS=docs/img
-    they become the docs'."""
+    """The first screen and a sample. With BELLJAR_SCREENSHOTS=docs/img they become the docs'."""
     target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path)
     page = browser.new_page(viewport={"width": 1100, "height": 1250})
     page.goto((belljar.home / "reports" / f"{ran.name}.html").as_uri())
@@ -279,8 +277,7 @@ def test_the_pictures_of_the_docs_are_of_a_real_page(
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_the_chart_is_drawn_by_what_its_authors_published() -> None:
-    """uPlot's script, style and licence are byte for byte those of npm's package, and a page has
-    both whole."""
+    """uPlot's script, style and licence are npm's byte for byte, and a page has both whole."""
     root, published = Path(__file__).parents[2], npm_package(UPLOT)
     page = render(collect(findings_of([], []), source_of([])))
     for ours, theirs in (
@@ -319,8 +316,7 @@ def test_ocsf_is_valid(ran: Path, home: Path) -> None:
 
 
 def test_the_statement_is_signed_by_the_runs_key(ran: Path, home: Path) -> None:
-    """The envelope verifies with the run's public key and no other; it is about the ledger's root
-    and says the verdict."""
+    """It verifies with the run's public key and no other, is about the root, says the verdict."""
     envelope = json.loads(exported(ran, home, "--format", "intoto"))
     public = json.loads((ran / "manifest.json").read_bytes())["public_key"]
     keyid = envelope["signatures"][0]["keyid"]

@@ -234,8 +234,7 @@ def test_a_newer_bundle_replaces_an_older_one_and_not_the_reverse(
 def test_what_is_installed_over_an_older_one_is_the_newer_one_alone(
     bundle: Path, key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory whose packages are installed has no file that the manifest does not name:
-    install.sh would refuse it."""
+    """Its directory has no file that the manifest doesn't name: install.sh would refuse it."""
     seen: list[set[str]] = []
 
     def run_script(argv: list[str], **_: object) -> None:

@@ -153,8 +153,7 @@ def test_each_kind_of_error_has_its_code(
 def test_an_interrupt_or_a_defect_is_an_object_too(
     failing: Failing, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """130, with what failed on the way out; a defect keeps its traceback, and a program never meets
-    an empty standard output."""
+    """130 with what failed on the way out; a defect keeps its traceback beside the object."""
     interrupt = KeyboardInterrupt()
     interrupt.__cause__ = CellError("the jail ended", where="cell c-0")
     assert failing(interrupt, "--json") == 130

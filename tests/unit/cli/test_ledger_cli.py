@@ -71,8 +71,7 @@ def test_strict_needs_a_key_to_compare(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without one nobody says whose word the record is: 1 with --strict, on the screen and in JSON,
-    and how to give one."""
+    """Without one nobody says whose word it is: 1 with --strict, and how to give a key."""
     own = load_or_make_key(home).fingerprint
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "elsewhere"))
     assert belljar(["ledger", "verify", str(run_dir), "--strict"]) == 1
@@ -95,8 +94,7 @@ def test_show_escapes_everything(run_dir: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_show_prints_what_was_kept(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Escaped for a person, exact in JSON; bytes that were changed are not shown as the
-    record's."""
+    """Escaped for a person, exact in JSON; changed bytes are not shown as the record's."""
     assert belljar(["ledger", "show", "last", "--output", "--kind", "file.read.completed"]) == 0
     out = capsys.readouterr().out
     assert _is_harmless(out)
@@ -116,8 +114,7 @@ def test_show_prints_what_was_kept(run_dir: Path, capsys: pytest.CaptureFixture[
 def test_verify_finds_another_run_in_its_place(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that was renamed to another run's id, by id and by every kind of path; a copy by
-    another name may be of any run."""
+    """A directory renamed to another run's id, by every path; a copy may be of any run."""
     other = run_dir.rename(run_dir.with_name("20000101-000000000-abcdef"))
     monkeypatch.chdir(other)
     for ref in (other.name, str(other), f"{other}/", ".", f"../{other.name}", "./../" + other.name):

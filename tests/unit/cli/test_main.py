@@ -35,8 +35,7 @@ def test_output_that_can_not_be_written_is_one_message(
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_standard_descriptor_is_an_empty_one(closed: str) -> None:
-    """Its number is never given to a file of ours: `main` puts /dev/null there, and ends as it
-    would have."""
+    """Its number is no file's of ours: `main` puts /dev/null there, and ends as it would have."""
     look = (
         "import os,sys; from belljar.cli import main as m; m._open_standard_streams();"
         " os._exit(os.open('.', 0) < 3 or None in (sys.stdin, sys.stdout, sys.stderr))"

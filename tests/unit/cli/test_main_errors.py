@@ -38,8 +38,7 @@ def test_interrupts_are_130(failing: Failing, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("words", ["runs --json", "plan low", "run --help"])
 def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Path) -> None:
-    """With the exit code that a shell gives for SIGPIPE, not with that of a failed evaluation;
-    whatever prints."""
+    """The exit code is a shell's for SIGPIPE, not a failed evaluation's; whatever prints."""
     (tmp_path / "runs" / "broken").mkdir(parents=True)
     reading, writing = os.pipe()
     os.close(reading)

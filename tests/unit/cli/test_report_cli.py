@@ -90,8 +90,7 @@ def test_a_page_replaces_nothing_but_a_page(
 def test_a_full_or_read_only_disk_ends_no_run(
     home: Path, ran: Path, capsys: pytest.CaptureFixture[str], options: str
 ) -> None:
-    """`belljar run` says that the page was not written, and names none; `belljar report` is one
-    error, and the verdict is as without a page."""
+    """`run` says that the page was not written, `report` is one error, the verdict is the same."""
     reports = home / "reports"
     reports.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(reports)], check=True)

@@ -57,8 +57,7 @@ def codes(findings: dict[str, Any]) -> set[str]:
 def test_a_run_is_judged_by_every_name(
     ran: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By id, its beginning, `last` and path: the exit code of the run itself, and a table for
-    people."""
+    """By id, its beginning, `last` and path: the exit code of the run itself, and a table."""
     for ref in (ran.name, ran.name[:20], "last", str(ran)):
         code, findings = said(ref)
         assert (code, findings["verdict"], findings["exit_code"]) == (1, "contained", 1)
@@ -69,8 +68,7 @@ def test_a_run_is_judged_by_every_name(
 
 @pytest.mark.promise("7.1")
 def test_a_run_that_crashed_is_void(ran: Path, said: Said) -> None:
-    """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it
-    is contained."""
+    """Without a manifest and its last checkpoint: what is there is shown, nothing is contained."""
     (ran / "manifest.json").unlink()
     lines = (ran / "checkpoints.jsonl").read_bytes().splitlines(keepends=True)
     (ran / "checkpoints.jsonl").write_bytes(b"".join(lines[:-1]))
@@ -142,8 +140,7 @@ def forged(run: str):
 def test_a_data_set_cant_say_that_a_sample_is_another_runs(
     home: Path, ran: Path, said: Said
 ) -> None:
-    """A sample without a cell that names a run of the store, one that was contained: it has no
-    cell."""
+    """A sample without a cell that names a contained run of the store has no cell."""
     Path("forged.py").write_text(FORGED)
     under_inspect(home, lambda: plain("forged.py", task_args={"run": ran.name}))
     code, findings = said("last")

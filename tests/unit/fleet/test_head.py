@@ -275,8 +275,7 @@ def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_chang
 def test_a_record_that_came_and_was_not_judged_is_never_run_again(
     tmp_path: Path, *, is_whole: bool
 ) -> None:
-    """The head died while it judged: it may be that of a breach. What broke off on its way is run
-    again."""
+    """The head died while it judged: it may be a breach's. What broke off is run again."""
     archive, _ = unit_run(tmp_path / "n1", breached=True)
     with create_run(tmp_path / "head", KIND, []) as run:
         about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n1", "samples": ["a"]}
@@ -295,8 +294,7 @@ def test_a_record_that_came_and_was_not_judged_is_never_run_again(
 def test_what_a_guest_or_a_live_node_may_have_caused_has_no_second_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A unit past its deadline, a record without bound, and a node named again, with which the
-    deadline would begin anew, are void."""
+    """A unit past its deadline, a record without bound and a node named again are void."""
     first: Iterable[Any] = repeat(b"x")
     if how == "deadline_s":
         monkeypatch.setattr("belljar.fleet.head.deadline_s", lambda *_, **__: 0.0)
@@ -327,8 +325,7 @@ PLAN: Mapping[str, Any] = {
     "name", [*(each for each in PLAN if each != "settings"), "INSPECT_EVAL_SEED", "BELLJAR_POLICY"]
 )
 def test_a_run_is_resumed_only_as_the_same_evaluation(name: str) -> None:
-    """Other files, policies, images, versions or variables make other samples: what differs is
-    named."""
+    """Other files, policies, images, versions or variables make other samples, and are named."""
     check_same(PLAN, PLAN)
     settings = {**PLAN["settings"], name: "x"}
     other = {**PLAN, name: "x"} if name in PLAN else {**PLAN, "settings": settings}

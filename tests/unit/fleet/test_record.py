@@ -90,8 +90,7 @@ def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
 
 @pytest.mark.parametrize("field", ["key", "root", "archive", "run_id"])
 def test_another_key_root_archive_or_run_is_refused(tmp_path: Path, came: Try, field: str) -> None:
-    """A node that signs with another key, a run put in another's place, bytes changed since, and
-    another genuine run of the same node."""
+    """Another key, a run in another's place, changed bytes, another genuine run of the node."""
     with pytest.raises(LedgerError):
         examine(tmp_path, replace(came, **{field: "0" * 64}))  # type: ignore[arg-type]
 

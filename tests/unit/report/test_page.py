@@ -160,8 +160,7 @@ def data_of(page: bytes) -> list[list[Any]]:
 
 @pytest.mark.promise("4.4")
 def test_hostile_text_makes_no_element_attribute_or_link() -> None:
-    """With hostile text in every field, a page has our one script, no handler, and no link that
-    leaves it; and the entries of every group."""
+    """A hostile page has our one script, no handler, no link that leaves it, and every group."""
     page = hostile_page()
     found = elements(page)
     scripts = [each.get("type") for each in found if each.tag == f"{NAMESPACE}script"]
@@ -312,8 +311,7 @@ def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
 
 
 def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
-    """Long lines, large bodies and many events are cut, counted, and named with the command that
-    shows them."""
+    """Long lines, large bodies and many events are cut, counted, and named with their command."""
     lines, transcripts = many(1, FIRST + LAST + 5)
     huge = b"x" * (10 << 20)
     lines = [with_body(each, huge) if each.kind is Kind.EXEC_COMPLETED else each for each in lines]
@@ -330,8 +328,7 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
 
 
 def test_many_samples_share_the_bound() -> None:
-    """A run of 500 samples whose outputs exceed the bound has a page below it, with each sample's
-    entries in it."""
+    """A run of 500 samples with large outputs has a page below it, with each one's entries."""
     lines, transcripts = many(500, 20)
     report = collect(findings_of(transcripts, lines), source_of(lines, b"z" * 8000))
     assert len(render(report)) < 1.5 * MAX_DETAIL_BYTES

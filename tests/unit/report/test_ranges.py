@@ -95,8 +95,7 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
 
 @pytest.mark.promise("5.4")
 def test_an_address_has_all_names_that_led_to_it() -> None:
-    """As a catch-all's has: in a connection, and among what was let through or refused, whenever
-    they were asked for."""
+    """In a connection and in what was let through or refused, whenever they were asked for."""
     names = ("a.example", "A.example.", "b.example", "c.example", "d.example")
     lines = story(
         line(Kind.NETWORK_STREAM, **STREAM),
@@ -127,8 +126,7 @@ def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> No
     ("end", "reasons"), [({}, 1), ({"counters": {}}, 1), ({"counters": {"logs_lost": 0}}, 0)]
 )
 def test_an_end_that_counted_nothing_is_missing_evidence(end: dict[str, Any], reasons: int) -> None:
-    """Of a range that was open somebody counted; that nobody says how many packets were lost is not
-    that none was."""
+    """Of an open range somebody counted; that nobody says what was lost is not that none was."""
     (row,) = judged(story(line(Kind.RANGE_OPENED, duration_ms=1.0), **end)).rows
     assert [reason.code for reason in row.reasons] == [ReasonCode.PACKETS_NOT_RECORDED] * reasons
 

@@ -125,8 +125,7 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
 @pytest.mark.promise("5.8")
 @pytest.mark.parametrize("name", SHOWN)
 def test_each_event_has_its_signal(name: str) -> None:
-    """What a workload did is told, once by code, in the order in which it came; what is Belljar's
-    own, a limit's or a stop's is not."""
+    """A workload's acts are told once by code, in order; Belljar's own, a limit's, a stop's not."""
     lines, expected = SHOWN[name]
     assert codes(*lines) == expected
 
@@ -159,8 +158,7 @@ def test_the_word_of_a_guest_is_marked() -> None:
 
 @pytest.mark.promise("5.8")
 def test_what_is_not_seen_is_said() -> None:
-    """A decoy without a sensor, a sensor that failed, a decoy that isn't there and data that nobody
-    looked at."""
+    """A decoy without a sensor or that isn't there, a failed sensor, data nobody looked at."""
     started = line(Kind.SENSOR_STARTED, "c1", sensor="fanotify", decoys=["aws"])
     placed = line(Kind.DECOY_PLACED, "c1", **PLACED)
     assert [spot.code for spot in signals(placed).blind] == [Blind.NO_TOUCH_SENSOR]
@@ -176,8 +174,7 @@ def test_what_is_not_seen_is_said() -> None:
 
 @pytest.mark.promise("5.8")
 def test_only_another_samples_decoy_changes_the_verdict() -> None:
-    """It is a breach; every other signal stands beside a contained verdict; a value of the sample's
-    own other cell is neither."""
+    """It is a breach; all others stand beside a contained verdict; an own value is neither."""
     for lines, _ in SHOWN.values():
         if DIED not in lines:
             assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
@@ -192,8 +189,7 @@ def test_only_another_samples_decoy_changes_the_verdict() -> None:
 
 @pytest.mark.promise("5.8", "7.1")
 def test_a_flood_of_own_values_hides_no_other_samples() -> None:
-    """A sample that shows the decoys of its own earlier cell again and again has no room of the
-    evidence that another's decoy needs."""
+    """The decoys of a sample's own earlier cell take no room that another's decoy needs."""
     own = line(Kind.DECOY_CARRIED, "c1", **CONTACT, from_cell="c1")
     other = line(Kind.DECOY_CARRIED, "c1", **CONTACT, from_cell="c-elsewhere")
     lines = [*[own] * 2 * MAX_EVIDENCE, other]
@@ -204,8 +200,7 @@ def test_a_flood_of_own_values_hides_no_other_samples() -> None:
 
 @pytest.mark.promise("5.8")
 def test_findings_and_the_terminal_have_them() -> None:
-    """Each sample's JSON has its signals and what was not seen; a hostile text stays on its
-    line."""
+    """Each sample's JSON has its signals and what was not seen; hostile text stays on its line."""
     hostile = line(Kind.NETWORK_DNS, **NAME, name="\x1b[31mx\n.example", answer="NXDOMAIN")
     findings = findings_with_signals(hostile, line(Kind.DECOY_PLACED, "c1", **PLACED))
     (sample,) = collect(findings)["samples"]

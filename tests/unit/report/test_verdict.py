@@ -63,8 +63,7 @@ HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
 
 
 def allowing(*rules: list[str]) -> list[Line]:
-    """The story, with a cell for each of these rules; each lets tools of these names act beside
-    it."""
+    """The story, with a cell for each of these rules, which let tools act beside it."""
 
     def copied(each: Line, number: int) -> Line:
         rule = {"host_tools": rules[number]} if each.kind is Kind.SAMPLE_STARTED else {}
@@ -80,8 +79,7 @@ def allowing(*rules: list[str]) -> list[Line]:
 
 
 def cancelled(without: Kind | None = None) -> list[Line]:
-    """The story, and a second sample of the same evaluation that ended; all of it is there, but
-    for one kind of event."""
+    """The story, and a second sample that ended; all is there but one kind of event."""
     probed = [replace(each, cell="c2") for phase in ("start", "end") for each in probing(phase)]
     lines = other_cell("u2", *probed[:2], WORK, *probed[2:], FINISHED, sample="s2", eval_id="e1")
     return [each for each in lines if each.cell != "c2" or each.kind is not without]
@@ -289,8 +287,7 @@ def codes(findings: RunFindings) -> set[Code]:
 @pytest.mark.promise("1.10", "7.1", "7.2")
 @pytest.mark.parametrize("name", CASES)
 def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
-    """Verdict, exit code and reason codes; `contained` stands at the head of the summary only when
-    all of it was."""
+    """Verdict, exit code and codes; `contained` heads the summary only when all of it was."""
     given, verdict, exit_code, expected = CASES[name]
     findings = judge(given)
     assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
@@ -304,8 +301,7 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
 
 @pytest.mark.promise("7.5")
 def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
-    """The first damage of each cell, with the operation at which it was noticed, in the summary and
-    in the JSON."""
+    """The first damage of each cell, with the operation that noticed it, in summary and JSON."""
     later = line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": "agent_died", "op": 9})
     findings = judge(evidence(lines=story(BROKEN, later)))
     assert "1 degraded: shell_missing" in headline(findings)
@@ -331,8 +327,7 @@ def test_a_breach_is_no_interrupt() -> None:
 
 @pytest.mark.promise("7.2")
 def test_a_reused_sample_is_the_other_runs() -> None:
-    """`eval-retry` copies a sample with its verdict: it is listed with the run that gave it, and
-    makes nothing contained here."""
+    """`eval-retry` copies a sample: it is the run's that gave it, and contains nothing here."""
     reused = replace(SAMPLE, uuid="old", judged_by="Q", judged_as="contained")
     log = replace(LOG, transcripts=(SAMPLE, reused), expected=2)
     plain = replace(RUN, kind="inspect")
@@ -357,8 +352,7 @@ def test_a_run_without_samples_says_what_it_is() -> None:
 
 @pytest.mark.promise("7.2")
 def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
-    """Metadata can't take a sample away from the run that has its cell, nor from `belljar run`,
-    which reuses nothing."""
+    """Metadata can't take a sample from the run that has its cell, nor from `belljar run`."""
     claims = replace(SAMPLE, judged_by="Q", judged_as="contained", calls=(CALL,))
     log = replace(LOG, transcripts=(claims,))
     assert codes(judge(evidence(log, run=replace(RUN, kind="inspect")))) == {
@@ -370,8 +364,7 @@ def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
 @pytest.mark.promise("7.2")
 @pytest.mark.parametrize("begun", [{}, {"Q": frozenset({"another"})}, {"P": frozenset({"u1"})}])
 def test_a_sample_is_reused_only_from_a_run_that_has_it(begun: dict[str, frozenset[str]]) -> None:
-    """Its metadata may be its data set's: without a run of that name that began this very sample,
-    it has no cell."""
+    """Metadata may be a data set's: without a run that began this very sample, it has no cell."""
     log = replace(LOG, transcripts=(replace(SAMPLE, judged_by="Q", judged_as="contained"),))
     findings = judge(
         evidence(log, lines=[], run=replace(RUN, kind="inspect"), begun_elsewhere=begun)
@@ -387,15 +380,13 @@ def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
 
 
 def test_a_transcript_without_an_id_has_no_cells() -> None:
-    """Its cells are those of a sample that no log has; cells that no sample began in are
-    nobody's."""
+    """Its cells are of a sample that no log has; cells that no sample began in are nobody's."""
     findings = judge(evidence(sampled(uuid=""), lines=[*story(), PLANNED]))
     assert [len(row.cells) for row in findings.rows] == [0, 1]
 
 
 def test_the_run_is_gathered_from_its_events() -> None:
-    """Who made it, where Inspect's logs are, how the evaluation ended, and what could not be
-    bound."""
+    """Who made it, where the logs are, how the evaluation ended, what could not be bound."""
     ended: dict[str, Any] = {"interrupted": True, "stopped": True, "errors": ["e"]}
     refused: dict[str, Any] = {"refusal": "no", "refusal_code": 3}
     run = RunRecord()
