@@ -67,18 +67,6 @@ def test_a_run_is_judged_by_every_name(
 
 
 @pytest.mark.promise("7.1")
-def test_a_run_that_crashed_is_void(ran: Path, said: Said) -> None:
-    """Without a manifest and its last checkpoint: what is there is shown, nothing is contained."""
-    (ran / "manifest.json").unlink()
-    lines = (ran / "checkpoints.jsonl").read_bytes().splitlines(keepends=True)
-    (ran / "checkpoints.jsonl").write_bytes(b"".join(lines[:-1]))
-    code, findings = said("last")
-    assert code == 2
-    assert {reason["code"] for reason in findings["problems"]} == {"ledger_unfinished"}
-    assert {sample["verdict"] for sample in findings["samples"]} == {"void"}
-
-
-@pytest.mark.promise("7.1")
 def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
     """Nothing ran: the exit code is that of the refusal, now as then."""
     cells = RecordedCells()

@@ -70,14 +70,6 @@ def archived(run: RunDirectory, fleet: Path, node: Path) -> Try:
     )
 
 
-def test_a_unit_is_judged_by_its_own_record(tmp_path: Path, came: Try) -> None:
-    """Its root is the one that the fleet's ledger keeps."""
-    found = examine(tmp_path, came)
-    assert found.findings is not None
-    assert found.findings.run_id == came.run_id
-    assert examine(tmp_path, found) == found
-
-
 @pytest.mark.parametrize("years", [-20, 20])
 def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
