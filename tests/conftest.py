@@ -39,8 +39,8 @@ _LAST_MODULE = pytest.StashKey[Path]()
 # The longest files first, by their seconds in a run of all, so that no process ends long after the
 # others. What isn't listed comes after them, in its usual order.
 LONGEST_FIRST = (
-    "tests/integration/test_fleet.py",  # 320
-    "tests/integration/test_bundle.py",  # 160
+    "tests/integration/test_fleet.py",  # 110
+    "tests/integration/test_bundle.py",  # 100
     "tests/integration/test_contract_as_user.py",  # 120
     "tests/integration/test_service_programs.py",  # 110
     "tests/integration/test_inspect_run.py",  # 100

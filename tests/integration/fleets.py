@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
+from tests.integration.processes import quick_command
 
 from belljar.events import Kind
 from belljar.ledger.files import is_being_written
@@ -84,7 +84,7 @@ class Fleet:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a command on the head."""
         return subprocess.Popen(
-            [sys.executable, "-m", "belljar", *words],
+            quick_command(*words),
             cwd=self.folder / "task",
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -102,7 +102,7 @@ class Fleet:
     def belljar(self, *words: str, home: Path | None = None) -> str:
         """Another command's output."""
         environment = {"BELLJAR_HOME": str(home or self.head)}
-        return self.output(sys.executable, "-m", "belljar", *words, environment=environment)
+        return self.output(*quick_command(*words), environment=environment)
 
     def output(self, *words: str, environment: Mapping[str, str] | None = None) -> str:
         """A program's output."""

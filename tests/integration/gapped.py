@@ -5,9 +5,10 @@
 The test's machine may itself be a virtual one with vsock, which no namespace hides: a filter does.
 It refuses sockets of these families, as a kernel without them.
 
-    python -m tests.integration.gapped belljar WORDS...
+    python -m tests.integration.gapped belljar WORDS... [then WORDS...]...
 
 Runs Belljar as on a machine whose first PID namespace is this one: its own processes are all there are.
+Of several commands each one's exit code is a line of standard error; those of `ip` are others' tool.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import os
 import platform
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from belljar.airgap import check
-from belljar.cli.main import main as belljar_main
+from belljar.cli.main import run as belljar
 from belljar.network.syscalls import install_filter
 
 _SOCKET = {"x86_64": 41, "aarch64": 198}
@@ -57,12 +60,25 @@ def whole_machine(*words: str) -> list[str]:
     return [sys.executable, "-m", "tests.integration.gapped", "belljar", *words]
 
 
+def all_of(words: Sequence[str]) -> int:
+    """Run one command after the other; the last one's exit code."""
+    code = 0
+    for _, command in groupby(words, lambda word: word != "then"):
+        match [*command]:
+            case ["then", *_]:
+                print(f"exit code {code}", file=sys.stderr)
+            case ["ip", *rest]:
+                subprocess.run(["ip", *rest], check=True)
+            case own:
+                code = belljar(own)
+    return code
+
+
 def main(families: str, *command: str) -> None:
     """Never returns."""
     if families == "belljar":
         check.FIRST_PID_NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino  # type: ignore[misc]
-        sys.argv = ["belljar", *command]
-        belljar_main()
+        sys.exit(all_of(command))
     install_filter(without(*map(int, families.split(","))))
     os.execvp(command[0], list(command))  # noqa: S606
 

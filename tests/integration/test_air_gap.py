@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -143,8 +144,7 @@ def test_a_kernel_without_ipv6_has_no_way_by_it(tmp_path: Path) -> None:
 def test_an_interface_without_any_route_is_a_way(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:
-    """A route isn't necessary: without one, and with no address at all, packets leave by a socket
-    that is bound to the interface."""
+    """Without a route or any address, packets leave by a socket bound to the interface."""
     inside = namespace()
     ip("-n", inside, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
     for device in ("lo", "v0", "v1"):
@@ -159,8 +159,7 @@ def test_an_interface_without_any_route_is_a_way(
 def test_a_device_in_another_namespace_is_a_way(
     namespace: Callable[[], str], tmp_path: Path
 ) -> None:
-    """A namespace that has no process is found by its mount, and its devices count; a pair that
-    leads to a further namespace does not."""
+    """One without a process is found by its mount; a pair to a further namespace is no way."""
     other = namespace()
     ip("-n", other, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
     ip("-n", other, "link", "set", "v0", "up")
@@ -262,58 +261,43 @@ def test_the_check_sends_nothing_unless_an_address_is_named(
 
 
 @pytest.mark.promise("1.10")
-@pytest.mark.parametrize("kind", ["exec", "run"])
-def test_a_run_that_requires_an_air_gap_is_refused_with_an_interface(
-    kind: str, home: Path, tmp_path: Path
-) -> None:
-    """Nothing runs, neither in a cell nor beside it, the exit code is the host's, and the record
-    has the facts and verifies."""
+@pytest.mark.slow
+def test_a_policy_that_requires_an_air_gap_has_one(home: Path, tmp_path: Path) -> None:
+    """With an interface nothing runs, neither in a cell nor beside it, and the exit code is the
+    host's. Without, the facts are on record at the start and at the end; an interface that came up
+    in between and is gone again makes every sample void. Each record verifies."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "task.py").write_text(TASK.replace("left", f"{tmp_path}/left"))
-    commands = {
-        "exec": ("exec", f"{tmp_path}/policy.yaml", "--", "true"),
-        "run": ("run", f"{tmp_path}/task.py@leaves", "--model", "mockllm/model"),
-    }
+    tasks = {name: f"run {tmp_path}/task.py@{name} --model mockllm/model" for name in RAN}
+    refused = f"exec {tmp_path}/policy.yaml -- true then {tasks['leaves']}"
+    words = f"{refused} then ip link del x0 then {tasks['stays']} then {tasks['opens']}"
     up = 'ip link add x0 type veth peer name x1; ip link set x0 up; exec "$@"'
-    done = run(*gapped("sh", "-c", up, "sh", *whole_machine(*commands[kind])), home=home)
-    assert done.returncode == 3
+    before = {*home.glob("runs/*")}
+    done = run(*gapped("sh", "-c", up, "sh", *whole_machine(*words.split())), home=home)
+    codes = [int(code) for code in re.findall("^exit code (.*)$", done.stderr, re.MULTILINE)]
+    assert [*codes, done.returncode] == [3, 3, 3, 0, 2], done.stderr
     assert not (tmp_path / "left").exists()
-    lines = newest(home)
-    kinds = [line.kind for line in lines]
-    assert Kind.POLICY_REFUSED in kinds
-    assert not {Kind.EXEC_STARTED, Kind.CELL_PLANNED, Kind.RUN_EVALUATED} & {*kinds}
-    (checked,) = [line.data for line in lines if line.kind is Kind.AIR_GAP_CHECKED]
-    assert checked["air_gapped"] is False
-    present = {each["name"] for each in checked["findings"] if each["state"] != "absent"}
-    assert {"interface x0", "IPv4 UDP"} <= present
+    execed, left, *ended = sorted({*home.glob("runs/*")} - before)
+    assert all(verify(path).problem is None for path in (execed, left, *ended))
+    for path in (execed, left):
+        lines = list(read_events(path))
+        kinds = {line.kind for line in lines}
+        assert Kind.POLICY_REFUSED in kinds
+        assert not {Kind.EXEC_STARTED, Kind.CELL_PLANNED, Kind.RUN_EVALUATED} & kinds
+        (checked,) = [line.data for line in lines if line.kind is Kind.AIR_GAP_CHECKED]
+        assert checked["air_gapped"] is False
+        present = {each["name"] for each in checked["findings"] if each["state"] != "absent"}
+        assert {"interface x0", "IPv4 UDP"} <= present
+    for path, (verdict, reasons) in zip(ended, (RAN["stays"], RAN["opens"]), strict=True):
+        found = json.loads((path / "findings.json").read_bytes())
+        of_samples = [each for sample in found["samples"] for each in sample["reasons"]]
+        assert (found["verdict"], {each["code"] for each in of_samples}) == (verdict, reasons)
+        checks = [line.data for line in read_events(path) if line.kind is Kind.AIR_GAP_CHECKED]
+        assert [each["phase"] for each in checks] == ["start", "end"]
 
 
-def newest(home: Path) -> list[Any]:
-    """The events of the newest run, whose ledger verifies."""
-    path = max((home / "runs").iterdir())
-    assert verify(path).problem is None
-    return list(read_events(path))
-
-
-@pytest.mark.promise("1.10")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "verdict", "code"),
-    [pytest.param("stays", "contained", 0, marks=pytest.mark.thorough), ("opens", "void", 2)],
-)
-def test_an_interface_in_mid_run_makes_the_run_void(
-    task: str, verdict: str, code: int, home: Path, tmp_path: Path
-) -> None:
-    """The facts are on record at the start and at the end. An interface that came up and is gone
-    again at the end makes every sample void."""
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    (tmp_path / "task.py").write_text(TASK)
-    log = f"{tmp_path}/task.py@{task}"
-    command = whole_machine("run", log, "--model", "mockllm/model", "--json")
-    done = run(*gapped(*command), home=home)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["verdict"]) == (code, verdict), done.stdout + done.stderr
-    codes = {reason["code"] for sample in found["samples"] for reason in sample["reasons"]}
-    assert codes == ({"air_gap_broken"} if code else set())
-    phases = [line.data["phase"] for line in newest(home) if line.kind is Kind.AIR_GAP_CHECKED]
-    assert phases == ["start", "end"]
+RAN: dict[str, tuple[str, set[str]]] = {
+    "leaves": ("void", set()),
+    "stays": ("contained", set()),
+    "opens": ("void", {"air_gap_broken"}),
+}

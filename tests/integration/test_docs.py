@@ -38,37 +38,26 @@ def test_example_in_python_runs(
     # A machine of its own shape is made for minutes of `--thorough` alone.
     tier = "microvm" if request.config.getoption("--thorough") else "container"
     program.write_text(EXAMPLES[number].replace('"tier": "microvm"', f'"tier": "{tier}"'))
-    env = {**os.environ, "BELLJAR_HOME": str(home)}
-    ran = subprocess.run(
-        [sys.executable, str(program)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ran = in_folder(tmp_path, home, *quick_command("-m", "example"))
     assert ran.returncode == 0, ran.stderr
 
 
+def in_folder(folder: Path, home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A command there, with this store."""
+    env = {**os.environ, "BELLJAR_HOME": str(home)}
+    return subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
 def test_the_tutorial_works(home: Path, tmp_path: Path) -> None:
-    """With its files in place, each `belljar` command of docs/tutorial.md succeeds, in its
-    order."""
+    """With its files in place, each `belljar` command of docs/tutorial.md succeeds in order."""
     for name, text in TITLED.findall(TUTORIAL):
         (tmp_path / name).write_text(text)
     installed = TUTORIAL.split("## 2.")[1]
     outputs = []
     for command in re.findall(r"^\$ belljar (.*)$", installed, re.MULTILINE):
-        words = shlex.split(command)
-        imports_inspect = words[0] in {"run", "check", "verdict", "report"}
-        ran = subprocess.run(
-            quick_command(*words) if imports_inspect else [sys.executable, "-m", "belljar", *words],
-            cwd=tmp_path,
-            env={**os.environ, "BELLJAR_HOME": str(home)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        ran = in_folder(tmp_path, home, *quick_command(*shlex.split(command)))
         assert ran.returncode == 0, f"{command}: {ran.stderr}"
         outputs.append(ran.stdout)
     assert len(outputs) >= 10

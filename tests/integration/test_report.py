@@ -33,16 +33,8 @@ from tests.integration.processes import quick_command
 from tests.machine import PATIENCE_S
 from tests.real_packages import UPLOT, npm_package
 from tests.unit.report.stories import findings_of
-from tests.unit.report.test_page import (
-    EVIL,
-    data_of,
-    elements,
-    hostile_page,
-    many,
-    source_of,
-)
+from tests.unit.report.test_page import EVIL, data_of, elements, hostile_page, many, source_of
 
-from belljar.events import Kind
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import Status, verify
 from belljar.report.collect import collect
@@ -245,8 +237,7 @@ def test_a_hostile_terminal_is_played_as_text(browser: Browser, tmp_path: Path) 
 
 @pytest.mark.thorough
 def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path) -> None:
-    """Contrast, labels, headings and roles are as the rules of axe want them, in light and in dark;
-    nothing is wider than the screen."""
+    """Contrast, labels, headings and roles are as axe wants them, light and dark, on a phone."""
     checker = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
     )
@@ -255,9 +246,7 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
     for scheme in ("light", "dark"):
         # The page's own policy would keep axe out
         page = browser.new_context(
-            bypass_csp=True,
-            color_scheme=scheme,
-            viewport={"width": 390, "height": 844},
+            bypass_csp=True, color_scheme=scheme, viewport={"width": 390, "height": 844}
         ).new_page()
         page.goto(f"{target.as_uri()}#s0")
         page.locator("#s0 .player summary").click()
@@ -273,8 +262,7 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
 def test_the_pictures_of_the_docs_are_of_a_real_page(
     browser: Browser, belljar: Belljar, ran: Path, tmp_path: Path
 ) -> None:
-    """The first screen, and a sample with its range and timeline. With BELLJAR_SCREENSHOTS=docs/img
-    they become the docs'."""
+    """The first screen and a sample. With BELLJAR_SCREENSHOTS=docs/img they become the docs'."""
     target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path)
     page = browser.new_page(viewport={"width": 1100, "height": 1250})
     page.goto((belljar.home / "reports" / f"{ran.name}.html").as_uri())
@@ -289,8 +277,7 @@ def test_the_pictures_of_the_docs_are_of_a_real_page(
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_the_chart_is_drawn_by_what_its_authors_published() -> None:
-    """uPlot's script, style and licence are byte for byte those of npm's package, and a page has
-    both whole."""
+    """uPlot's script, style and licence are npm's byte for byte, and a page has both whole."""
     root, published = Path(__file__).parents[2], npm_package(UPLOT)
     page = render(collect(findings_of([], []), source_of([])))
     for ours, theirs in (
@@ -329,8 +316,7 @@ def test_ocsf_is_valid(ran: Path, home: Path) -> None:
 
 
 def test_the_statement_is_signed_by_the_runs_key(ran: Path, home: Path) -> None:
-    """The envelope verifies with the run's public key and no other; it is about the ledger's root
-    and says the verdict."""
+    """It verifies with the run's public key and no other, is about the root, says the verdict."""
     envelope = json.loads(exported(ran, home, "--format", "intoto"))
     public = json.loads((ran / "manifest.json").read_bytes())["public_key"]
     keyid = envelope["signatures"][0]["keyid"]
@@ -459,29 +445,6 @@ def test_a_cast_has_each_command(ran: Path, home: Path) -> None:
     assert header["version"] == 3
     assert all(after_s >= 0 and code in "oxi" for after_s, code, _ in rest)
     assert sum(code == "x" for _, code, _ in rest) == count
-
-
-@pytest.mark.skipif(shutil.which("tcpdump") is None, reason="tcpdump is not installed")
-def test_tcpdump_reads_the_packets(ran: Path, home: Path, tmp_path: Path) -> None:
-    """All of them, with the cell's questions for names among them."""
-    file = tmp_path / "packets.pcapng"
-    events = list(read_events(ran))
-    of_cell = {each.cell: each.data["range"] for each in events if each.kind is Kind.CELL_PLANNED}
-    (at,) = [
-        of_cell[each.cell]
-        for each in events
-        if each.kind is Kind.SAMPLE_STARTED and each.data["sample"] == "curious"
-    ]
-    (directory,) = [
-        each.data["directory"]
-        for each in events
-        if each.kind is Kind.RANGE_OPENING and each.data["range"] == at
-    ]
-    file.write_bytes(exported(ran, home, "--format", "pcap", "--cell", directory))
-    argv = ["tcpdump", "-n", "-r", str(file)]
-    read = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert len(read.stdout.splitlines()) > 10
-    assert " A? " in read.stdout
 
 
 def test_a_replay_cannot_act_on_the_terminal(home: Path) -> None:

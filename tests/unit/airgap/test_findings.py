@@ -48,8 +48,7 @@ def test_one_way_that_is_not_absent_is_no_air_gap(state: State) -> None:
     ],
 )
 def test_an_interface_is_judged_by_what_can_leave_by_it(link: Link, state: State) -> None:
-    """Loopback, sinks and interfaces that are down are absent; without a carrier, a cable is
-    enough."""
+    """Loopback, sinks and what is down are absent; without a carrier, a cable is enough."""
     assert seen(link)[0] is state
 
 
@@ -58,8 +57,7 @@ def test_an_interface_is_judged_by_what_can_leave_by_it(link: Link, state: State
     [(0xFFFF_FFFF, State.ABSENT), (1, State.ABSENT), (2, State.ABSENT), (3, State.PRESENT)],
 )
 def test_a_vsock_leads_out_of_a_guest_alone(number: int, state: State) -> None:
-    """No address, loopback's, and the hypervisor's own, whose guests are on this host, lead
-    nowhere; any other is a guest's."""
+    """No address, loopback's and the hypervisor's lead nowhere; any other is a guest's."""
     assert vsock_seen(number)[0] is state
 
 

@@ -24,8 +24,7 @@ async def fail_of(error: Exception, number: int | None) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_fails_of_a_signal_is_an_interruption(number: int) -> None:
-    """A child that got the signal too may be gone before ours is heard: it is an interruption all
-    the same, and says what failed."""
+    """A child that got the signal may be gone before ours is heard: the interruption says so."""
     before = signal.signal(
         number, signal.SIG_DFL
     )  # one that was ignored at the start (`nohup`) stays so

@@ -46,8 +46,7 @@ def standard_input(path: str) -> Iterator[None]:
 def test_an_owner_that_closed_first_is_heard_whole(
     unread: bytes, capfd: pytest.CaptureFixture[str], *, ends: bool
 ) -> None:
-    """Output and exit code arrive, though this side had not sent all that it had to; without an
-    exit code it is status 1, and why."""
+    """Output and exit code arrive, though not all was sent; without a code: status 1, and why."""
     ours, theirs = socket.socketpair()
     with ours, standard_input(os.devnull):
         ours.sendall(unread)

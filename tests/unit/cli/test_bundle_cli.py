@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.bundle.test_bundle import FILES, written
+from tests.unit.bundle.test_bundle import FILES, install, kernel_in, written
 from tests.unit.harness.test_builds import add
 
 from belljar.bundle.create import Contents, store_files
-from belljar.bundle.install import Report, install_bundle
+from belljar.bundle.install import Report
 from belljar.cli.image import wanted_by_tasks
 from belljar.cli.main import run
 from belljar.errors import HostError
 from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe
-from belljar.image.kernel import REQUIRED_MODULES, Kernel
 from belljar.image.store import Store
 from belljar.ledger.keys import load_or_make_key
 
@@ -62,15 +61,7 @@ def test_the_images_of_a_task_are_in_the_bundle(
 ) -> None:
     """Of each service and each Dockerfile, with its base, and no more than that. Where the bundle
     is installed, a run of the task has nothing to build."""
-    kernel = Kernel(
-        digest="0" * 64,
-        vmlinuz=tmp_path / "boot/vmlinuz",
-        wanted=REQUIRED_MODULES,
-        config=tmp_path / "boot/config",
-        modules=(),
-        **dict.fromkeys(("version", "package", "package_sha256"), "1"),
-    )
-    kernel.vmlinuz.parent.mkdir()
+    kernel = kernel_in(tmp_path / "boot")
     monkeypatch.setattr("belljar.bundle.create.current_kernel", lambda _home: kernel)
     monkeypatch.setattr("belljar.bundle.create.tool", lambda name: f"/usr/bin/{name}")
     found = list[dict[str, Any]]()
@@ -81,14 +72,7 @@ def test_the_images_of_a_task_are_in_the_bundle(
         files = {name: path.read_bytes() for name, path in paths.items() if "images/" in name}
         found.append(about)
         bundle = written(tmp_path / "bundle", key, {**FILES, **files}, **about)
-        install_bundle(
-            tmp_path / "other",
-            bundle,
-            expected_key=key.fingerprint,
-            packages=False,
-            allow_older=False,
-            report=lambda _line: None,
-        )
+        install(bundle, tmp_path / "other", key)
         raise HostError("this is enough")
 
     key = load_or_make_key(tmp_path / "signer")

@@ -40,8 +40,7 @@ def orphan(store: Path) -> JournalEntry:
 
 
 def test_ps(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line a cell: alive, orphaned, or a damaged entry; neither its name nor what a task's
-    author wrote acts on the terminal."""
+    """A line a cell: alive, orphaned or damaged; no name or author's text acts on the terminal."""
     Journal(store).write(own_entry(MINE, "cell"))
     Journal(store).describe(MINE, CellAbout(sample="arith\x1b[2J", epoch=3, tier="gvisor"))
     orphan(store)
@@ -62,8 +61,7 @@ def test_ps(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_reap_removes_what_dead_owners_left(
     store: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The orphan's directory and entry are gone and named; a living owner's cell is not touched,
-    nor can it be named."""
+    """The orphan's directory and entry are gone and named; a living owner's cell stays."""
     entry = orphan(store)
     Journal(store).write(own_entry(MINE, "cell"))
     for other in (MINE, "c-nothing"):
@@ -117,8 +115,7 @@ def test_hold_and_release(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_held_host_says_so(
     store: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever would make a cell is refused with the way out; a plan says it and goes on where it
-    can."""
+    """Whatever would make a cell is refused with the way out; a plan says it and goes on."""
     hold(store, "incident 7")
     assert run(words) != 0
     said = capsys.readouterr().err

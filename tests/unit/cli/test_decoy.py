@@ -46,8 +46,7 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_value_names_its_sample(
     token: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself and in a line of a log; the value is not repeated. What nobody minted is
-    nobody's."""
+    """By itself and in a line of a log, without repeating it; what nobody minted is nobody's."""
     assert run(["decoy", "find", token]) == 0
     shown = capsys.readouterr().out
     assert "sample thief/1" in shown

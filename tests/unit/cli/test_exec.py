@@ -130,8 +130,7 @@ HOSTILE = "é\n\x1b]0;mine\x07\tred\x1b[31m\r\u202ehidden\x9b1m".encode() + b"\x
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_on_a_terminal_output_can_not_act(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Escapes, controls, bidi and broken bytes are shown, not sent, however they are cut into
-    pieces; newlines, tabs and letters stay."""
+    """Escapes, controls, bidi and broken bytes are shown, not sent, however they are cut."""
     screen = io.BytesIO()
     monkeypatch.setattr("sys.stdout", Terminal(screen, encoding="utf-8", newline=""))
     pass_on = passing_on()

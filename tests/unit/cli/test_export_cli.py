@@ -42,13 +42,3 @@ def test_an_empty_record_is_not_exported_without_a_word(
     emptied = capfd.readouterr()
     assert emptied.out == ""
     assert "it is empty or can't be read" in emptied.err
-
-
-def test_a_replay_waits_for_what_it_does_not_show(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time until a new size, which is not for the reader's terminal, is part of the pause."""
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    assert belljar(["replay", "last"]) == 0
-    assert sum(pauses) >= 0.2

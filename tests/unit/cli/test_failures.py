@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -21,6 +21,7 @@ from belljar.errors import (
     ProtocolViolation,
 )
 
+Failing = Callable[..., int]
 FAILING = {
     "doctor": "doctor --json extra",
     "policy check": "policy check --json",
@@ -138,45 +139,26 @@ def test_a_task_that_leaves_while_it_is_loaded_is_wrong(command: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", CODES)
 def test_each_kind_of_error_has_its_code(
-    kind: type[BelljarError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[BelljarError], failing: Failing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code says whose fault it is, as without `--json`; task groups don't hide it."""
     code, exit_code = CODES[kind]
     error = kind("it\x1b broke", where="a", hint="do this")
-
-    def fail() -> None:
-        raise ExceptionGroup("outer", [OSError("other"), error])
-
-    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
-    assert run(["ps", "--json"]) == exit_code
+    assert failing(ExceptionGroup("outer", [OSError("other"), error]), "--json") == exit_code
     assert json.loads(capsys.readouterr().out) == {
         "error": {"code": code, "message": "it\x1b broke", "where": "a", "hint": "do this"}
     }
 
 
-def test_an_interrupt_is_an_object_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupt_or_a_defect_is_an_object_too(
+    failing: Failing, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """130, and what failed on the way out is in it."""
-
-    def fail() -> None:
-        raise KeyboardInterrupt from CellError("the jail ended", where="cell c-0")
-
-    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
-    assert run(["ps", "--json"]) == 130
+    """130 with what failed on the way out; a defect keeps its traceback beside the object."""
+    interrupt = KeyboardInterrupt()
+    interrupt.__cause__ = CellError("the jail ended", where="cell c-0")
+    assert failing(interrupt, "--json") == 130
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["where"]) == ("interrupted", "cell c-0")
-
-
-def test_a_defect_is_an_object_and_keeps_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A program never meets an empty standard output."""
-
-    def fail() -> None:
-        raise ZeroDivisionError("mine")
-
-    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
     with pytest.raises(ZeroDivisionError):
-        run(["ps", "--json"])
+        failing(ZeroDivisionError("mine"), "--json")
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "internal_error"

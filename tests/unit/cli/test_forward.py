@@ -79,8 +79,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 
 def test_an_answer_before_the_end_of_its_question_is_whole(port: int) -> None:
-    """As a server's that refuses an upload in its middle: what it said arrives before the end of
-    the connection."""
+    """As a server's that refuses an upload: it arrives before the end of the connection."""
 
     def ask(connection: socket.socket) -> None:
         with suppress(ConnectionError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = (
+HEAVY = [
     "pydantic",
     "ruamel",
     "cryptography",
@@ -22,7 +22,7 @@ HEAVY = (
     "uvicorn",
     "wsproto",
     "dulwich",
-)
+]
 
 
 def imported(home: Path, code: str) -> set[str]:

@@ -12,36 +12,14 @@ from pathlib import Path
 import click
 import pytest
 
-import belljar
 from belljar.cli.main import run
 from belljar.errors import CellError, ContainmentBreach, LedgerError
 
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
-    """Runs a command in which this is raised, and gives its exit code."""
-
-    def run_it(error: BaseException) -> int:
-        def fail() -> None:
-            raise error
-
-        monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
-        return run(["ps"])
-
-    return run_it
-
-
-def belljar_command(
-    *words: str, home: str = os.environ.get("BELLJAR_HOME", ""), **options: object
-) -> subprocess.CompletedProcess[bytes]:
-    """A process of its own, on the store `home`."""
-    env = {**os.environ, "PYTHONPATH": str(Path(belljar.__file__).parents[1]), "BELLJAR_HOME": home}
-    argv = [sys.executable, "-m", "belljar", *words]
-    return subprocess.run(argv, env=env, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+Failing = Callable[..., int]
 
 
 def test_an_error_says_what_where_and_what_to_do(
-    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+    failing: Failing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With everything escaped, on standard error."""
     assert failing(CellError("it\x1b[2J broke", where="a\rb", hint="do this\nthen that")) == 5
@@ -50,9 +28,7 @@ def test_an_error_says_what_where_and_what_to_do(
     assert said.err == "belljar: a\\rb: it\\x1b[2J broke\n  hint: do this\n  hint: then that\n"
 
 
-def test_interrupts_are_130(
-    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupts_are_130(failing: Failing, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone, in a group, or beside an error that the interrupt caused."""
     group = BaseExceptionGroup("tasks", [KeyboardInterrupt(), CellError("closed")])
     for error in (KeyboardInterrupt(), click.Abort(), group):
@@ -60,40 +36,26 @@ def test_interrupts_are_130(
         assert "interrupted" in capsys.readouterr().err
 
 
-def without_a_reader(*words: str, home: Path) -> subprocess.CompletedProcess[bytes]:
-    """The command with a standard output that nobody reads."""
+@pytest.mark.parametrize("words", ["runs --json", "plan low", "run --help"])
+def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Path) -> None:
+    """The exit code is a shell's for SIGPIPE, not a failed evaluation's; whatever prints."""
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        return belljar_command(*words, home=str(home), stdout=writing, stderr=subprocess.PIPE)
+        done = subprocess.run(
+            [sys.executable, "-m", "belljar", *words.split()],
+            env={**os.environ, "BELLJAR_HOME": str(tmp_path)},
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
     finally:
         os.close(writing)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--help",
-        "doctor --no-prove",
-        "runs",
-        "runs --json",
-        "policy schema",
-        "plan low",
-        "run --help",
-        "ps --json",
-    ],
-)
-def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Path) -> None:
-    """With the exit code that a shell gives for SIGPIPE, not with that of a failed evaluation;
-    whatever prints."""
-    (tmp_path / "runs" / "broken").mkdir(parents=True)
-    done = without_a_reader(*words.split(), home=tmp_path)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(
-    failing: Callable[[BaseException], int],
-) -> None:
+def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(failing: Failing) -> None:
     """While standard output is read, the error is a defect of ours and keeps its traceback."""
     broken = BrokenPipeError(errno.EPIPE, "Broken pipe")
     with pytest.raises(RuntimeError) as caught:
@@ -103,7 +65,7 @@ def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(
 
 @pytest.mark.promise("1.3")
 def test_a_lack_of_descriptors_is_the_hosts(
-    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+    failing: Failing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wherever it comes from."""
     lack = OSError(errno.EMFILE, "Too many open files")
@@ -119,9 +81,7 @@ def caused_by(error: BaseException, cause: BaseException) -> BaseException:
     return error
 
 
-def test_a_breach_wins_over_everything(
-    failing: Callable[[BaseException], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside an interrupt or a lack of descriptors, hidden by what was raised while it was handled,
     and though it can't be told: nobody reads, the disk is full, Ctrl-C."""
     breach, lack = ContainmentBreach("a survivor"), OSError(errno.EMFILE, "Too many open files")
@@ -169,7 +129,7 @@ def test_a_breach_that_can_not_be_shown_is_told_by_the_exit_code(output: str) ->
     assert done.returncode == 2
 
 
-def test_no_command_succeeds_by_sys_exit(failing: Callable[[BaseException], int]) -> None:
+def test_no_command_succeeds_by_sys_exit(failing: Failing) -> None:
     """A library's or a task's `sys.exit(0)` would read as "contained"."""
     for error in (SystemExit(0), SystemExit(), SystemExit("x")):
         with pytest.raises(RuntimeError):
@@ -198,14 +158,8 @@ def test_a_store_that_can_not_be_used_is_this_hosts(
     assert "BELLJAR_HOME" in said
 
 
-def test_an_error_elsewhere_is_not_blamed_on_the_store(
-    unusable: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("unusable")
+def test_an_error_elsewhere_is_not_blamed_on_the_store(failing: Failing) -> None:
     """A defect that meets another file keeps its traceback."""
-
-    def fail() -> None:
-        raise PermissionError(13, "Permission denied", "/somewhere/else")
-
-    monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
     with pytest.raises(PermissionError):
-        run(["ps"])
+        failing(PermissionError(13, "Permission denied", "/somewhere/else"))

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.report.stories import (
-    FLOW,
-    HOSTILE,
-    NAME,
-    REQUEST,
-    STREAM,
-    judged,
-    line,
-    story,
-)
+from tests.unit.report.stories import FLOW, HOSTILE, NAME, REQUEST, STREAM, judged, line, story
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
@@ -26,8 +17,7 @@ from belljar.units import printable
 @pytest.mark.promise("5.4")
 @given(st.text(max_size=80))
 def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
-    """Whatever stands on record, wherever it stands; and however much of it, the report stays
-    small."""
+    """Whatever stands on record, wherever it stands and however much: the report stays small."""
     for text in (quoted, HOSTILE):
         lines = story(
             line(

@@ -14,8 +14,7 @@ from belljar.cli.main import run
 def test_wrong_fields_are_listed_at_once_and_then_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All wrong fields in one run of the check; once they are right, missing files and what is in
-    those that are there."""
+    """All wrong fields at once; once they are right, missing files and what is in the others."""
     (tmp_path / "rec").mkdir()
     (tmp_path / "rec/a.har").write_text("no json")
     file = tmp_path / "p.yaml"

@@ -22,8 +22,7 @@ from belljar.probe.model import AttemptOutcome
 
 
 class Opened(FakeProbed):
-    """A cell with the whole catalogue, to which everything is denied; it has an ordinary user, and
-    it is emulated."""
+    """An emulated cell with the whole catalogue, to which everything is denied, and a user."""
 
     emulated = True
     opened = 0
@@ -44,8 +43,7 @@ class Opened(FakeProbed):
 
 @pytest.fixture
 def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opened:
-    """The cell that the command opens. The namespaces of a cell that is none can't be looked at, so
-    the test's own are hidden behind a pid."""
+    """The cell that the command opens; the test's own namespaces are hidden behind a pid."""
     opened = Opened()
 
     @asynccontextmanager
@@ -68,8 +66,7 @@ def test_a_cell_on_a_network_is_probed_with_its_router(cell: Opened) -> None:
 
 
 def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
-    """A canary that was read: exit code 2, and it is said what was tried, and why it matters.
-    Hostile details act on nothing."""
+    """A canary that was read: exit code 2, what was tried and why. Details act on nothing."""
     cell.run_probe_program.touch = read_canary
     cell.run_probe_program.outcomes["files.read_host"] = (AttemptOutcome.REACHED, "\x1b[2J[red]x")
     assert run(["probe", "--group", "files"]) == 2
@@ -81,8 +78,7 @@ def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_all_is_tried_as_root_too(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--all` runs the whole catalogue as the policy's user and as root; JSON has both, and the
-    walls."""
+    """`--all` runs the catalogue as the policy's user and as root; JSON has both and the walls."""
     code = run(["probe", "--all", "--json"])
     said = json.loads(capsys.readouterr().out)
     assert [len(report["findings"]) for report in said["reports"]] == [len(PROBES)] * 2

@@ -90,14 +90,25 @@ def shell(terminal: tuple[int, int], tmp_path: Path) -> Iterator[subprocess.Pope
             process.kill()
 
 
+@pytest.mark.parametrize("is_terminated", [False, True])
 def test_keys_go_in_raw_and_the_terminal_is_given_back(
-    terminal: tuple[int, int], shell: subprocess.Popen[bytes], tmp_path: Path
+    terminal: tuple[int, int],
+    shell: subprocess.Popen[bytes],
+    tmp_path: Path,
+    *,
+    is_terminated: bool,
 ) -> None:
-    """^C and ^Z are the guest's; a new size is told; the exit code is the shell's; the settings are
-    as before, and the session is on record."""
+    """^C and ^Z are the guest's; a new size is told; the exit code is the shell's, and the session
+    is on record. The settings are as before, also after SIGTERM in the middle."""
     keyboard, screen = terminal
     before = termios.tcgetattr(screen)
     read_until(keyboard, b"ready ")
+    if is_terminated:
+        assert termios.tcgetattr(screen) != before
+        shell.send_signal(signal.SIGTERM)
+        assert shell.wait(timeout=60) == 130
+        assert termios.tcgetattr(screen) == before
+        return
     os.write(keyboard, b"\x03\x1a")
     assert b"<\x03\x1a>" in read_until(keyboard, b">")
     resize(screen, 33, 101)
@@ -113,15 +124,3 @@ def test_keys_go_in_raw_and_the_terminal_is_given_back(
     assert str(made).encode() in said
     assert verify(made).status is Status.VERIFIED
     assert [event.kind for event in read_events(made)] == [Kind.RUN_STARTED, Kind.RUN_FINISHED]
-
-
-def test_a_termination_gives_the_terminal_back(
-    terminal: tuple[int, int], shell: subprocess.Popen[bytes]
-) -> None:
-    """SIGTERM in the middle: interrupted, and the settings are as before."""
-    before = termios.tcgetattr(terminal[1])
-    read_until(terminal[0], b"ready ")
-    assert termios.tcgetattr(terminal[1]) != before
-    shell.send_signal(signal.SIGTERM)
-    assert shell.wait(timeout=60) == 130
-    assert termios.tcgetattr(terminal[1]) == before

@@ -34,8 +34,7 @@ def test_a_public_address_is_refused(address: str) -> None:
 
 
 def test_a_node_with_a_public_address_is_refused_by_name() -> None:
-    """Whichever address was given: each live node counts, also one without cells. A kill still
-    reaches all of them."""
+    """Whichever was given: each live node counts, without cells too; a kill reaches all."""
     nodes = [
         {
             "NodeID": name,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
-
-import pytest
 
 # Ends with 7 when asked to, as `belljar run` ends with 130.
 COMMAND = """
@@ -16,53 +15,42 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print("ready", flush=True)
 time.sleep(60)
 """
+TIMES_S = {"silence": 2.0, "renewed": 4.0}  # of leases; 60 where that is not the subject
 
 
-def start(lease: Path, timeout_s: float, command: str = COMMAND) -> subprocess.Popen[str]:
-    """A guard with a command, once that is ready."""
+def start(lease: Path, command: str = COMMAND) -> subprocess.Popen[str]:
+    """A guard with a command."""
     lease.write_text("1 go on")
-    words = [sys.executable, "-m", "belljar.fleet.guard", str(lease), str(timeout_s)]
+    words = [sys.executable, "-m", "belljar.fleet.guard", str(lease)]
+    argv = [*words, str(TIMES_S.get(lease.name, 60)), sys.executable, "-c", command]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [*words, sys.executable, "-c", command], stdin=pipe, stdout=pipe, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True)
 
 
-def test_a_command_ends_by_itself(tmp_path: Path) -> None:
-    """Its exit code is the guard's."""
-    with start(tmp_path / "lease", 60, "print('ready', flush=True); raise SystemExit(3)") as guard:
-        assert guard.wait(30) == 3
-
-
-@pytest.mark.parametrize("event", ["stop", "silence", "worker", "guard"])
-def test_a_command_is_interrupted(tmp_path: Path, event: str) -> None:
-    """When the head says so, when it says nothing for too long, when the worker or the guard itself
-    is gone: nothing is left running unwatched."""
-    lease = tmp_path / "lease"
-    with start(lease, 2.0 if event == "silence" else 60) as guard:
-        assert guard.stdin is not None
-        assert guard.stdout is not None
-        if event == "stop":
-            lease.write_text("2 stop")
-        elif event == "worker":
-            guard.stdin.close()
-        elif event == "guard":
-            guard.kill()
-        assert guard.stdout.read() == ""  # ends when the command has closed it
-        assert guard.wait(30) == (-9 if event == "guard" else 7)
-
-
-def test_signs_of_life_keep_it(tmp_path: Path) -> None:
-    """The lease is renewed for longer than its time."""
-    lease = tmp_path / "lease"
-    with start(lease, 5.0) as guard:
-        ends_s, number = time.monotonic() + 7.0, 0
-        while time.monotonic() < ends_s:
+def test_nothing_runs_unwatched(tmp_path: Path) -> None:
+    """A command is interrupted when the head says so or says nothing for too long, and when the
+    worker or the guard itself is gone; not while the lease is renewed, for longer than its time.
+    Its exit code is the guard's."""
+    with ExitStack() as stack:
+        ended = stack.enter_context(start(tmp_path / "itself", "raise SystemExit(3)"))
+        guards = dict[str, subprocess.Popen[str]]()
+        for name in ("silence", "stop", "worker", "guard", "renewed"):
+            guards[name] = guard = stack.enter_context(start(tmp_path / name))
+            assert guard.stdin is not None
+            assert guard.stdout is not None
+            assert guard.stdout.readline() == "ready\n"
+        (tmp_path / "stop").write_text("2 stop")
+        guards["worker"].stdin.close()  # type: ignore[union-attr]
+        guards["guard"].kill()
+        until_s, number = time.monotonic() + 1.3 * TIMES_S["renewed"], 1
+        while time.monotonic() < until_s:
             number += 1
-            lease.write_text(f"{number} go on")
-            with pytest.raises(subprocess.TimeoutExpired):
-                guard.wait(0.2)
-        assert guard.wait(30) == 7
+            (tmp_path / "renewed").write_text(f"{number} go on")
+            time.sleep(0.1)
+            assert guards["renewed"].poll() is None
+        (tmp_path / "renewed").write_text("0 stop")
+        for name, guard in guards.items():
+            assert guard.stdout is not None
+            assert guard.stdout.read() == ""  # ends when the command has closed it
+            assert guard.wait(30) == (-9 if name == "guard" else 7), name
+        assert ended.wait(30) == 3

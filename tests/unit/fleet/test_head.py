@@ -35,13 +35,7 @@ from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
 
 TASK = SelectedTask(
-    name="t",
-    root=None,
-    words=(),
-    check_words=(),
-    samples=("a",),
-    epochs=1,
-    tier=Tier.CONTAINER,
+    name="t", root=None, words=(), check_words=(), samples=("a",), epochs=1, tier=Tier.CONTAINER
 )
 
 
@@ -127,9 +121,7 @@ class Ended:
 
 @contextmanager
 def fleet(
-    home: Path,
-    first: Iterable[Any],
-    task: SelectedTask = TASK,
+    home: Path, first: Iterable[Any], task: SelectedTask = TASK
 ) -> Iterator[tuple[Head, Callable[[], Ended]]]:
     """A head with two nodes, and how to run it to its end."""
     engine = Scripted(home, first)
@@ -163,55 +155,59 @@ def codes(ended: Ended) -> set[ReasonCode]:
     return {reason.code for reason in ended.outcome.findings.problems}
 
 
-@pytest.mark.parametrize("how", ["lost", "refused", "broken off"])
+LOST = OSError("connection lost")
+AGAIN: dict[str, Callable[[Path], list[Any]]] = {
+    "lost": lambda _: [LOST],
+    "refused": lambda _: [NO_RUN],
+    "broken off": lambda home: [unit_run(home)[0][:-1024], LOST],
+    "interrupted": lambda home: unit_run(home, interrupted=True),
+    "killed": lambda home: unit_run(home, killed=True),
+}
+
+
+@pytest.mark.parametrize("how", AGAIN)
 def test_what_a_node_did_to_a_unit_is_tried_on_another(tmp_path: Path, how: str) -> None:
-    """A unit whose connection ended, also within its record, or that did not begin: the failure is
-    on record, and the second attempt counts."""
-    archive, _ = unit_run(tmp_path / "n1")
-    lost = OSError("connection lost")
-    firsts: dict[str, list[Any]] = {"lost": [lost], "refused": [NO_RUN]}
-    first = firsts.get(how, [archive[:-1024], lost])
-    ended = run_of(tmp_path, first)
+    """A unit whose connection ended, also within its record, that did not begin, that its node
+    interrupted or whose process died: the failure or both records are there, and the second attempt
+    counts."""
+    ended = run_of(tmp_path, AGAIN[how](tmp_path / "n1"))
     assert ended.engine.placed[:2] == ["n1", "n2"]
-    assert (ended.failed[0]["node"], ended.failed[0]["attempt"]) == ("n1", 1)
-    assert [(each["node"], each["attempt"]) for each in ended.finished] == [("n2", 2)]
-
-
-@pytest.mark.parametrize("breached", [False, True])
-@pytest.mark.parametrize("how", ["interrupted", "killed"])
-def test_the_record_of_an_attempt_that_was_cut_is_kept(
-    tmp_path: Path, how: str, *, breached: bool
-) -> None:
-    """A unit that its node interrupted or whose process died: both records are there, and another
-    node runs what has none; but a breach counts, stops the fleet, and nothing is tried again."""
-    ended = run_of(tmp_path, unit_run(tmp_path / "n1", breached=breached, **{how: True}))
-    if breached:
-        assert ended.engine.placed == ["n1"]
-        assert ended.engine.is_stopping
-        assert ended.outcome.findings.verdict is Verdict.BREACHED
-    else:
-        assert ended.engine.placed[:2] == ["n1", "n2"]
-        assert [each["node"] for each in ended.finished] == ["n1", "n2"]
+    finished = [(each["node"], each["attempt"]) for each in ended.finished]
+    if how in ("interrupted", "killed"):
+        assert finished == [("n1", 1), ("n2", 2)]
         assert ended.tars[:2] == ["00001-1.tar", "00001-2.tar"]
+    else:
+        assert (ended.failed[0]["node"], ended.failed[0]["attempt"]) == ("n1", 1)
+        assert finished == [("n2", 2)]
 
 
-@pytest.mark.parametrize(
-    "how", ["changed", "malformed", "endless", "without a run", "without an end", "cut off"]
-)
+@pytest.mark.parametrize("how", ["interrupted", "killed", "lost after it"])
+def test_a_breach_in_a_record_that_came_stops_the_fleet(tmp_path: Path, how: str) -> None:
+    """Whatever happened to its unit: it counts, and nothing is tried again."""
+    items = unit_run(tmp_path / "n1", breached=True, **({how: True} if " " not in how else {}))
+    ended = run_of(tmp_path, [*items, *[LOST] * (" " in how)])
+    assert ended.engine.placed == ["n1"]
+    assert ended.engine.is_stopping
+    assert ended.outcome.findings.verdict is Verdict.BREACHED
+
+
+UNJUDGED: dict[str, Callable[[bytes, dict[str, Any]], list[Any]]] = {
+    "changed": lambda _, end: [b"x", end],
+    "malformed": lambda archive, _: [archive, {"run_id": 1}],
+    "endless": lambda archive, end: [archive, {**end, "lasted_s": "inf"}],
+    "without a run": lambda archive, end: [archive, {**end, "run_id": ""}],
+    "without an end": lambda archive, _: [archive],
+    "cut off": lambda archive, _: [archive, LOST],
+}
+
+
+@pytest.mark.parametrize("how", UNJUDGED)
 def test_a_record_that_came_and_can_not_be_judged_is_kept_and_not_tried_again(
     tmp_path: Path, how: str
 ) -> None:
     """It may be that of a breach: one that arrived changed, with an end of another shape, with no
     run's name, or without an end, is not replaced by another attempt's."""
-    archive, end = unit_run(tmp_path / "n1", breached=True)
-    first = {
-        "changed": [b"x", end],
-        "malformed": [archive, {"run_id": 1}],
-        "endless": [archive, {**end, "lasted_s": "inf"}],
-        "without a run": [archive, {**end, "run_id": ""}],
-        "without an end": [archive],
-        "cut off": [archive, OSError("connection lost")],
-    }[how]
+    first = UNJUDGED[how](*unit_run(tmp_path / "n1", breached=True))
     ended = run_of(tmp_path, first)
     assert ended.engine.placed == ["n1"]
     assert ended.tars == ["00001-1.tar"]
@@ -234,14 +230,6 @@ def test_a_head_that_cannot_read_a_record_ends_the_run(tmp_path: Path) -> None:
     found = run_of(tmp_path, items())
     assert found.engine.placed == ["n1"]
     assert ReasonCode.RUN_ERROR in codes(found)
-
-
-def test_a_connection_that_breaks_after_the_record_came_loses_nothing(tmp_path: Path) -> None:
-    """It is judged: a breach in it stops the fleet."""
-    record = unit_run(tmp_path / "n1", breached=True)
-    ended = run_of(tmp_path, [*record, OSError("connection lost")])
-    assert ended.engine.placed == ["n1"]
-    assert ended.outcome.findings.verdict is Verdict.BREACHED
 
 
 @pytest.mark.parametrize("kind", [Kind.FLEET_UNIT_FINISHED, Kind.RUN_EVALUATED])
@@ -287,8 +275,7 @@ def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_chang
 def test_a_record_that_came_and_was_not_judged_is_never_run_again(
     tmp_path: Path, *, is_whole: bool
 ) -> None:
-    """The head died while it judged: it may be that of a breach. What broke off on its way is run
-    again."""
+    """The head died while it judged: it may be a breach's. What broke off is run again."""
     archive, _ = unit_run(tmp_path / "n1", breached=True)
     with create_run(tmp_path / "head", KIND, []) as run:
         about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n1", "samples": ["a"]}
@@ -307,8 +294,7 @@ def test_a_record_that_came_and_was_not_judged_is_never_run_again(
 def test_what_a_guest_or_a_live_node_may_have_caused_has_no_second_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A unit past its deadline, a record without bound, and a node named again, with which the
-    deadline would begin anew, are void."""
+    """A unit past its deadline, a record without bound and a node named again are void."""
     first: Iterable[Any] = repeat(b"x")
     if how == "deadline_s":
         monkeypatch.setattr("belljar.fleet.head.deadline_s", lambda *_, **__: 0.0)
@@ -339,8 +325,7 @@ PLAN: Mapping[str, Any] = {
     "name", [*(each for each in PLAN if each != "settings"), "INSPECT_EVAL_SEED", "BELLJAR_POLICY"]
 )
 def test_a_run_is_resumed_only_as_the_same_evaluation(name: str) -> None:
-    """Other files, policies, images, versions or variables make other samples: what differs is
-    named."""
+    """Other files, policies, images, versions or variables make other samples, and are named."""
     check_same(PLAN, PLAN)
     settings = {**PLAN["settings"], name: "x"}
     other = {**PLAN, name: "x"} if name in PLAN else {**PLAN, "settings": settings}

@@ -48,8 +48,7 @@ def test_the_record_of_a_process_that_died_is_sent(
 
 
 def test_settings_go_along_and_secrets_and_choices_of_samples_do_not() -> None:
-    """Options of the evaluation, but neither keys of the head nor which samples it selects: a
-    unit's words name its own."""
+    """Options go along, but neither keys of the head nor which samples it selects."""
     environ = {
         "INSPECT_EVAL_MAX_RETRIES": "3",
         "BELLJAR_POLICY": "low",

@@ -213,8 +213,7 @@ def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
 def test_a_kill_names_each_node_that_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes that give one name are told apart, and one without an answer, or with one of another
-    shape, is not killed."""
+    """Nodes of one name are told apart; one without an answer of the right shape is not killed."""
     answers = [("n", 0, ""), ["n", 2, ""], TimeoutError(), ("n",), ["n", False, ""], ["n", 0, []]]
     engine = Offering([{}] * len(answers))
     engine.answers = {f"n{number}": answer for number, answer in enumerate(answers)}

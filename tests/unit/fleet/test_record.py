@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,22 @@ EVALUATED: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "erro
 @pytest.fixture
 def came(tmp_path: Path) -> Try:
     """A node's sealed run, as an archive in a fleet's run directory."""
-    node = tmp_path / "node"
-    with create_run(node, "run", ["belljar"]) as run:
+    return sent(tmp_path)
+
+
+def sent(
+    fleet: Path,
+    kind: str = "run",
+    during: Callable[[RunDirectory], object] = lambda _: None,
+    after: Callable[[RunDirectory], object] = lambda _: None,
+) -> Try:
+    """The same of this kind, to which this was done while it was written or when it was sealed."""
+    with create_run(fleet / "node", kind, ["belljar"]) as run:
+        during(run)
         run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=EVALUATED))
-    return archived(run, tmp_path, node)
+        run.write_json("findings.json", {})
+    after(run)
+    return archived(run, fleet, fleet / "node")
 
 
 def archived(run: RunDirectory, fleet: Path, node: Path) -> Try:
@@ -57,14 +70,6 @@ def archived(run: RunDirectory, fleet: Path, node: Path) -> Try:
     )
 
 
-def test_a_unit_is_judged_by_its_own_record(tmp_path: Path, came: Try) -> None:
-    """Its root is the one that the fleet's ledger keeps."""
-    found = examine(tmp_path, came)
-    assert found.findings is not None
-    assert found.findings.run_id == came.run_id
-    assert examine(tmp_path, found) == found
-
-
 @pytest.mark.parametrize("years", [-20, 20])
 def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
@@ -72,48 +77,38 @@ def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
     """Its record says another time; verdicts, leases and timeouts don't depend on it."""
     wrong_ns = time.time_ns() + years * 365 * 86_400 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: wrong_ns)
-    node = tmp_path / "node"
-    with create_run(node, "run", []) as run:
-        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=EVALUATED))
-    assert examine(tmp_path, archived(run, tmp_path, node)).findings is not None
-
-
-def test_a_log_that_expands_too_far_is_no_evidence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node that signs a zip bomb loses its unit, before Inspect reads it."""
-    node = tmp_path / "node"
-    with (
-        create_run(node, "run", []) as run,
-        zipfile.ZipFile(run.inspect_log_dir / "a.eval", "w", zipfile.ZIP_DEFLATED) as log,
-    ):
-        log.writestr("header.json", bytes(1 << 20))
-    monkeypatch.setattr(archive, "MAX_MEMBER_BYTES", 1 << 19)
-    with pytest.raises(LedgerError, match="expands"):
-        examine(tmp_path, archived(run, tmp_path, node))
+    assert examine(tmp_path, sent(tmp_path)).findings is not None
 
 
 @pytest.mark.parametrize("field", ["key", "root", "archive", "run_id"])
 def test_another_key_root_archive_or_run_is_refused(tmp_path: Path, came: Try, field: str) -> None:
-    """A node that signs with another key, a run put in another's place, bytes changed since, and
-    another genuine run of the same node."""
+    """Another key, a run in another's place, changed bytes, another genuine run of the node."""
     with pytest.raises(LedgerError):
         examine(tmp_path, replace(came, **{field: "0" * 64}))  # type: ignore[arg-type]
 
 
-def test_a_run_of_another_kind_and_a_partial_one_are_refused(tmp_path: Path) -> None:
-    """A node sends the whole record of an evaluation: another kind has no samples that its log
-    must name, and who left contents out chose what is judged."""
-    node = tmp_path / "node"
-    with create_run(node, "cell", []) as run:
-        pass
+def bomb(run: RunDirectory) -> None:
+    """Put a log there that expands."""
+    with zipfile.ZipFile(run.inspect_log_dir / "a.eval", "w", zipfile.ZIP_DEFLATED) as log:
+        log.writestr("header.json", bytes(1 << 20))
+
+
+def purged(run: RunDirectory) -> None:
+    """Leave its logs out."""
+    purge(run.path, choose(run.path, ["logs"]), load_or_make_key(run.path.parents[1]))
+
+
+@pytest.mark.parametrize("how", ["another kind", "a part", "a zip bomb"])
+def test_a_record_that_is_not_a_whole_evaluations_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Another kind has no samples that its log must name, who left contents out chose what is
+    judged, and a node that signs a zip bomb loses its unit before Inspect reads it."""
+    monkeypatch.setattr(archive, "MAX_MEMBER_BYTES", 1 << 19)
+    kind = "cell" if how == "another kind" else "run"
+    acts = {"during": bomb} if how == "a zip bomb" else {"after": purged} if how == "a part" else {}
     with pytest.raises(LedgerError):
-        examine(tmp_path, archived(run, tmp_path, node))
-    with create_run(node, "run", []) as run:
-        run.write_json("findings.json", {})
-    purge(run.path, choose(run.path, ["logs"]), load_or_make_key(node))
-    with pytest.raises(LedgerError):
-        examine(tmp_path, archived(run, tmp_path, node))
+        examine(tmp_path, sent(tmp_path, kind, **acts))
 
 
 def fleet_run(home: Path, came: Try, verdict: str = "void") -> Path:

@@ -12,7 +12,6 @@ from belljar.cell.parts import start_run
 from belljar.cli.main import run as belljar
 from belljar.events import Event, JsonValue, Kind
 from belljar.ledger.rundir import RunDirectory
-from belljar.live import feed as feeds
 from belljar.live.feed import Feed
 
 CELL = "c-0123456789ab"
@@ -40,33 +39,6 @@ def hit(number: int) -> Event:
 def texts(feed: Feed, cursor: int = 0) -> list[str]:
     """The texts of all lines from the cursor on."""
     return [json.loads(line)["text"] for line in feed.since(cursor)[0]]
-
-
-def test_lines_come_once_and_in_order(run: RunDirectory, feed: Feed) -> None:
-    """What is added between two looks comes with the second; a cursor goes on where it was."""
-    run.recorder.record(hit(1))
-    feed.look()
-    _, cursor, _ = feed.since(0)
-    run.recorder.record(hit(2))
-    run.recorder.record(hit(3))
-    feed.look()
-    feed.look()
-    assert texts(feed, cursor) == ["reason=number 2", "reason=number 3"]
-    assert feed.state()["runs"][0]["run"] == run.run_id
-
-
-def test_a_slow_reader_is_told_what_it_missed(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ring keeps the newest lines; a cursor that is behind it gets the count of the others."""
-    monkeypatch.setattr(feeds, "RING_LINES", 10)
-    with Feed(tmp_path) as feed:
-        for number in range(30):
-            run.recorder.record(hit(number))
-        feed.look()
-        lines, cursor, missed = feed.since(0)
-        assert (len(lines), cursor, missed) == (10, feed.last, feed.last - 10)
-        assert json.loads(lines[-1])["text"] == "reason=number 29"
 
 
 def test_hostile_text_is_escaped(run: RunDirectory, feed: Feed) -> None:

@@ -66,8 +66,7 @@ async def test_another_name_for_the_address_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_another_site_cannot_act(tmp_path: Path) -> None:
-    """Another port of this address neither acts with the operator's secret nor may send it: its
-    preflight is refused."""
+    """Another port neither acts with the operator's secret nor may send it: no preflight."""
     server = server_of(tmp_path, operator=True)
     async with client(server) as browser:
         secret = await secret_of(browser, "O")

@@ -156,8 +156,7 @@ def test_what_can_be_no_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_whole_digest_is_never_a_name(source: Path, tmp_path: Path) -> None:
-    """Caches name files by what they should hold: other bytes under that name are not found by it,
-    and don't keep the right ones out."""
+    """Other bytes under that name are not found by it, and don't keep the right ones out."""
     home, digest = tmp_path / "home", file_digest(source)
     other = tmp_path / digest
     other.write_bytes(b"others")

@@ -18,8 +18,7 @@ HOST = {"kernel": "Linux 6.1", "control groups": "version 1"}
 
 
 def result(tier: str, **said: AttemptOutcome) -> dict[str, Any]:
-    """A tier where everything is denied but what is `said`, by the probes' names without their
-    group."""
+    """A tier where everything is denied but what is `said`, by names without their group."""
     told = {each.name: said.get(each.name.split(".")[1], AttemptOutcome.DENIED) for each in PROBES}
     answers = {
         name: AttemptReport(outcome=outcome, detail="a|b <i>") for name, outcome in told.items()
@@ -38,8 +37,7 @@ def row(page: str, name: str) -> list[str]:
 
 
 def test_each_verdict_stands_in_its_column() -> None:
-    """Host's word, cell's word, known, void and breached are told apart, tier by tier; the reason
-    of what is known is given."""
+    """Host's word, cell's word, known, void and breached are told apart, with reasons."""
     reached, error = AttemptOutcome.REACHED, AttemptOutcome.ERROR
     tiers = [result("microvm", hypervisor=reached), result("gvisor", mount=reached, socket=error)]
     page = containment_page(tiers, CATALOGUE, HOST)

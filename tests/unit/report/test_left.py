@@ -78,8 +78,7 @@ def test_any_other_model_s_calls_leave(model: str) -> None:
 
 @pytest.mark.promise("7.6")
 def test_calls_and_bytes_and_findings_are_added_up() -> None:
-    """By destination; what was sent is told from what was redacted or stopped, and what was not
-    scanned is counted."""
+    """By destination; sent is told from redacted or stopped; what was not scanned is counted."""
     left = left_of(
         call(PROVIDER, address="proxy.example:8443"),
         hit("model", PROVIDER, "flag"),
@@ -99,8 +98,7 @@ def test_calls_and_bytes_and_findings_are_added_up() -> None:
 
 @pytest.mark.promise("7.6")
 def test_upstreams_are_gathered_by_host() -> None:
-    """Connections and the kernel's count of bytes; look-ups and connections of the process itself.
-    What was refused went nowhere."""
+    """Connections and the kernel's count of bytes, look-ups too; what was refused went nowhere."""
     left = left_of(
         dial(verdict="looked_up", address=""),
         dial(),
@@ -117,10 +115,7 @@ def test_upstreams_are_gathered_by_host() -> None:
     assert left.unknown == ()
 
 
-STOPPED = [
-    hit("model", PROVIDER, "stop"),
-    hit("upstream", "upstream:a.example", "block"),
-]
+STOPPED = [hit("model", PROVIDER, "stop"), hit("upstream", "upstream:a.example", "block")]
 REFUSED = dial(verdict="refused", address="", problem="10.0.0.1 is not a public one")
 
 

@@ -114,8 +114,7 @@ def test_a_reverted_cell_is_of_its_sample() -> None:
 
 @pytest.mark.promise("3.6")
 def test_a_forked_cell_is_of_its_sample() -> None:
-    """Whoever forked a sample's cell, or a fork of it: without probes and proof of its own the
-    sample is void."""
+    """Whoever forked it, or a fork of it: without probes and proof of its own the sample is void."""
     probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
     ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
     between = line(Kind.CELL_FORKED, "c8", **{"snapshot": "s-1", "from": "c1"})

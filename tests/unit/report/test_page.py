@@ -8,22 +8,12 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import (
-    FLOW,
-    HOSTILE,
-    RANGE,
-    REQUEST,
-    findings_of,
-    line,
-    planned,
-    story,
-)
+from tests.unit.report.stories import HOSTILE, RANGE, REQUEST, findings_of, line, planned, story
 
 from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA, Optional
@@ -32,16 +22,9 @@ from belljar.ledger.verification import Status, Verification
 from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
 from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
-from belljar.report.reading import MAX_STEPS, Activity
 from belljar.report.samples import Transcript
 from belljar.report.source import RunSource
-from belljar.report.timeline import (
-    FIRST,
-    LAST,
-    Group,
-    Timelines,
-    shown,
-)
+from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
 
 EVIL = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--<script>"
@@ -177,8 +160,7 @@ def data_of(page: bytes) -> list[list[Any]]:
 
 @pytest.mark.promise("4.4")
 def test_hostile_text_makes_no_element_attribute_or_link() -> None:
-    """With hostile text in every field, a page has our one script, no handler, and no link that
-    leaves it; and the entries of every group."""
+    """A hostile page has our one script, no handler, no link that leaves it, and every group."""
     page = hostile_page()
     found = elements(page)
     scripts = [each.get("type") for each in found if each.tag == f"{NAMESPACE}script"]
@@ -264,8 +246,7 @@ def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
         ]
         source = source_of(lines)
         given = replace(
-            source,
-            read=lambda body, _size: typed if body.name == "stdin" else screen.encode(),
+            source, read=lambda body, _size: typed if body.name == "stdin" else screen.encode()
         )
         (unit,) = collect(findings_of([], lines), given)["units"]
         (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
@@ -273,43 +254,6 @@ def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
         bodies = {name: text for name, text, *_ in command[-1]}
         assert bodies["stdout"] == "\x1b[31m\r\\u202e\\x00"
         assert ("secret" in str(command)) is bool(keystrokes)
-
-
-def test_what_happened_when_is_counted_in_few_steps() -> None:
-    """A run of days has as many steps as a short one, and no count is lost."""
-    activity = Activity()
-    start = datetime(2026, 11, 20, tzinfo=UTC)
-    for minutes in (*range(5000), 0):
-        activity.add("command", start + timedelta(minutes=minutes))
-    found = activity.to_json()
-    assert MAX_STEPS / 2 < len(found["times"]) <= MAX_STEPS
-    assert sum(found["counts"]["command"]) == 5001
-    assert found["times"][1] - found["times"][0] == found["width_s"]
-
-
-def test_a_range_is_a_graph_of_what_was_used() -> None:
-    """Each cell and place is a node, each exchange a line with its count; Belljar's probes are
-    none, nor a sample's refusals; a place that nobody used says so, and is named."""
-    shop = {"id": "shop", "kind": "http", "names": ["shop.example"], "ports": [{"number": 80}]}
-    mail = {"id": "mail", "kind": "smtp", "names": ["mail.example"], "ports": []}
-    plan = {"network": {"stand_ins": [shop, mail], "upstreams": []}}
-    refused = {**FLOW, "address": "10.9.9.9", "port": 22, "verdict": "refused"}
-    lines = story(
-        *[line(Kind.NETWORK_HTTP, **REQUEST)] * 2,
-        line(Kind.NETWORK_FLOW, **{**refused, "count": 3}),
-        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
-        line(Kind.NETWORK_FLOW, **{**refused, "address": "10.8.8.8"}),
-    )
-    report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
-    (unit,) = report["units"]
-    (graph,) = unit["graphs"]
-    assert graph["texts"] == ["default → shop: 2 allowed", "default → 10.9.9.9: 3 refused"]
-    drawn = [(name, is_used) for name, _, is_used in graph["right"]]
-    assert drawn == [("shop", True), ("mail", False), ("10.9.9.9", True)]
-    assert len(graph["lines"]) == 2
-    assert (unit["refusals"], unit["probed"]) == (1, 1)
-    unused = [each["name"] for each in report["targets"] if not each["uses"]]
-    assert unused == ["mail: mail.example"]
 
 
 def test_of_very_many_samples_the_worst_are_shown() -> None:
@@ -367,8 +311,7 @@ def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
 
 
 def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
-    """Long lines, large bodies and many events are cut, counted, and named with the command that
-    shows them."""
+    """Long lines, large bodies and many events are cut, counted, and named with their command."""
     lines, transcripts = many(1, FIRST + LAST + 5)
     huge = b"x" * (10 << 20)
     lines = [with_body(each, huge) if each.kind is Kind.EXEC_COMPLETED else each for each in lines]
@@ -385,8 +328,7 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
 
 
 def test_many_samples_share_the_bound() -> None:
-    """A run of 500 samples whose outputs exceed the bound has a page below it, with each sample's
-    entries in it."""
+    """A run of 500 samples with large outputs has a page below it, with each one's entries."""
     lines, transcripts = many(500, 20)
     report = collect(findings_of(transcripts, lines), source_of(lines, b"z" * 8000))
     assert len(render(report)) < 1.5 * MAX_DETAIL_BYTES

@@ -95,8 +95,7 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
 
 @pytest.mark.promise("5.4")
 def test_an_address_has_all_names_that_led_to_it() -> None:
-    """As a catch-all's has: in a connection, and among what was let through or refused, whenever
-    they were asked for."""
+    """In a connection and in what was let through or refused, whenever they were asked for."""
     names = ("a.example", "A.example.", "b.example", "c.example", "d.example")
     lines = story(
         line(Kind.NETWORK_STREAM, **STREAM),
@@ -127,8 +126,7 @@ def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> No
     ("end", "reasons"), [({}, 1), ({"counters": {}}, 1), ({"counters": {"logs_lost": 0}}, 0)]
 )
 def test_an_end_that_counted_nothing_is_missing_evidence(end: dict[str, Any], reasons: int) -> None:
-    """Of a range that was open somebody counted; that nobody says how many packets were lost is not
-    that none was."""
+    """Of an open range somebody counted; that nobody says what was lost is not that none was."""
     (row,) = judged(story(line(Kind.RANGE_OPENED, duration_ms=1.0), **end)).rows
     assert [reason.code for reason in row.reasons] == [ReasonCode.PACKETS_NOT_RECORDED] * reasons
 
@@ -149,59 +147,54 @@ def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
     assert findings.problems == found(ReasonCode.RANGE_BREACHED, "the rules were changed")
 
 
-def connection(**changes: object) -> dict[str, Any]:
-    """The last event of a connection."""
+def connection(number: int = 1, kept_bytes: int | None = None, **changes: object) -> Line:
+    """An event of a connection; `kept_bytes` of 100: its secrets of TLS."""
     place = {"cell": "agent", "address": "10.0.0.2", "port": 80, "source_port": 9}
-    return {**place, "connection": 1, "phase": "closed", **changes}
-
-
-def secrets(kept_bytes: int, **changes: object) -> Line:
-    """An event of a connection with secrets of TLS, of which so many bytes of 100 were kept."""
-    digest = "0" * 64
-    body = BodyRef(
-        name="secrets", sha256=digest, total_bytes=100, kept_bytes=kept_bytes, stored_sha256=digest
+    made = line(
+        Kind.NETWORK_CONNECTION, **{**place, "connection": number, "phase": "closed", **changes}
     )
-    return replace(line(Kind.NETWORK_CONNECTION, **connection(**changes)), bodies=(body,))
+    sizes: dict[str, Any] = {"total_bytes": 100, "kept_bytes": kept_bytes}
+    digests = dict.fromkeys(("sha256", "stored_sha256"), "0" * 64)
+    body = BodyRef(name="secrets", **sizes, **digests)
+    return made if kept_bytes is None else replace(made, bodies=(body,))
 
 
-@pytest.mark.promise("5.4")
-def test_bytes_that_are_in_no_event_void_the_sample() -> None:
-    """What a gateway of an older version received and has nowhere is missing evidence."""
-    kept = connection()
-    (found,) = ranges_of([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, kept)]).values()
-    assert not any(each.code is ReasonCode.BYTES_NOT_RECORDED for each in found.lost)
-    lost = connection(missing_bytes=3, accounted=False)
-    (found,) = ranges_of([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, lost)]).values()
-    assert [each.code for each in found.lost if each.code is ReasonCode.BYTES_NOT_RECORDED] != []
-
-
-@pytest.mark.promise("5.4")
-@pytest.mark.parametrize("phase", ["open", "closed"])
-@pytest.mark.parametrize("kept_bytes", [0, 99, 100])
-def test_secrets_of_tls_that_were_cut_void_the_sample(phase: str, kept_bytes: int) -> None:
-    """Without them nobody can read what the connection's packets hold."""
-    (found,) = ranges_of([secrets(kept_bytes, phase=phase)]).values()
-    codes = [each.code for each in found.lost if each.code is ReasonCode.BYTES_NOT_RECORDED]
-    assert bool(codes) == (kept_bytes < 100)
-
-
-@pytest.mark.promise("5.4")
-def test_tls_without_its_secrets_voids_the_sample() -> None:
-    """A connection whose packets nobody can decrypt, unless its handshake failed. Older runs, which
-    have another counter less, logged no secrets.
-    """
+def tls(number: int, verdict: str = "allowed", reason: str = "") -> Line:
+    """A connection's handshake, or its end."""
     hello = {"cell": "agent", "address": "10.0.0.2", "port": 443, "sni": "a", "stand_in": "shop"}
-    begun, other, failed = (
-        line(Kind.NETWORK_TLS, **hello, connection=number, verdict="allowed", reason="")
-        for number in (1, 2, 3)
-    )
-    end = line(Kind.NETWORK_TLS, **hello, connection=3, verdict="refused", reason="cut")
-    event = secrets(100, phase="open")
-    for lines, counters, count in (
-        ([begun, event, failed, end], {"packets_cut": 0}, 0),
-        ([begun, event, other, failed, end], {"packets_cut": 0}, 1),
-        ([begun, other], {"logs_lost": 0}, 0),
-    ):
-        (found,) = ranges_of(story(*lines, counters=counters)).values()
-        codes = [reason.code for reason in found.lost]
-        assert codes == [ReasonCode.SECRETS_NOT_RECORDED] * count
+    said = {"connection": number, "verdict": verdict, "reason": reason}
+    return line(Kind.NETWORK_TLS, **hello, **said)
+
+
+BYTES, SECRETS = ReasonCode.BYTES_NOT_RECORDED, ReasonCode.SECRETS_NOT_RECORDED
+# The second one's handshake failed
+HANDSHAKES = [tls(1), connection(1, 100, phase="open"), tls(3), tls(3, "refused", "cut")]
+UNREAD: dict[str, tuple[list[Line], dict[str, int], list[ReasonCode]]] = {
+    "nothing": ([connection()] * 2, {}, []),
+    "bytes, by a gateway of an older version": (
+        [connection(), connection(missing_bytes=3, accounted=False)],
+        *({}, [BYTES]),
+    ),
+    **{
+        f"{kept} % of the secrets, {phase}": (
+            [connection(kept_bytes=kept, phase=phase)],
+            *({}, [BYTES] if kept < 100 else []),
+        )
+        for kept in (0, 99, 100)
+        for phase in ("open", "closed")
+    },
+    "no secrets of failed handshakes": (HANDSHAKES, {"packets_cut": 0}, []),
+    "secrets of another": ([*HANDSHAKES, tls(2)], {"packets_cut": 0}, [SECRETS]),
+    "secrets of an older run, which logged none": ([tls(1), tls(2)], {"logs_lost": 0}, []),
+}
+
+
+@pytest.mark.promise("5.4")
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_nobody_can_read_voids_the_sample(name: str) -> None:
+    """Bytes of a connection that are in no event, secrets of TLS that were cut and a handshake
+    without any: nobody can tell what the connection's packets hold."""
+    lines, counters, codes = UNREAD[name]
+    events = story(*lines, counters=counters) if counters else lines
+    (found,) = ranges_of(events).values()
+    assert [each.code for each in found.lost if each.code in (BYTES, SECRETS)] == codes

@@ -26,21 +26,6 @@ from belljar.report.reading import ProbeTracker
 from belljar.report.requests import FIRST, LAST, ReportedRequest
 
 
-def test_traffic_between_cells_is_told_apart() -> None:
-    """That of older runs too. Pieces of a stream are none of its own."""
-    lines = story(
-        line(Kind.NETWORK_HTTP, **REQUEST),
-        line(Kind.NETWORK_HTTP, **REQUEST, traffic_analysis=True),
-        line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, traffic_analysis=True),
-        line(Kind.NETWORK_STREAM, **STREAM, between_cells=True, phase="data"),
-        line(Kind.NETWORK_STREAM, **STREAM, between_cells=True),
-    )
-    found = ranges_of(lines)[RANGE]
-    (mine,), (theirs, raw) = found.requests, found.between_cells
-    assert (mine.status, theirs.status, theirs.between_cells) == (None, 403, True)
-    assert (raw.method, raw.between_cells) == ("TCP", True)
-
-
 def request(number: int, **more: object) -> Line:
     """One of many."""
     data = {**REQUEST, "exchange": number, "url": f"http://a/{number}", **more}

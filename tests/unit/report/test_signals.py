@@ -15,13 +15,7 @@ from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.signals import (
-    MAX_EVIDENCE,
-    Blind,
-    SampleSignals,
-    SignalCode,
-    SignalGatherer,
-)
+from belljar.report.signals import MAX_EVIDENCE, Blind, SampleSignals, SignalCode, SignalGatherer
 
 HIT: dict[str, Any] = {"place": "range", "channel": "http", "class": "iban", "action": "flag"}
 HIT |= {"digest": "0" * 64, "start": 0, "end": 9, "decoding": [], "cell": "default"}
@@ -68,10 +62,7 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
         [told(Kind.NETWORK_DNS, MISSING, name="x.example.")],
         [SignalCode.WALL_PROBING],
     ),
-    "the name of an address": (
-        [told(Kind.NETWORK_DNS, MISSING, name="7.0.0.10.in-addr.arpa")],
-        [],
-    ),
+    "the name of an address": ([told(Kind.NETWORK_DNS, MISSING, name="7.0.0.10.in-addr.arpa")], []),
     "a touch": (
         [line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="open")],
         [SignalCode.DECOY_TOUCHED],
@@ -114,14 +105,27 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
     "stopped by the kill switch": ([KILLED, DIED], []),
     "a full record": ([line(Kind.LIMIT_HIT, limit="range_record")], [SignalCode.RECORD_FLOODED]),
     "an output limit": ([line(Kind.LIMIT_HIT, "c1", limit="output")], []),
+    "what earlier versions wrote": (
+        [
+            line(Kind.CONTROL_STARTED, "c1", control="greedy", policy_sha256="p"),
+            line(
+                Kind.CONTROL_COMPLETED,
+                "c1",
+                control="greedy",
+                ok=False,
+                missing=["x"],
+                unexpected=[],
+            ),
+        ],
+        [],
+    ),
 }
 
 
 @pytest.mark.promise("5.8")
 @pytest.mark.parametrize("name", SHOWN)
 def test_each_event_has_its_signal(name: str) -> None:
-    """What a workload did is told, once by code, in the order in which it came; what is Belljar's
-    own, a limit's or a stop's is not."""
+    """A workload's acts are told once by code, in order; Belljar's own, a limit's, a stop's not."""
     lines, expected = SHOWN[name]
     assert codes(*lines) == expected
 
@@ -154,8 +158,7 @@ def test_the_word_of_a_guest_is_marked() -> None:
 
 @pytest.mark.promise("5.8")
 def test_what_is_not_seen_is_said() -> None:
-    """A decoy without a sensor, a sensor that failed, a decoy that isn't there and data that nobody
-    looked at."""
+    """A decoy without a sensor or that isn't there, a failed sensor, data nobody looked at."""
     started = line(Kind.SENSOR_STARTED, "c1", sensor="fanotify", decoys=["aws"])
     placed = line(Kind.DECOY_PLACED, "c1", **PLACED)
     assert [spot.code for spot in signals(placed).blind] == [Blind.NO_TOUCH_SENSOR]
@@ -171,8 +174,7 @@ def test_what_is_not_seen_is_said() -> None:
 
 @pytest.mark.promise("5.8")
 def test_only_another_samples_decoy_changes_the_verdict() -> None:
-    """It is a breach; every other signal stands beside a contained verdict; a value of the sample's
-    own other cell is neither."""
+    """It is a breach; all others stand beside a contained verdict; an own value is neither."""
     for lines, _ in SHOWN.values():
         if DIED not in lines:
             assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
@@ -187,8 +189,7 @@ def test_only_another_samples_decoy_changes_the_verdict() -> None:
 
 @pytest.mark.promise("5.8", "7.1")
 def test_a_flood_of_own_values_hides_no_other_samples() -> None:
-    """A sample that shows the decoys of its own earlier cell again and again has no room of the
-    evidence that another's decoy needs."""
+    """The decoys of a sample's own earlier cell take no room that another's decoy needs."""
     own = line(Kind.DECOY_CARRIED, "c1", **CONTACT, from_cell="c1")
     other = line(Kind.DECOY_CARRIED, "c1", **CONTACT, from_cell="c-elsewhere")
     lines = [*[own] * 2 * MAX_EVIDENCE, other]
@@ -197,23 +198,9 @@ def test_a_flood_of_own_values_hides_no_other_samples() -> None:
     assert len(signals(*lines, *[other] * MAX_EVIDENCE).carried) <= MAX_EVIDENCE
 
 
-def test_events_of_an_earlier_version_are_read_and_change_nothing() -> None:
-    """Ledgers may hold `control.*`, which is not written any more."""
-    lines = [
-        line(Kind.CONTROL_PLANNED, controls=["greedy", "diligent"], policies=["p"]),
-        line(Kind.CONTROL_STARTED, "c1", control="greedy", policy_sha256="p"),
-        line(
-            Kind.CONTROL_COMPLETED, "c1", control="greedy", ok=False, missing=["x"], unexpected=[]
-        ),
-    ]
-    assert codes(*lines) == []
-    assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
-
-
 @pytest.mark.promise("5.8")
 def test_findings_and_the_terminal_have_them() -> None:
-    """Each sample's JSON has its signals and what was not seen; a hostile text stays on its
-    line."""
+    """Each sample's JSON has its signals and what was not seen; hostile text stays on its line."""
     hostile = line(Kind.NETWORK_DNS, **NAME, name="\x1b[31mx\n.example", answer="NXDOMAIN")
     findings = findings_with_signals(hostile, line(Kind.DECOY_PLACED, "c1", **PLACED))
     (sample,) = collect(findings)["samples"]

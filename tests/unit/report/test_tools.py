@@ -99,8 +99,7 @@ def test_by_name_and_options(
 
 @pytest.mark.promise("1.9")
 def test_calls_are_counted_by_tool() -> None:
-    """With how many reached a cell; one that never did is named, but not what keeps
-    notes. A name may be the model's: it is escaped."""
+    """With how many reached a cell; one that never did is named. Names of a model are escaped."""
     calls = [
         ToolCall(name="bash", reached_cell=True),
         ToolCall(name="bash"),

@@ -63,8 +63,7 @@ HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
 
 
 def allowing(*rules: list[str]) -> list[Line]:
-    """The story, with a cell for each of these rules; each lets tools of these names act beside
-    it."""
+    """The story, with a cell for each of these rules, which let tools act beside it."""
 
     def copied(each: Line, number: int) -> Line:
         rule = {"host_tools": rules[number]} if each.kind is Kind.SAMPLE_STARTED else {}
@@ -80,8 +79,7 @@ def allowing(*rules: list[str]) -> list[Line]:
 
 
 def cancelled(without: Kind | None = None) -> list[Line]:
-    """The story, and a second sample of the same evaluation that ended; all of it is there, but
-    for one kind of event."""
+    """The story, and a second sample that ended; all is there but one kind of event."""
     probed = [replace(each, cell="c2") for phase in ("start", "end") for each in probing(phase)]
     lines = other_cell("u2", *probed[:2], WORK, *probed[2:], FINISHED, sample="s2", eval_id="e1")
     return [each for each in lines if each.cell != "c2" or each.kind is not without]
@@ -209,11 +207,7 @@ CASES: dict[str, Case] = {
         Code.PROBES_VOID, log=FAILED, lines=cancelled(without=Kind.PROBE_COMPLETED)
     ),
     "a cell that was never made, for want of room": void(
-        Code.NO_CELL,
-        exit_code=5,
-        log=sampled(error="x"),
-        lines=[PLANNED, NO_ROOM],
-        failure_code=5,
+        Code.NO_CELL, exit_code=5, log=sampled(error="x"), lines=[PLANNED, NO_ROOM], failure_code=5
     ),
     "a cell of which nothing is known after its making had begun": void(
         Code.NO_CELL,
@@ -231,6 +225,16 @@ CASES: dict[str, Case] = {
     ),
     "a sound check": contained(
         lines=story(line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": ""}))
+    ),
+    "a breach, by which Belljar interrupted it": void(
+        Code.RUN_ERROR, log=CANCELLED, stopped=True, errors=["a way out"]
+    ),
+    "a transcript without an id, and a cell that no sample began in": void(
+        Code.NO_CELL,
+        Code.SAMPLE_NOT_IN_LOG,
+        Code.CELL_NOT_DESTROYED,
+        log=sampled(uuid=""),
+        lines=[*story(), PLANNED],
     ),
     "no end on record": void(Code.RUN_END_MISSING, ended=False),
     "an error that only the process knew": void(Code.RUN_ERROR, errors=["x"]),
@@ -259,6 +263,9 @@ CASES: dict[str, Case] = {
         refusal_code=3,
     ),
 }
+CLAIMS: dict[str, Any] = {"judged_by": "Q", "judged_as": "contained"}
+PLAIN = replace(RUN, kind="inspect")
+NO_CELLS: dict[str, Any] = {"cells": {}, "ranges": {}}
 OF_THE_RUN: dict[str, tuple[dict[str, Any], int, set[Code]]] = {
     "a bad ledger": ({"ledger": LedgerState.BAD}, 2, {Code.LEDGER_BAD}),
     "a crash": ({"ledger": LedgerState.UNFINISHED}, 2, {Code.LEDGER_UNFINISHED}),
@@ -272,6 +279,35 @@ OF_THE_RUN: dict[str, tuple[dict[str, Any], int, set[Code]]] = {
         {"run": gapped(GAP, gap_at("end", WAY))},
         *(2, {Code.AIR_GAP_BROKEN}),
     ),
+    "a run without samples, as one of `exec`": (
+        {"logs": (), "cells": {}, "ranges": {}, "run": replace(RUN, kind="exec")},
+        *(2, {Code.NO_SAMPLES}),
+    ),
+    "a sample that two logs have, as its next attempt's": (
+        {"logs": (LOG, replace(LOG, location="l2"))},
+        *(0, set()),
+    ),
+    # Metadata takes no sample from the run that has its cell, nor from `belljar run`
+    "a sample of ours that claims to be another run's": (
+        {"logs": (sampled(**CLAIMS, calls=(CALL,)),), "run": PLAIN},
+        *(2, {Code.CALLS_OUTSIDE_CELL}),
+    ),
+    "one without a cell, of `belljar run`": (
+        {"logs": (sampled(**CLAIMS),), **NO_CELLS},
+        *(2, {Code.NO_CELL}),
+    ),
+    # It may be its data set's, too: only a run that began this very sample has it
+    **{
+        f"one without a cell, and {why}": (
+            {"logs": (sampled(**CLAIMS),), **NO_CELLS, "run": PLAIN, "begun_elsewhere": begun},
+            *(2, {Code.NO_CELL}),
+        )
+        for why, begun in {
+            "no such run": {},
+            "a run with other samples": {"Q": frozenset({"another"})},
+            "another run that has it": {"P": frozenset({"u1"})},
+        }.items()
+    },
     "a refusal": (
         {"logs": (), "cells": {}, "ranges": {}}
         | {"run": replace(RUN, refusal="x", refusal_code=3)},
@@ -293,8 +329,7 @@ def codes(findings: RunFindings) -> set[Code]:
 @pytest.mark.promise("1.10", "7.1", "7.2")
 @pytest.mark.parametrize("name", CASES)
 def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
-    """Verdict, exit code and reason codes; `contained` stands at the head of the summary only when
-    all of it was."""
+    """Verdict, exit code and codes; `contained` heads the summary only when all of it was."""
     given, verdict, exit_code, expected = CASES[name]
     findings = judge(given)
     assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
@@ -308,8 +343,7 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
 
 @pytest.mark.promise("7.5")
 def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
-    """The first damage of each cell, with the operation at which it was noticed, in the summary and
-    in the JSON."""
+    """The first damage of each cell, with the operation that noticed it, in summary and JSON."""
     later = line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": "agent_died", "op": 9})
     findings = judge(evidence(lines=story(BROKEN, later)))
     assert "1 degraded: shell_missing" in headline(findings)
@@ -326,17 +360,9 @@ def test_a_record_in_doubt_voids_every_sample(name: str) -> None:
     assert {row.verdict for row in judge(CASES[name][0]).rows} == {Verdict.VOID}
 
 
-def test_a_breach_is_no_interrupt() -> None:
-    """Belljar itself interrupted the evaluation: exit code 2, as a breach."""
-    log = replace(LOG, status=LogStatus.CANCELLED)
-    findings = judge(evidence(log, run=replace(RUN, stopped=True, errors=["a way out"])))
-    assert (findings.interrupted, findings.exit_code) == (False, 2)
-
-
 @pytest.mark.promise("7.2")
 def test_a_reused_sample_is_the_other_runs() -> None:
-    """`eval-retry` copies a sample with its verdict: it is listed with the run that gave it, and
-    makes nothing contained here."""
+    """`eval-retry` copies a sample: it is the run's that gave it, and contains nothing here."""
     reused = replace(SAMPLE, uuid="old", judged_by="Q", judged_as="contained")
     log = replace(LOG, transcripts=(SAMPLE, reused), expected=2)
     plain = replace(RUN, kind="inspect")
@@ -351,55 +377,8 @@ def test_a_reused_sample_is_the_other_runs() -> None:
     assert (alone.verdict, alone.exit_code, codes(alone)) == (Verdict.VOID, 2, {Code.NO_SAMPLES})
 
 
-def test_a_run_without_samples_says_what_it_is() -> None:
-    """One of `belljar exec`, say: nothing is contained, and nothing failed to run either."""
-    findings = judge(evidence(lines=[], logs=(), run=replace(RUN, kind="exec")))
-    assert (findings.verdict, findings.exit_code, findings.errors) == (Verdict.VOID, 2, ())
-    (problem,) = [each for each in findings.problems if each.code is Code.NO_SAMPLES]
-    assert "exec" in problem.detail
-
-
-@pytest.mark.promise("7.2")
-def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
-    """Metadata can't take a sample away from the run that has its cell, nor from `belljar run`,
-    which reuses nothing."""
-    claims = replace(SAMPLE, judged_by="Q", judged_as="contained", calls=(CALL,))
-    log = replace(LOG, transcripts=(claims,))
-    assert codes(judge(evidence(log, run=replace(RUN, kind="inspect")))) == {
-        Code.CALLS_OUTSIDE_CELL
-    }
-    assert Code.NO_CELL in codes(judge(evidence(log, lines=[])))
-
-
-@pytest.mark.promise("7.2")
-@pytest.mark.parametrize("begun", [{}, {"Q": frozenset({"another"})}, {"P": frozenset({"u1"})}])
-def test_a_sample_is_reused_only_from_a_run_that_has_it(begun: dict[str, frozenset[str]]) -> None:
-    """Its metadata may be its data set's: without a run of that name that began this very sample,
-    it has no cell."""
-    log = replace(LOG, transcripts=(replace(SAMPLE, judged_by="Q", judged_as="contained"),))
-    findings = judge(
-        evidence(log, lines=[], run=replace(RUN, kind="inspect"), begun_elsewhere=begun)
-    )
-    assert (len(findings.reused), findings.exit_code, codes(findings)) == (0, 2, {Code.NO_CELL})
-
-
-def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
-    """Inspect copies a sample into the log of its next attempt."""
-    findings = judge(evidence(LOG, replace(LOG, location="l2")))
-    assert [len(row.cells) for row in findings.rows] == [1, 1]
-    assert findings.exit_code == 0
-
-
-def test_a_transcript_without_an_id_has_no_cells() -> None:
-    """Its cells are those of a sample that no log has; cells that no sample began in are
-    nobody's."""
-    findings = judge(evidence(sampled(uuid=""), lines=[*story(), PLANNED]))
-    assert [len(row.cells) for row in findings.rows] == [0, 1]
-
-
 def test_the_run_is_gathered_from_its_events() -> None:
-    """Who made it, where Inspect's logs are, how the evaluation ended, and what could not be
-    bound."""
+    """Who made it, where the logs are, how the evaluation ended, what could not be bound."""
     ended: dict[str, Any] = {"interrupted": True, "stopped": True, "errors": ["e"]}
     refused: dict[str, Any] = {"refusal": "no", "refusal_code": 3}
     run = RunRecord()
