@@ -13,18 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fakes.guest import (
-    CREDIT,
-    DATA,
-    EOF,
-    PART,
-    RENEW,
-    RENEWED,
-    RESULT,
-    START,
-    STARTED,
-    text,
-)
+from tests.fakes.guest import CREDIT, DATA, EOF, PART, RENEW, RENEWED, RESULT, START, STARTED, text
 
 KIB, MIB = 1 << 10, 1 << 20
 EXEC, WRITE = 1, 3

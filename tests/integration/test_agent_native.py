@@ -37,14 +37,7 @@ from tests.fakes.guest import (
     WELCOME,
     text,
 )
-from tests.fakes.raw_host import (
-    EXEC,
-    KIB,
-    MIB,
-    Ended,
-    Wire,
-    exec_body,
-)
+from tests.fakes.raw_host import EXEC, KIB, MIB, Ended, Wire, exec_body
 
 import belljar
 

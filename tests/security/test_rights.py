@@ -53,10 +53,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(
-    scope="module",
-    params=["microvm", "gvisor"],
-)
+@pytest.fixture(scope="module", params=["microvm", "gvisor"])
 async def cell(
     request: pytest.FixtureRequest,
     anyio_backend: str,

@@ -352,12 +352,7 @@ def test_a_program_that_writes_for_the_store(stage: Stage) -> None:
     assert allowed == {"write", "chown", "chmod", "link"}, said
     assert {
         name: int(said[name]) for name in ("chown_unmapped", "device", "follow", "write_elsewhere")
-    } == {
-        "chown_unmapped": EINVAL,
-        "device": EPERM,
-        "follow": ELOOP,
-        "write_elsewhere": EROFS,
-    }
+    } == {"chown_unmapped": EINVAL, "device": EPERM, "follow": ELOOP, "write_elsewhere": EROFS}
     assert said["ended"] == "None 0 itself"
     made = (stage.directory / "out" / "file").stat()
     assert made.st_uid == stage.workload_uid + 999

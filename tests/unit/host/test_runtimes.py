@@ -31,11 +31,7 @@ def program(directory: Path, name: str, says: str) -> Path:
 
 
 def facts(
-    home: Path,
-    runtime: Path | str,
-    *,
-    prove: ProveRuntime | None = None,
-    doubt: bool = False,
+    home: Path, runtime: Path | str, *, prove: ProveRuntime | None = None, doubt: bool = False
 ) -> RuntimeFact:
     """What is known of the container tier's runtime."""
 

@@ -99,10 +99,7 @@ def template(tmp_path: Path) -> Template:
     for name in ("template.json", "state", "memory"):
         (directory / name).write_bytes(name.encode())
     return Template(
-        key=directory.name,
-        memory=directory / "memory",
-        state=b"state",
-        root=cast("Any", None),
+        key=directory.name, memory=directory / "memory", state=b"state", root=cast("Any", None)
     )
 
 

@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.identity import (
-    RANGES_START,
-    TREE_IDS_START,
-    hold_range,
-    hold_uids,
-)
+from belljar.isolation.identity import RANGES_START, TREE_IDS_START, hold_range, hold_uids
 from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START
 
 root = pytest.mark.root

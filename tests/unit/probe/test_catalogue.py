@@ -106,7 +106,7 @@ def test_the_host_decides_where_it_can_see() -> None:
     """Every witness that the host has is used by a probe."""
     witnesses = {probe.witness for probe in PROBES if probe.side is Side.HOST}
     assert {witness.value for witness in witnesses if witness} == {
-        *("canary", "socket", "abstract", "tcp", "tcp6", "udp", "pid", "namespaces"),
+        *("canary", "socket", "abstract", "tcp", "tcp6", "udp", "pid", "namespaces")
     }
 
 
