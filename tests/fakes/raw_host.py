@@ -13,18 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fakes.guest import (
-    CREDIT,
-    DATA,
-    EOF,
-    PART,
-    RENEW,
-    RENEWED,
-    RESULT,
-    START,
-    STARTED,
-    text,
-)
+from tests.fakes.guest import CREDIT, DATA, EOF, PART, RENEW, RENEWED, RESULT, START, STARTED, text
 
 KIB, MIB = 1 << 10, 1 << 20
 EXEC, WRITE = 1, 3
@@ -47,14 +36,8 @@ def exec_body(
 
 def write_body(path: Path) -> bytes:
     """The body of a write request."""
-    return (
-        struct.pack("<I", 0)
-        + text("")
-        + text("/")
-        + text(str(path))
-        + struct.pack("<I", 0xFFFFFFFF)
-        + text("")
-    )
+    where = text("") + text("/") + text(str(path))
+    return struct.pack("<I", 0) + where + struct.pack("<I", 0xFFFFFFFF) + text("")
 
 
 @dataclass
@@ -86,10 +69,7 @@ class Wire:
     def frame(self, timeout_s: float = 60) -> tuple[int, int, bytes]:
         """The next frame; its header is checked."""
         self.sock.settimeout(timeout_s)
-        while (
-            len(self.buffer) < 12
-            or len(self.buffer) < 12 + struct.unpack_from("<I", self.buffer)[0]
-        ):
+        while len(self.buffer) < 12 + struct.unpack("<I", self.buffer[:4].ljust(4, b"\0"))[0]:
             got = self.sock.recv(MIB)
             if not got:
                 raise EOFError
@@ -139,6 +119,12 @@ class Wire:
             if kind == DATA and credit:
                 self.send(CREDIT, op, struct.pack("<I", len(payload) - 1))
         return ended
+
+    def finish_all(self, ops: dict[int, Ended]) -> None:
+        """The same of several at once, without credit."""
+        while any(one.outcome < 0 for one in ops.values()):
+            kind, op, payload = self.frame()
+            self.absorb(ops[op], kind, payload)
 
     def run(self, script: str, **rest: int) -> Ended:
         """A shell script to its end."""

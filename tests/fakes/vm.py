@@ -155,9 +155,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    scripts: dict[bytes, Script] | None = None,
-    *,
-    keystrokes: bool = False,
+    scripts: dict[bytes, Script] | None = None, *, keystrokes: bool = False
 ) -> AsyncIterator[Stage]:
     """A cell of the preset `high` over a fake guest."""
     async with talking(scripts) as (guest, client):

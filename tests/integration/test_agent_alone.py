@@ -6,21 +6,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import time
 
 import pytest
 from tests.fakes.guest import EOF, EXITED, NOT_STARTED, RESULT, SIGNALED, STARTED
 from tests.fakes.raw_host import EXEC, Ended, Wire, exec_body
-from tests.integration.test_agent_contained import BIN, BOMB, RENAMED, SCRIPTS, Box, box
-from tests.integration.test_agent_native import fresh, wire
+from tests.integration.test_agent_contained import BOMB, RENAMED, SCRIPTS, Box, box
+from tests.integration.test_agent_native import fresh, wire, with_probe
 
 __all__ = ["box", "fresh", "wire"]
 WITH_INPUT, PROBE, ALONE, PTRACE_SEIZE = 1, 4, 8, 0x4206
 LEFT = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!"
-with_probe = pytest.mark.parametrize(
-    "fresh", [["--probe", str(BIN / f"probe-{platform.machine()}")]], indirect=True
-)
 
 
 def alone(wire: Wire) -> Ended:
@@ -37,12 +33,8 @@ def test_nothing_starts_beside_it(wire: Wire, fresh: Wire) -> None:
     wire.expect(STARTED)
     for body in (exec_body(["true"]), exec_body(["p"], flags=PROBE | ALONE)):
         ended = wire.finish(wire.start(EXEC, body))
-        assert (ended.types, ended.outcome, ended.flags, ended.code) == (
-            [RESULT],
-            NOT_STARTED,
-            0,
-            errno.EAGAIN,
-        )
+        found = (ended.types, ended.outcome, ended.flags, ended.code)
+        assert found == ([RESULT], NOT_STARTED, 0, errno.EAGAIN)
     wire.send(EOF, held, b"\0")
     assert wire.finish(held).outcome == EXITED
     assert wire.run("true").outcome == EXITED
@@ -83,8 +75,6 @@ def test_every_other_tree_is_ended(box: Box, script: str) -> None:
         pass
     this = box.wire.start(EXEC, exec_body(["p", "--no-such-probe"], flags=PROBE | ALONE))
     ended = {other: Ended(), this: Ended()}
-    while min(each.outcome for each in ended.values()) < 0:
-        kind, whose, payload = box.wire.frame()
-        box.wire.absorb(ended[whose], kind, payload)
+    box.wire.finish_all(ended)
     assert (ended[other].outcome, ended[other].code, ended[this].outcome) == (SIGNALED, 9, EXITED)
     assert box.others() == []

@@ -16,35 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.guest import (
-    CONFIG,
-    CONFIGURED,
-    CREDIT,
-    DATA,
-    EOF,
-    EXITED,
-    FATAL,
-    HELLO,
-    NOT_STARTED,
-    PART,
-    PING,
-    PONG,
-    READY,
-    RENEW,
-    RESULT,
-    SIGNAL,
-    STARTED,
-    WELCOME,
-    text,
-)
-from tests.fakes.raw_host import (
-    EXEC,
-    KIB,
-    MIB,
-    Ended,
-    Wire,
-    exec_body,
-)
+from tests.fakes import guest as g
+from tests.fakes.guest import EXITED, NOT_STARTED, READY, RESULT, SIGNAL, STARTED, text
+from tests.fakes.raw_host import EXEC, KIB, MIB, Ended, Wire, exec_body
 
 import belljar
 
@@ -103,46 +77,38 @@ def test_program(architecture: str) -> None:
 PROBE = 4
 
 
-@pytest.mark.parametrize(
+with_probe = pytest.mark.parametrize(
     "fresh", [["--probe", str(BIN / f"probe-{platform.machine()}")]], indirect=True
 )
+
+
+@with_probe
 def test_probe_program(wire: Wire, fresh: Wire) -> None:
     """It runs through a descriptor that it doesn't keep, with the arguments as they are: no path of
     this system is looked at."""
-    ended = wire.finish(
-        wire.start(EXEC, exec_body(["/no/such/program", "--no-such-probe"], flags=PROBE))
-    )
+    body = exec_body(["/no/such/program", "--no-such-probe"], flags=PROBE)
+    ended = wire.finish(wire.start(EXEC, body))
     assert (ended.types[0], ended.outcome) == (STARTED, EXITED)
     assert wire.run("ls /proc/self/fd").output[1].split() == [b"0", b"1", b"2", b"3"]
-
-
-def test_no_probe_program(wire: Wire) -> None:
-    """An agent that came without one says so, and runs nothing else in its place."""
-    ended = wire.finish(wire.start(EXEC, exec_body(["true"], flags=PROBE)))
-    assert (ended.types, ended.outcome, ended.stage, ended.code) == ([RESULT], NOT_STARTED, 3, 2)
 
 
 # ---- the connection
 
 
 def test_conversation_begins(fresh: Wire) -> None:
-    """READY, HELLO with its nonce back, CONFIG, PING, RENEW: each answered once."""
+    """READY, HELLO with its nonce back, g.CONFIG, g.PING, RENEW: each answered once."""
     assert struct.unpack_from("<H", fresh.expect(READY))[0] == 1
-    fresh.send(HELLO, 0, struct.pack("<H", 1) + bytes(range(16)))
-    version, nonce, max_ops, window = struct.unpack("<H16sII", fresh.expect(WELCOME))
+    fresh.send(g.HELLO, 0, struct.pack("<H", 1) + bytes(range(16)))
+    version, nonce, max_ops, window = struct.unpack("<H16sII", fresh.expect(g.WELCOME))
     assert (version, nonce, window) == (1, bytes(range(16)), 256 * KIB)
     assert max_ops >= 64
-    fresh.send(
-        CONFIG,
-        0,
-        struct.pack("<QQQIQI", MIB, MIB, 100, 10, 0, 0) + text("machine") + struct.pack("<I", 0),
-    )
-    assert struct.unpack_from("<I", fresh.expect(CONFIGURED))[0] == 0
-    fresh.send(PING, 0, b"12345678")
-    assert fresh.expect(PONG) == b"12345678"
-    assert (
-        struct.unpack_from("<I", fresh.renew())[0] == 0
-    )  # native: nothing of this host is changed
+    limits = struct.pack("<QQQIQI", MIB, MIB, 100, 10, 0, 0)
+    fresh.send(g.CONFIG, 0, limits + text("machine") + struct.pack("<I", 0))
+    assert struct.unpack_from("<I", fresh.expect(g.CONFIGURED))[0] == 0
+    fresh.send(g.PING, 0, b"12345678")
+    assert fresh.expect(g.PONG) == b"12345678"
+    # Native: nothing of this host is changed.
+    assert struct.unpack_from("<I", fresh.renew())[0] == 0
 
 
 def test_no_operation_before_renewal(fresh: Wire) -> None:
@@ -154,14 +120,18 @@ def test_no_operation_before_renewal(fresh: Wire) -> None:
 
 @pytest.mark.parametrize(
     "frame",
-    [struct.pack("<IBBHI", 65537, PART, 0, 0, 1), struct.pack("<IBBHI", 0, PING, 1, 0, 0), struct.pack("<IBBHI", 0, 0x7F, 0, 0, 0),
-     struct.pack("<IBBHI", 1, RENEW, 0, 0, 0) + b"x"],
-)  # fmt: skip
+    [
+        struct.pack("<IBBHI", 65537, g.PART, 0, 0, 1),
+        struct.pack("<IBBHI", 0, g.PING, 1, 0, 0),
+        struct.pack("<IBBHI", 0, 0x7F, 0, 0, 0),
+        struct.pack("<IBBHI", 1, g.RENEW, 0, 0, 0) + b"x",
+    ],
+)
 def test_nonsense_is_fatal(fresh: Wire, frame: bytes) -> None:
-    """A host that can't be understood is told FATAL, and the agent ends: it guesses nothing."""
+    """A host that can't be understood is told g.FATAL, and the agent ends: it guesses nothing."""
     fresh.expect(READY)
     fresh.sock.sendall(frame)
-    fresh.expect(FATAL)
+    fresh.expect(g.FATAL)
     with pytest.raises(EOFError):
         fresh.frame()
 
@@ -170,38 +140,34 @@ def test_nonsense_is_fatal(fresh: Wire, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "stage", "errno"),
-    [(exec_body(["/nonexistent"]), 3, 2), (b"nonsense", 9, 22), (exec_body(["true"]) + b"x", 9, 22), (exec_body([]), 9, 22),
-     (exec_body(["a\0b"]), 9, 22)],
-)  # fmt: skip
-def test_failed_start(wire: Wire, body: bytes, stage: int, errno: int) -> None:
+    ("kind", "flags", "argv", "stage", "errno"),
+    [
+        (EXEC, 0, ["/nonexistent"], 3, 2),
+        (EXEC, PROBE, ["true"], 3, 2),  # an agent that came without one runs nothing in its place
+        *(
+            (EXEC, 0, body, 9, 22)
+            for body in (b"nonsense", exec_body(["true"]) + b"x", [], ["a\0b"])
+        ),
+        (9, 0, b"", 9, 22),  # there are three kinds of operation
+    ],
+)
+def test_failed_start(
+    wire: Wire, kind: int, flags: int, argv: list[str] | bytes, stage: int, errno: int
+) -> None:
     """What can't start is one RESULT, with where and why, and the agent goes on."""
-    ended = wire.finish(wire.start(EXEC, body))
-    assert (ended.types, ended.outcome, ended.stage, ended.code) == (
-        [RESULT],
-        NOT_STARTED,
-        stage,
-        errno,
-    )
+    body = argv if isinstance(argv, bytes) else exec_body(argv, flags=flags)
+    ended = wire.finish(wire.start(kind, body))
+    found = (ended.types, ended.outcome, ended.stage, ended.code)
+    assert found == ([RESULT], NOT_STARTED, stage, errno)
     assert wire.run("exit 3").code == 3
-
-
-def test_an_unknown_kind_is_refused(wire: Wire) -> None:
-    """There are three kinds of operation."""
-    ended = wire.finish(wire.start(9, b""))
-    assert (ended.outcome, ended.stage) == (NOT_STARTED, 9)
 
 
 def test_what_comes_after_the_result_is_ignored(wire: Wire) -> None:
     """The host can't know yet that an operation has ended."""
     op = wire.start(EXEC, exec_body(["true"], flags=1))
     wire.finish(op)
-    for kind, payload in [
-        (DATA, b"\0late"),
-        (EOF, b"\0"),
-        (CREDIT, struct.pack("<I", 1)),
-        (SIGNAL, b"\x09\x01"),
-    ]:
+    late = {g.DATA: b"\0late", g.EOF: b"\0", g.CREDIT: struct.pack("<I", 1), SIGNAL: b"\x09\x01"}
+    for kind, payload in late.items():
         wire.send(kind, op, payload)
     assert wire.run("echo on").output[1] == b"on\n"
 
@@ -220,9 +186,7 @@ def test_too_many_are_refused(wire: Wire) -> None:
     assert {one.code for one in ended.values() if one.outcome == NOT_STARTED} == {11}
     for op in ended:
         wire.send(SIGNAL, op, bytes([signal.SIGKILL, 1]))
-    while any(one.outcome < 0 for one in ended.values()):
-        kind, op, payload = wire.frame()
-        wire.absorb(ended[op], kind, payload)
+    wire.finish_all(ended)
 
 
 # ---- confinement that needs no container
@@ -230,12 +194,8 @@ def test_too_many_are_refused(wire: Wire) -> None:
 
 def test_filter_and_privileges(wire: Wire) -> None:
     """Even here a command runs under the filter and can gain nothing."""
-    status = (
-        wire.run("grep -E '^(NoNewPrivs|Seccomp|CapInh|CapAmb):' /proc/self/status")
-        .output[1]
-        .decode()
-    )
-    values = dict(line.split(":\t") for line in status.splitlines())
+    look = wire.run("grep -E '^(NoNewPrivs|Seccomp|CapInh|CapAmb):' /proc/self/status")
+    values = dict(line.split(":\t") for line in look.output[1].decode().splitlines())
     assert (values["NoNewPrivs"], values["Seccomp"]) == ("1", "2")
     assert int(values["CapInh"], 16) == int(values["CapAmb"], 16) == 0
     assert wire.run("unshare -U true").code != 0

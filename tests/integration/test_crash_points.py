@@ -5,7 +5,7 @@ A *site* is a line of Belljar's own code, in the phase `create`, `exec`, `revert
 `fork`, `destroy` or `end`: lives are rehearsed, their sites are noted in order, and then each
 chosen one is where an owner kills itself with SIGKILL. So a failing place has a name, and is there
 again in the next run. What is common to all tiers is killed here; the other tiers' own code in
-`test_crash_points_gvisor` and `test_crash_points_microvm`.
+`test_crash_points_tiers`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from belljar.ledger.listing import read_events
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 SITES_OF_PHASE = {
-    "create": 12,
-    "exec": 4,
-    "revert": 7,
-    "snapshot": 5,
-    "fork": 5,
-    "destroy": 5,
+    "create": 9,
+    "exec": 3,
+    "revert": 4,
+    "snapshot": 3,
+    "fork": 3,
+    "destroy": 4,
     "end": 2,
 }
-MORE = 4  # times as many when thorough
+MORE = 6  # times as many when thorough
 # While what all cells of a policy share is made, in the order it is made: by file and function.
 COLD_SITES = (
     "program_root.py _fill",
@@ -62,7 +62,7 @@ def owners(
 
 @pytest.mark.promise("3.5", "6.2")
 def test_killed_anywhere_nothing_is_left(owners: Owners, pytestconfig: pytest.Config) -> None:
-    """SIGKILL at 40 places of a container's life (160 when thorough): a reaping removed everything,
+    """SIGKILL at 28 places of a container's life (168 when thorough): a reaping removed everything,
     the ledger verifies, the other owner's cell answers."""
     times = MORE if pytestconfig.getoption("thorough") else 1
     wanted = {phase: times * count for phase, count in SITES_OF_PHASE.items()}

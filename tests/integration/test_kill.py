@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,9 @@ def processes_of(entries: list[JournalEntry]) -> list[str]:
     found = []
     for directory in PROC.iterdir():
         if directory.name.isdigit() and int(directory.name) != os.getpid():
-            try:
+            with suppress(OSError):
                 words = (directory / "cmdline").read_bytes()
-            except OSError:
-                continue
-            found += [f"{directory.name} {words[:80]!r}" for name in names if name in words]
+                found += [f"{directory.name} {words[:80]!r}" for name in names if name in words]
     return found
 
 
@@ -69,14 +67,10 @@ def an_owner(
 
     def runs() -> bool:
         new = [run for run in belljar.runs() if run not in before]
-        return (
-            bool(new)
-            and (new[-1] / "ledger.jsonl").exists()
-            and any(
-                event["kind"] == "exec.started" and event["data"]["argv"] == ["sleep", "600"]
-                for event in belljar.events(new[-1])
-            )
-        )
+        if not new or not (new[-1] / "ledger.jsonl").exists():
+            return False
+        events = belljar.events(new[-1])
+        return any(event["data"].get("argv") == ["sleep", "600"] for event in events)
 
     wait_for(runs, "the command's start", within_s=PATIENCE_S)
     try:
@@ -108,10 +102,8 @@ def test_a_cell_is_killed_whatever_its_owner_does(
         (cell,) = entries
         said = killed(belljar, cell.cell_id, "--reason", "enough of it")
         (one,) = said["cells"]
-        assert (
-            one["ended_by"]
-            in {"well": {"owner"}, "stopped": {"kill"}, "dead": {"reap", "owner"}}[owner_is]
-        )
+        enders = {"well": {"owner"}, "stopped": {"kill"}, "dead": {"reap", "owner"}}
+        assert one["ended_by"] in enders[owner_is]
         assert said["ok"]
         assert belljar.leftovers() == []
         assert [path for path in (*cell.cgroups, *cell.directories) if path.exists()] == []
@@ -122,11 +114,8 @@ def test_a_cell_is_killed_whatever_its_owner_does(
             assert process.returncode == CellError.exit_code
             assert b"killed by the operator: enough of it" in err
             events = [event["kind"] for event in belljar.events(belljar.runs()[-1])]
-            assert (
-                events.index("kill.triggered")
-                < events.index("cell.destroyed")
-                < events.index("kill.completed")
-            )
+            order = [events.index(f"kill.{word}") for word in ("triggered", "completed")]
+            assert order[0] < events.index("cell.destroyed") < order[1]
             assert belljar("ledger", "verify", "last").returncode == 0
     assert list((belljar.home / "journal").glob("*.kill")) == [] or owner_is == "dead"
 
@@ -167,6 +156,7 @@ def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
 
 @pytest.mark.promise("6.4")
 @pytest.mark.anyio
+@pytest.mark.thorough_in("trio")
 async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
     """Neither cell nor range nor pool; what is being made at that moment is refused before it runs.
     After the release they are made."""
@@ -187,7 +177,10 @@ async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
 @pytest.mark.thorough_in("trio")
 @pytest.mark.parametrize(
     ("tier", "phase"),
-    [("container", "journalled"), ("container", "running"), ("microvm", "running")],
+    [
+        *(("container", phase) for phase in ("journalled", "running")),
+        pytest.param("microvm", "running", marks=pytest.mark.thorough),
+    ],
 )
 async def test_a_cell_that_is_made_meanwhile_is_refused(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, phase: str

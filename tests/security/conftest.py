@@ -17,7 +17,7 @@ POLICY = """\
 belljar: 1
 risk: high
 user: root
-resources: {memory: 512MiB, disk: 128MiB, processes: 256, exec_timeout: 120s}
+resources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 120s}
 """
 
 

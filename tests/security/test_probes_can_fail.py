@@ -12,7 +12,9 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.machine import PATIENCE_S
@@ -22,222 +24,99 @@ from belljar.probe.catalogue import PROBES
 
 PROGRAM = Path(belljar.__file__).parent / "_bin" / f"probe-{platform.machine()}"
 NAMESPACES = (
-    "--mount",
-    "--pid",
-    "--mount-proc",
-    "--net",
-    "--ipc",
-    "--uts",
-    "--fork",
-    "--kill-child",
-    "--",
+    *(
+        "--mount",
+        "--pid",
+        "--mount-proc",
+        "--net",
+        "--ipc",
+        "--uts",
+        "--fork",
+        "--kill-child",
+        "--",
+    ),
 )
 ONLY_X86 = ("kernel.ports", "kernel.foreign_calls")
 
 # world → the probes that must reach something in it. What the world is: its docstring.
 REACHED_IN: dict[str, tuple[str, ...]] = {
-    "privileged": (
-        *(
-            "kernel.helper_programs",
-            "kernel.settings",
-            "kernel.control_files",
-            "kernel.sysfs",
-            "kernel.masked_files",
-        ),
-        *(
-            "kernel.aio",
-            "kernel.page_cache",
-            "kernel.other_processes",
-            "kernel.counters",
-            "channel.signal_holder",
-        ),
-        *(
-            "kernel.addresses",
-            "kernel.debug_files",
-            "kernel.binary_formats",
-            "kernel.log_read",
-            "kernel.log_write",
-        ),
-        *(
-            "kernel.control_groups",
-            "kernel.bpf",
-            "kernel.perf",
-            "kernel.userfaultfd",
-            "kernel.io_uring",
-            "kernel.keys",
-        ),
-        *(
-            "kernel.rare_sockets",
-            "kernel.clock",
-            "kernel.host_name",
-            "kernel.reboot",
-            "kernel.swap",
-        ),
-        *("kernel.accounting", "kernel.watch_files", "kernel.foreign_calls"),
-        *("devices.block_made", "devices.character_made"),
-        *(
-            "mounts.memory",
-            "mounts.processes",
-            "mounts.kernel",
-            "mounts.devices",
-            "mounts.again",
-            "mounts.new_calls",
-        ),
-        *("mounts.uncover", "mounts.pivot"),
-        *(
-            "namespaces.shared",
-            "namespaces.make_user",
-            "namespaces.make_others",
-            "namespaces.clone_user",
-        ),
-        *(
-            "namespaces.clone3_user",
-            "namespaces.enter_first",
-            "namespaces.host_ids",
-            "namespaces.capabilities",
-        ),
-        *("namespaces.new_privileges", "namespaces.filter", "namespaces.regain"),
-        *("network.administer", "network.machine_socket"),
-        *("resources.core_files", "resources.priority", "resources.real_time"),
-        *(
-            "channel.trace_holder",
-            "channel.read_holder",
-            "channel.open_descriptors",
-            "channel.borrow_descriptors",
-        ),
-        *(
-            "channel.limit_holder",
-            "doors.handles",
-            "doors.overwrite_program",
-            "doors.release_agent",
-            "doors.page_frames",
-        ),
-        *("fingerprint.kernel_log", "fingerprint.container"),
-    ),
-    "beside": (
-        *(
-            "files.read_host",
-            "files.write_host",
-            "files.host_socket",
-            "files.host_abstract",
-            "files.credentials",
-        ),
-        *(
-            "processes.see_host",
-            "processes.signal_host",
-            "processes.trace_host",
-            "processes.read_host",
-        ),
-        *("processes.foreign", "network.host_tcp", "network.host_tcp6", "network.host_udp"),
-        *(
-            "doors.roots",
-            "doors.working_directories",
-            "doors.open_directories",
-            "channel.descriptors",
-        ),
-    ),
-    "served": ("files.runtime_sockets", "files.shim_sockets"),
-    "networked": (
-        *(
-            "network.interfaces",
-            "network.routes",
-            "network.frames",
-            "network.tcp4",
-            "network.tcp6",
-            "network.udp4",
-        ),
-        *(
-            "network.udp6",
-            "network.ping4",
-            "network.ping6",
-            "network.raw4",
-            "network.raw6",
-            "network.metadata",
-        ),
-        *(
-            "network.metadata6",
-            "network.metadata_alibaba",
-            "network.metadata_azure",
-            "network.metadata_tasks",
-        ),
-        *(
-            "network.neighbours6",
-            "network.usual_hosts",
-            "network.everyone",
-            "network.dns_configured",
-        ),
-        *("network.dns_public", "network.dns_public_tcp", "network.dns_tls"),
-    ),
-    "equipped": (
-        *(
-            "devices.block_present",
-            "devices.memory_present",
-            "devices.unusual",
-            "devices.tunnel",
-            "devices.consoles",
-        ),
-        *(
-            "devices.terminal_input",
-            "channel.port",
-            "resources.device_files",
-            "resources.terminals",
-        ),
-    ),
-    "mounted": ("mounts.shared", "mounts.lasting", "mounts.served"),
-    "used": (
-        "persistence.memory_files",
-        "persistence.ipc_objects",
-        "persistence.processes",
-        "persistence.scheduled",
-    ),
-    "telling": (
-        *(
-            "fingerprint.names",
-            "fingerprint.paths",
-            "fingerprint.environment",
-            "fingerprint.mounts",
-        ),
-        *(
-            "fingerprint.processes",
-            "fingerprint.command_line",
-            "fingerprint.host_identity",
-            "fingerprint.firmware",
-        ),
-        *("fingerprint.processor", "fingerprint.devices", "fingerprint.inode_numbers"),
-    ),
-    "limited": (
-        "resources.open_files",
-        "resources.processes",
-        "resources.disk",
-        "resources.killed_last",
-    ),
-    "rooted": ("files.walk_up", "doors.root_twice"),
-    "owning": ("kernel.persistent_keys",),
-    "answering": ("kernel.modules", "kernel.kexec", "kernel.ports", "resources.raise_limits"),
-    "sockets": ("channel.streams",),
-    "bare": ("fingerprint.no_network",),
-    "first": ("processes.kernel_threads",),
+    world: tuple(
+        f"{group}.{name}"
+        for group, names in (line.split(": ") for line in text.strip().splitlines())
+        for name in names.split()
+    )
+    for world, text in {
+        "privileged": """
+kernel: helper_programs settings control_files sysfs masked_files aio page_cache
+kernel: other_processes counters addresses debug_files binary_formats log_read log_write
+kernel: control_groups bpf perf userfaultfd io_uring keys rare_sockets clock host_name
+kernel: reboot swap accounting watch_files foreign_calls
+channel: signal_holder trace_holder read_holder open_descriptors borrow_descriptors
+channel: limit_holder
+devices: block_made character_made
+mounts: memory processes kernel devices again new_calls uncover pivot
+namespaces: shared make_user make_others clone_user clone3_user enter_first host_ids
+namespaces: capabilities new_privileges filter regain
+network: administer machine_socket
+resources: core_files priority real_time
+doors: handles overwrite_program release_agent page_frames
+fingerprint: kernel_log container
+""",
+        "beside": """
+files: read_host write_host host_socket host_abstract credentials
+processes: see_host signal_host trace_host read_host foreign
+network: host_tcp host_tcp6 host_udp
+doors: roots working_directories open_directories
+channel: descriptors
+""",
+        "served": "files: runtime_sockets shim_sockets",
+        "networked": """
+network: interfaces routes frames tcp4 tcp6 udp4 udp6 ping4 ping6 raw4 raw6 metadata
+network: metadata6 metadata_alibaba metadata_azure metadata_tasks neighbours6 usual_hosts
+network: everyone dns_configured dns_public dns_public_tcp dns_tls
+""",
+        "equipped": """
+devices: block_present memory_present unusual tunnel consoles terminal_input
+channel: port
+resources: device_files terminals
+""",
+        "mounted": "mounts: shared lasting served",
+        "used": "persistence: memory_files ipc_objects processes scheduled",
+        "telling": """
+fingerprint: names paths environment mounts processes command_line host_identity firmware
+fingerprint: processor devices inode_numbers
+""",
+        "limited": "resources: open_files processes disk killed_last",
+        "rooted": """
+files: walk_up
+doors: root_twice
+""",
+        "owning": "kernel: persistent_keys",
+        "answering": """
+kernel: modules kexec ports
+resources: raise_limits
+""",
+        "sockets": "channel: streams",
+        "bare": "fingerprint: no_network",
+        "first": "processes: kernel_threads",
+    }.items()
 }
 
 
-def said_in(world: str, names: tuple[str, ...]) -> dict[str, str]:
-    """What the program says of each probe in that world."""
-    argv = [
-        sys.executable,
-        str(Path(__file__).parent / "weak_worlds.py"),
-        world,
-        str(PROGRAM),
-        *names,
-    ]
+def ran(argv: Sequence[str], count: int, **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `run` takes them
+    """What a program of the probes says of each of so many."""
     run = subprocess.run(
-        ["unshare", *NAMESPACES, *argv],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        argv, check=False, capture_output=True, text=True, timeout=PATIENCE_S, **options
     )
     assert run.returncode == 0, run.stderr
-    return answers(run.stdout, len(names))
+    return answers(run.stdout, count)
+
+
+def said_in(world: str, names: tuple[str, ...]) -> dict[str, str]:
+    """What it says in that world."""
+    worlds = Path(__file__).parent / "weak_worlds.py"
+    argv = [sys.executable, str(worlds), world, str(PROGRAM), *names]
+    return ran(["unshare", *NAMESPACES, *argv], len(names))
 
 
 def answers(output: str, count: int) -> dict[str, str]:
@@ -288,20 +167,11 @@ def test_a_socket_for_an_output_is_noticed() -> None:
     """A standard descriptor that is a socket of the host's is reported."""
     read, write = os.pipe()
     os.close(write)
-    run = subprocess.run(
-        [PROGRAM, "channel.streams"], stdin=read, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    argv = [str(PROGRAM), "channel.streams"]
+    assert ran(argv, 1, stdin=read)["channel.streams"].startswith("denied\t")
     os.close(read)
-    assert answers(run.stdout, 1)["channel.streams"].startswith("denied\t")
     with Path(__file__).open("rb") as file:
-        run = subprocess.run(
-            [PROGRAM, "channel.streams"],
-            stdin=file,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-    assert answers(run.stdout, 1)["channel.streams"].startswith("reached\t")
+        assert ran(argv, 1, stdin=file)["channel.streams"].startswith("reached\t")
 
 
 def test_the_machines_own_processes_are_noticed() -> None:
@@ -310,11 +180,4 @@ def test_the_machines_own_processes_are_noticed() -> None:
     comm = Path("/proc/2/comm")
     if not comm.exists() or comm.read_text() != "kthreadd\n":
         pytest.skip("this test itself is in a pid namespace of its own")
-    run = subprocess.run(
-        [PROGRAM, "processes.kernel_threads"],
-        input="",
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert not_reached(answers(run.stdout, 1)) == {}
+    assert not_reached(ran([str(PROGRAM), "processes.kernel_threads"], 1, input="")) == {}

@@ -15,16 +15,17 @@ from tests.machine import PATIENCE_S
 from tests.security.egress import forged
 
 from belljar.cell.cell import Cell
-from belljar.cell.open import open_cell, open_range
+from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
+from belljar.cell.range import Range
 from belljar.channel import Stream
 from belljar.plan.rules import DropReason
 from belljar.policy.limits import NOTHING_GRANTED, Tier
 from belljar.policy.load import load_policy
-from belljar.probe.model import Verdict
+from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import probe_cell
 
-pytestmark = [pytest.mark.anyio, pytest.mark.vm]
+pytestmark = [pytest.mark.anyio, pytest.mark.vm, pytest.mark.root]
 
 POLICY: Final = """\
 belljar: 1
@@ -33,6 +34,7 @@ tier: {tier}
 user: root
 rights: {{privileged: true}}
 resources: {{memory: 256MiB, disk: 128MiB, processes: 64, exec_timeout: 120s}}
+network: {{default: deny}}
 """
 _NET_ADMIN: Final = 1 << 12
 _GRANTED: Final = 1 << 19 | 1 << 2 | _NET_ADMIN
@@ -55,22 +57,26 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(
-    scope="module",
-    params=["microvm", "gvisor"],
-)
-async def cell(
+@pytest.fixture(scope="module", params=["microvm", "gvisor"])
+async def made(
     request: pytest.FixtureRequest,
     anyio_backend: str,
     vm_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Cell]:
-    """A cell with all that its tier grants."""
+) -> AsyncIterator[Range]:
+    """A cell on a network, with all that its tier grants."""
     policy = tmp_path_factory.mktemp("rights") / "policy.yaml"
     risk = "high" if request.param == "microvm" else "medium"
     policy.write_text(POLICY.format(risk=risk, tier=request.param))
-    async with open_cell(load_policy(policy), home=vm_home) as opened:
-        yield opened
+    with start_run("rights", "", [], home=vm_home) as run:
+        async with open_range(load_policy(policy), run=run, home=vm_home) as opened:
+            yield opened
+
+
+@pytest.fixture(scope="module")
+def cell(made: Range) -> Cell:
+    """The same."""
+    return made.cells["default"]
 
 
 async def python(cell: Cell, script: str, *, user: str) -> str:
@@ -80,15 +86,16 @@ async def python(cell: Cell, script: str, *, user: str) -> str:
     return found.stdout.decode().strip()
 
 
-async def status(cell: Cell) -> dict[str, str]:
-    """Of a process of root's."""
-    text = (await cell.exec(["cat", "/proc/self/status"], user="0")).stdout.decode()
+async def status(cell: Cell, user: str = "0") -> dict[str, str]:
+    """Of a process of this user's."""
+    text = (await cell.exec(["cat", "/proc/self/status"], user=user)).stdout.decode()
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
 @pytest.mark.promise("2.4")
 async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
-    """In all its sets; the filter is still on, and no new privileges come by exec."""
+    """In all its sets, and another user nothing of it; the filter is still on, and no new
+    privileges come by exec."""
     found = await status(cell)
     held = int(found["CapEff"], 16)
     granted = cell.plan.rights.mask
@@ -98,15 +105,8 @@ async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
     assert int(found["CapBnd"], 16) & ~(_USUAL | granted) == 0
     if cell.plan.tier is Tier.MICROVM:  # gVisor's kernel says neither
         assert (found["NoNewPrivs"].strip(), found["Seccomp"].strip()) == ("1", "2")
-
-
-@pytest.mark.promise("2.4")
-async def test_another_user_has_nothing_of_it(cell: Cell) -> None:
-    """Capabilities are root's."""
-    script = (
-        "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('Cap')])"
-    )
-    assert set(eval(await python(cell, script, user="65534"))) == {"0" * 16}  # noqa: S307 - ours
+    others = await status(cell, user="65534")
+    assert {others[name].strip() for name in others if name.startswith("Cap")} == {"0" * 16}
 
 
 @pytest.mark.promise("2.4")
@@ -185,30 +185,28 @@ except OSError:
     assert await python(cell, script, user="0") == ""
 
 
+async def probed(made: Range, cell: Cell, *which: str, phase: str = "") -> ProbeReport:
+    """What the probes say of the cell."""
+    router = made.routers[cell.id]
+    return await probe_cell(
+        cell, which=which, recorder=MemoryRecorder(), user="0", phase=phase, router=router
+    )
+
+
 @pytest.mark.promise("2.4")
 async def test_the_probes_know_what_the_plan_grants(
-    cell: Cell, monkeypatch: pytest.MonkeyPatch
+    made: Range, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With it the cell is contained; by a plan that grants nothing the same cell is breached."""
-    which = ["namespaces", "channel", "processes", "kernel.other_processes"]
-    report = await probe_cell(cell, which=which, recorder=MemoryRecorder(), user="0")
+    which = ("namespaces", "channel", "processes", "kernel.other_processes")
+    report = await probed(made, cell, *which)
     assert report.verdict is Verdict.CONTAINED, report.of(Verdict.BREACHED)
     if cell.plan.tier is not Tier.MICROVM:
         return  # gVisor's kernel has none of the calls, so that nothing is beyond a plan without them
     monkeypatch.setattr(cell, "plan", replace(cell.plan, rights=NOTHING_GRANTED))
-    report = await probe_cell(cell, which=which, recorder=MemoryRecorder(), user="0")
-    assert report.verdict is Verdict.BREACHED
+    assert (await probed(made, cell, *which)).verdict is Verdict.BREACHED
 
 
-RANGE: Final = """\
-belljar: 1
-risk: {risk}
-tier: {tier}
-user: root
-rights: {{capabilities: [NET_ADMIN]}}
-resources: {{memory: 256MiB, disk: 128MiB, processes: 64, exec_timeout: 120s}}
-network: {{default: deny}}
-"""
 _BY_FRAME: Final = """
 import socket, sys
 s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
@@ -234,47 +232,32 @@ _OF_GVISOR: Final = ("another cell's address", "the gateway's address", "GRE", "
 
 
 @pytest.mark.promise("2.4")
-@pytest.mark.root
-@pytest.mark.parametrize("tier", ["gvisor", "microvm"])
 async def test_who_administers_a_cells_network_reaches_nothing_more(
-    tier: str, anyio_backend: str, vm_home: Path, tmp_path: Path
+    made: Range, cell: Cell
 ) -> None:
     """Root of the cell changes links, addresses and routes, and puts any frame on its port: each is
     dropped and counted by its name on the host, and the cell is contained at its end."""
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(RANGE.format(risk="high" if tier == "microvm" else "medium", tier=tier))
-    is_gvisor = tier == "gvisor"  # whose packet sockets only listen
-    with start_run("rights", "", [], home=vm_home) as run:
-        async with open_range(load_policy(policy), run=run, home=vm_home) as made:
-            cell, network = made.cells["default"], made.network
-            assert network is not None
-            port = network.layout.cell("default")
-            script, moved, before = _BY_ADDRESS if is_gvisor else _BY_FRAME, {}, network.counters()
-            # One program for all: each start of Python takes seconds in an emulated machine.
-            async with cell.open_exec(["python3", "-c", script]) as sender:
-                for name, frame in forged.frames(port, network.layout.resolver).items():
-                    if is_gvisor and name not in _OF_GVISOR:
-                        continue
-                    await sender.send_stdin(f"{frame.hex()}\n".encode())
-                    assert await anext(sender) == (Stream.STDOUT, b"sent\n"), name
-                    expected = forged.EXPECTED[name]
-                    with anyio.fail_after(PATIENCE_S):  # an emulated card sends in its own time
-                        while (after := network.counters())[expected] == before[expected]:
-                            await network.check()
-                    moved[name] = {word: after[word] - before[word] for word in DropReason}
-                    before = after
-                await sender.close_stdin()
-            assert {
-                name: {word: n for word, n in each.items() if n} for name, each in moved.items()
-            } == {name: {forged.EXPECTED[name]: 1} for name in moved}
-            changed = await cell.exec(["sh", "-c", _CHANGED])
-            assert b"192.0.2.1" in changed.stdout, changed.stderr
-            report = await probe_cell(
-                cell,
-                which=["network", "namespaces"],
-                recorder=MemoryRecorder(),
-                user="0",
-                phase="end",
-                router=made.routers[cell.id],
-            )
-            assert report.verdict is Verdict.CONTAINED, report.of(Verdict.BREACHED)
+    network = made.network
+    assert network is not None
+    is_gvisor = cell.plan.tier is not Tier.MICROVM  # whose packet sockets only listen
+    frames = forged.frames(network.layout.cell("default"), network.layout.resolver)
+    names = [name for name in frames if not is_gvisor or name in _OF_GVISOR]
+    script, moved, before = _BY_ADDRESS if is_gvisor else _BY_FRAME, {}, network.counters()
+    # One program for all: each start of Python takes seconds in an emulated machine.
+    async with cell.open_exec(["python3", "-c", script]) as sender:
+        for name in names:
+            expected = forged.EXPECTED[name]
+            await sender.send_stdin(f"{frames[name].hex()}\n".encode())
+            assert await anext(sender) == (Stream.STDOUT, b"sent\n"), name
+            with anyio.fail_after(PATIENCE_S):  # an emulated card sends in its own time
+                while (after := network.counters())[expected] == before[expected]:
+                    await network.check()
+            counted = {word: after[word] - before[word] for word in DropReason}
+            moved[name] = {word: count for word, count in counted.items() if count}
+            before = after
+        await sender.close_stdin()
+    assert moved == {name: {forged.EXPECTED[name]: 1} for name in names}
+    changed = await cell.exec(["sh", "-c", _CHANGED])
+    assert b"192.0.2.1" in changed.stdout, changed.stderr
+    report = await probed(made, cell, "network", "namespaces", phase="end")
+    assert report.verdict is Verdict.CONTAINED, report.of(Verdict.BREACHED)

@@ -6,24 +6,30 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.compiled import compile_static
-from tests.integration.as_user import copy_package, users_python
 from tests.machine import PATIENCE_S, public_folder
 from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
+from tests.security.stages import (
+    UserStage,
+    all_end,
+    capabilities,
+    program_of,
+    readable_copy,
+    ready,
+    said_by,
+    status_of,
+)
 
-import belljar
 from belljar.isolation.jail import launcher_path
 from belljar.isolation.oci.container import is_busy_sealing
 
@@ -31,19 +37,8 @@ HERE = Path(__file__).parent
 RUNC = ("/runc", "--root", "/c/state", "run", "--detach", "--bundle", "/b", "one")
 pytestmark = pytest.mark.root
 
-EPERM, ENOENT, EACCES, EBUSY, EXDEV, EINVAL, ENOSPC, EROFS, ENOSYS, ELOOP, ENOKEY = (
-    1,
-    2,
-    13,
-    16,
-    18,
-    22,
-    28,
-    30,
-    38,
-    40,
-    126,
-)
+EPERM, ENOENT, EACCES, EXDEV, EINVAL = 1, 2, 13, 18, 22
+ENOSPC, EROFS, ENOSYS, ELOOP, ENOKEY = 28, 30, 38, 40, 126
 DONE = 0
 FOUND = {
     # itself
@@ -72,14 +67,9 @@ MOUNTED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A directory that a user owns, with a jail's root, a tree and a bundle; how to run the runner
-    as that user; who is who on the host."""
+class Stage(UserStage):
+    """With a jail's root, a tree and a bundle; who is who on the host."""
 
-    user: str
-    directory: Path
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
     stage_uid: int
     workload_uid: int
 
@@ -87,28 +77,13 @@ class Stage:
         self, *program: str, lifetime_s: float = 60, altered: str = "plain"
     ) -> subprocess.Popen[str]:
         """The runner, as the stage's user."""
-        words = (
-            *self.argv,
-            str(self.directory / "runtime_runner.py"),
-            str(self.directory),
-            str(lifetime_s),
-            altered,
-            *program,
-        )
-        pipes: dict[str, Any] = {
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-        }
-        return subprocess.Popen(words, env=self.environment, text=True, cwd="/", **pipes)
+        words = (self.directory / "runtime_runner.py", self.directory, lifetime_s, altered)
+        return self.start_runner(*map(str, words), *program, stdin=subprocess.PIPE)
 
     def run(self, *program: str, word: str = "", **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `start` takes them
         """The runner to its end, with a word to the program; what it said, by the first word."""
         for _ in range(5):
-            with self.start(*program, **options) as process:
-                output = process.communicate(word, timeout=PATIENCE_S)[0]
-            assert process.returncode == 0, output
-            said = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+            said = said_by(self.start(*program, **options), word)
             if not is_busy_sealing(said.get("diagnosis", "")):  # else again, as a cell's start is
                 break
         return said
@@ -122,51 +97,34 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def readable_package() -> Iterator[Path]:
-    """The package where any user can read it."""
-    with tempfile.TemporaryDirectory(prefix="package-", dir=public_folder()) as folder:
-        Path(folder).chmod(0o755)
-        yield copy_package(Path(folder) / "site")
+    """For the ordinary user."""
+    with readable_copy() as copied:
+        yield copied
 
 
 @pytest.fixture(params=("root", "user"), scope="module")
 def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -> Iterator[Stage]:
     """Once for root, once for an ordinary user with subordinate ids."""
     with tempfile.TemporaryDirectory(prefix="rt-", dir=public_folder()) as folder:
-        directory = Path(folder)
+        directory, ids = Path(folder), None
         make_stage(directory, probe)
-        environment = {
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": str(Path(belljar.__file__).parents[1]),
-        }
-        if request.param == "root":
-            give(directory / "tree", TREE_ID, TREE_ID)
+        stage_uid, workload_uid, tree_id = STAGE_ID, STAGE_ID + 1, TREE_ID
+        if request.param == "user":
+            ids = request.getfixturevalue("ordinary_user")
+            stage_uid, workload_uid = ids[0], subordinate_id(ids[0])
+            tree_id = workload_uid
+            give(directory, *ids)
+        else:
             give(directory / "out", STAGE_ID, STAGE_ID)
-            yield Stage(
-                user="root",
-                directory=directory,
-                argv=(sys.executable,),
-                environment=environment,
-                stage_uid=STAGE_ID,
-                workload_uid=STAGE_ID + 1,
-            )
-            return
-        uid, gid = request.getfixturevalue("ordinary_user")
-        first = subordinate_id(uid)
-        give(directory, uid, gid)
-        give(directory / "tree", first, first)
+        give(directory / "tree", tree_id, tree_id)
+        argv, environment = program_of(ids, readable_package)
         yield Stage(
-            user="user",
+            user=request.param,
             directory=directory,
-            argv=(
-                "/usr/bin/setpriv",
-                f"--reuid={uid}",
-                f"--regid={gid}",
-                "--clear-groups",
-                users_python(uid, gid),
-            ),
-            environment={**environment, "PYTHONPATH": str(readable_package)},
-            stage_uid=uid,
-            workload_uid=first,
+            argv=argv,
+            environment=environment,
+            stage_uid=stage_uid,
+            workload_uid=workload_uid,
         )
 
 
@@ -219,6 +177,11 @@ def copy_runc(root: Path) -> None:
         shutil.copy(library, target)
 
 
+def mount_of(target: str, kind: str, source: str, *options: str) -> dict[str, Any]:
+    """One of a bundle's."""
+    return {"destination": target, "type": kind, "source": source, "options": options}
+
+
 def bundle(mode: str) -> dict[str, Any]:
     """The least that runc runs, in a user namespace below the jail's."""
     mapping = [{"containerID": 0, "hostID": 1, "size": COUNT}]
@@ -236,14 +199,9 @@ def bundle(mode: str) -> dict[str, Any]:
         },
         "root": {"path": "/new"},
         "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
-            {
-                "destination": "/dev",
-                "type": "tmpfs",
-                "source": "tmpfs",
-                "options": ["nosuid", "size=64k"],
-            },
-            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]},
+            mount_of("/proc", "proc", "proc", *safe),
+            mount_of("/dev", "tmpfs", "tmpfs", "nosuid", "size=64k"),
+            mount_of("/sys", "sysfs", "sysfs", *safe, "ro"),
         ],
         "linux": {"uidMappings": mapping, "gidMappings": mapping, "namespaces": namespaces},
     }
@@ -257,50 +215,25 @@ def give(directory: Path, uid: int, gid: int) -> None:
         path.chmod(mode)
 
 
-def status_of(pid: int) -> dict[str, str]:
-    """/proc/PID/status as the host sees it."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
 def children_of(pid: int) -> list[int]:
     """Of all its threads; it has one."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def wait_until_ready(process: subprocess.Popen[str]) -> dict[str, int]:
-    """The pids from the runner's first lines, once the program has said that it is there."""
-    found: dict[str, int] = {}
-    for line in process.stdout or ():
-        word, _, number = line.strip().partition(" ")
-        if word == "ready":
-            return found
-        if number.isdigit():
-            found[word] = int(number)
-    raise AssertionError("the program did not come up")
-
-
-def end_and_look(process: subprocess.Popen[str], victim: int, watched: Sequence[int]) -> None:
-    """After SIGKILL to the victim all the watched are gone, without anyone's help."""
-    pidfds = [os.pidfd_open(pid) for pid in watched]
-    try:
-        os.kill(victim, signal.SIGKILL)
-        assert all(select.select([pidfd], [], [], 60.0)[0] for pidfd in pidfds)
-    finally:
-        for pidfd in pidfds:
-            os.close(pidfd)
-        process.kill()
+def looked(stage: Stage, **options: str) -> dict[str, str]:
+    """What the program says of itself, which is as it must be."""
+    said = stage.run("/probe", "detach", "look", **options)
+    found = {name: said.get(name) for name in FOUND}
+    assert found == {name: str(value) for name, value in FOUND.items()}
+    assert set(said["mounts"].strip(",").split(",")) == MOUNTED
+    return said
 
 
 @pytest.mark.promise("2.1")
 def test_what_a_runtime_can_do(stage: Stage) -> None:
     """With all its capabilities: it sees only what it was given, can't write or uncover the tree,
     can't fill more than its share; the overlay works whole."""
-    said = stage.run("/probe", "detach", "look")
-    assert {name: said.get(name) for name in FOUND} == {
-        name: str(value) for name, value in FOUND.items()
-    }
-    assert set(said["mounts"].strip(",").split(",")) == MOUNTED
+    said = looked(stage)
     assert int(said["highest_process"]) < 10
     assert said["owners_key"] == "True"
     # Root's bundle belongs to nobody in the jail; an ordinary user's to his own stage, which only
@@ -320,13 +253,9 @@ def test_what_a_runtime_can_do(stage: Stage) -> None:
 def test_a_network_gives_a_runtime_nothing_else(stage: Stage) -> None:
     """Where there was a wait for a link, the program sees, may and can't do what it does
     without."""
-    said = stage.run("/probe", "detach", "look", altered="network")
-    assert {name: said.get(name) for name in FOUND} == {
-        name: str(value) for name, value in FOUND.items()
-    }
-    assert set(said["mounts"].strip(",").split(",")) == MOUNTED
+    looked(stage, altered="network")
     with stage.start("/probe", "detach", "stay", altered="network") as process:
-        assert wait_until_ready(process)["namespaces"] == 7
+        assert ready(process, "ready")["namespaces"] == 7
         process.kill()
 
 
@@ -352,12 +281,7 @@ def test_a_program_that_writes_for_the_store(stage: Stage) -> None:
     assert allowed == {"write", "chown", "chmod", "link"}, said
     assert {
         name: int(said[name]) for name in ("chown_unmapped", "device", "follow", "write_elsewhere")
-    } == {
-        "chown_unmapped": EINVAL,
-        "device": EPERM,
-        "follow": ELOOP,
-        "write_elsewhere": EROFS,
-    }
+    } == {"chown_unmapped": EINVAL, "device": EPERM, "follow": ELOOP, "write_elsewhere": EROFS}
     assert said["ended"] == "None 0 itself"
     made = (stage.directory / "out" / "file").stat()
     assert made.st_uid == stage.workload_uid + 999
@@ -369,14 +293,12 @@ def test_runc_runs_a_container_in_it(stage: Stage) -> None:
     """On the host the container is who was promised; pid 1 holds nothing any more; what the
     container ends with is what is told."""
     with stage.start(*RUNC) as process:
-        found = wait_until_ready(process)
+        found = ready(process, "ready")
         init, container = status_of(found["child"]), status_of(children_of(found["child"])[0])
         output = process.communicate("go\n", timeout=PATIENCE_S)[0]
     assert init["Uid"].split() == [str(stage.stage_uid)] * 4
     assert init["Groups"] == container["Groups"] == ""
-    assert {int(init[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
-        0
-    }
+    assert capabilities(init) == {0}
     assert {(one["NoNewPrivs"], one["Seccomp"]) for one in (init, container)} == {("1", "2")}
     assert container["Uid"].split() == [str(stage.workload_uid)] * 4
     assert found["namespaces"] == 7
@@ -391,12 +313,7 @@ def test_a_race_that_an_image_wins_against_runc_gives_it_nothing(stage: Stage, t
     link, config = stage.directory / "tree" / "dev" / "null", stage.directory / "bundle/config.json"
     plain = config.read_text()
     made = bundle(target)
-    made["mounts"][1] = {
-        "destination": "/dev",
-        "type": "bind",
-        "source": "/new/dev",
-        "options": ["rbind"],
-    }
+    made["mounts"][1] = mount_of("/dev", "bind", "/new/dev", "rbind")
     made["linux"]["maskedPaths"] = ["/proc/keys"]
     link.symlink_to(target)
     try:
@@ -415,14 +332,13 @@ def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
     """SIGKILL to the owner, to the supervisor or to pid 1: the container is gone, and so are
     they."""
     with stage.start(*RUNC) as process:
-        found = wait_until_ready(process)
+        found = ready(process, "ready")
         container = children_of(found["child"])[0]
-        watched = (
-            found["child"],
-            container,
-            *((found["supervisor"],) if victim == "runner" else ()),
-        )
-        end_and_look(process, {**found, "runner": process.pid}[victim], watched)
+        watched = [found["child"], container]
+        watched += [found["supervisor"]] if victim == "runner" else []
+        with all_end(*watched):
+            os.kill({**found, "runner": process.pid}[victim], signal.SIGKILL)
+        process.kill()
 
 
 def test_the_lifetime_ends_it(stage: Stage) -> None:
@@ -465,6 +381,12 @@ def test_ids_that_are_not_his(stage: Stage) -> None:
     assert "--add-subuids" in error
 
 
+def base(root: str, lifeline: int, status: int) -> tuple[str, ...]:
+    """What the launcher needs at least."""
+    fds = ("--lifeline", str(lifeline), "--status", str(status))
+    return ("--cell", "c-1", "--root", root, *fds, "--owner", str(os.getpid()))
+
+
 MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
 
 
@@ -498,19 +420,7 @@ MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
 def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None:
     """The launcher's own word, whatever its caller believes: no host root inside, nothing without
     limits, nothing guessed."""
-    base = (
-        "--cell",
-        "c-1",
-        "--root",
-        "/",
-        "--lifeline",
-        "0",
-        "--status",
-        "2",
-        "--owner",
-        str(os.getpid()),
-    )
-    command = (str(launcher_path()), *base, *options, "--", "/x")
+    command = (str(launcher_path()), *base("/", 0, 2), *options, "--", "/x")
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env={}
     )
@@ -535,14 +445,8 @@ def test_a_users_namespace_has_no_host_root(
     """A jail is made below a namespace of the user's, and refused where an administrator has mapped
     the host's root into that."""
     uid, gid = ordinary_user
-    who: dict[str, Any] = {
-        "user": uid,
-        "group": gid,
-        "extra_groups": [],
-        "text": True,
-        "env": {},
-        "cwd": "/",
-    }
+    who: dict[str, Any] = {"user": uid, "group": gid, "extra_groups": [], "text": True}
+    who |= {"env": {}, "cwd": "/"}
     holding = ("/usr/bin/unshare", "--user", "/bin/sh", "-c", "echo made; read word")
     pipe = subprocess.PIPE
     lifeline, ours = os.pipe()
@@ -552,21 +456,9 @@ def test_a_users_namespace_has_no_host_root(
         for file, id_ in (("uid_map", uid), ("gid_map", gid)):
             Path(f"/proc/{holder.pid}/{file}").write_text(f"0 {id_} 1\n{more}")
         namespace = os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY)
-        base = (
-            "--cell",
-            "c-1",
-            "--root",
-            "/var",
-            "--lifeline",
-            str(lifeline),
-            "--status",
-            "1",
-            "--owner",
-            str(os.getpid()),
-        )
         nested = ("--uid", "0", "1000", "--gid", "0", "1000", "--user-namespace", str(namespace))
         launcher = readable_package / "belljar/_bin" / launcher_path().name
-        command = (str(launcher), *base, *nested, "--", "/x")
+        command = (str(launcher), *base("/var", lifeline, 1), *nested, "--", "/x")
         said = subprocess.run(
             command,
             pass_fds=(namespace, lifeline),

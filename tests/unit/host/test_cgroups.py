@@ -48,36 +48,26 @@ def test_any_text_is_read(mounts: str, own: str) -> None:
     parse_hierarchies(mounts, own)
 
 
-def test_no_control_groups_is_a_fact() -> None:
-    """And says so."""
-    fact = cgroup_fact(parse_hierarchies("", ""), is_root=True)
-    assert (fact.version, fact.controllers, bool(fact.reason)) == (CgroupVersion.NONE, (), True)
-
-
 def test_root_proves_a_controller_by_making_a_group(tmp_path: Path) -> None:
     """On plain files no limit file appears in a new group, so nothing is believed; and the trial
     group is gone."""
     for name in ("memory", "pids"):
         (tmp_path / name).mkdir()
-    mounts = "".join(
-        f"cgroup {tmp_path / name} cgroup rw,{name} 0 0\n" for name in ("memory", "pids")
-    )
-    fact = cgroup_fact(parse_hierarchies(mounts, ""), is_root=True)
+    lines = (f"cgroup {tmp_path / name} cgroup rw,{name} 0 0\n" for name in ("memory", "pids"))
+    fact = cgroup_fact(parse_hierarchies("".join(lines), ""), is_root=True)
     assert (fact.version, fact.controllers) == (CgroupVersion.V1, ())
     assert [list((tmp_path / name).iterdir()) for name in ("memory", "pids")] == [[], []]
+    none = cgroup_fact(parse_hierarchies("", ""), is_root=True)
+    assert (none.version, none.controllers, bool(none.reason)) == (CgroupVersion.NONE, (), True)
 
 
 def test_a_user_has_what_is_delegated_where_it_runs(tmp_path: Path) -> None:
     """Cells become siblings of the group the user's process is in."""
     v2_tree(tmp_path, "/user.slice/app/own.scope", "memory pids io")
-    fact = cgroup_fact(
-        parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", "0::/user.slice/app/own.scope"),
-        is_root=False,
-    )
-    assert fact.parents == {
-        "memory": str(tmp_path / "user.slice/app"),
-        "pids": str(tmp_path / "user.slice/app"),
-    }
+    mounts = f"c {tmp_path} cgroup2 rw 0 0"
+    found = parse_hierarchies(mounts, "0::/user.slice/app/own.scope")
+    fact = cgroup_fact(found, is_root=False)
+    assert fact.parents == dict.fromkeys(("memory", "pids"), str(tmp_path / "user.slice/app"))
     assert fact.delegated
     assert "cpu" in fact.reason
 
@@ -85,23 +75,19 @@ def test_a_user_has_what_is_delegated_where_it_runs(tmp_path: Path) -> None:
 def test_a_user_has_the_version_1_groups_that_he_was_put_in(tmp_path: Path) -> None:
     """Cells go below his own group of each hierarchy; the root of one, or a path that leads out, is
     nobody's gift."""
-    lines, own = [], []
-    for number, (name, group) in enumerate(
-        {"memory": "/ann", "pids": "/ann/deep", "cpu": "/"}.items()
-    ):
+    lines, own = "", ""
+    for name, group in (("memory", "/ann"), ("pids", "/ann/deep"), ("cpu", "/")):
         directory = tmp_path / name / group.lstrip("/")
         directory.mkdir(parents=True)
         (directory / "cgroup.procs").write_text("")
-        lines.append(f"cgroup {tmp_path / name} cgroup rw,{name} 0 0")
-        own.append(f"{number}:{name}:{group}")
-    fact = cgroup_fact(parse_hierarchies("\n".join(lines), "\n".join(own)), is_root=False)
-    assert fact.parents == {
-        "memory": str(tmp_path / "memory/ann"),
-        "pids": str(tmp_path / "pids/ann/deep"),
-    }
+        lines += f"cgroup {tmp_path / name} cgroup rw,{name} 0 0\n"
+        own += f"{len(own)}:{name}:{group}\n"
+    fact = cgroup_fact(parse_hierarchies(lines, own), is_root=False)
+    places = {"memory": "memory/ann", "pids": "pids/ann/deep"}
+    assert fact.parents == {name: str(tmp_path / place) for name, place in places.items()}
     assert (fact.version, fact.delegated, "cpu" in fact.reason) == (CgroupVersion.V1, True, True)
-    astray = "\n".join(line.replace("/ann", "/../../ann") for line in own)
-    assert cgroup_fact(parse_hierarchies("\n".join(lines), astray), is_root=False).parents == {}
+    astray = own.replace("/ann", "/../../ann")
+    assert cgroup_fact(parse_hierarchies(lines, astray), is_root=False).parents == {}
 
 
 @pytest.mark.parametrize("own", ["/", "", "/../../etc/x", "/gone/away"])

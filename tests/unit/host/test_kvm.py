@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,18 +22,16 @@ def device(tmp_path: Path) -> Path:
     return file
 
 
-class Prover:
-    """Says what it is told to, and counts how often it was asked."""
+def prover(answers: list[HostTrial | HostError]) -> Callable[[], HostTrial]:
+    """Says what it is told to, and uses it up."""
 
-    def __init__(self, *answers: HostTrial | HostError) -> None:
-        self.answers = list(answers)
-
-    def __call__(self) -> HostTrial:
-        """The next answer."""
-        answer = self.answers.pop(0)
+    def prove() -> HostTrial:
+        answer = answers.pop(0)
         if isinstance(answer, HostError):
             raise answer
         return answer
+
+    return prove
 
 
 @pytest.mark.promise("1.2")
@@ -43,7 +42,7 @@ def test_a_device_that_opens_proves_nothing(device: Path, tmp_path: Path) -> Non
 
 def test_no_device_is_absent_and_nothing_is_tried(tmp_path: Path) -> None:
     """The reason says what is missing."""
-    fact = kvm_fact(tmp_path / "f.json", KEY, Prover(), device=tmp_path / "absent")
+    fact = kvm_fact(tmp_path / "f.json", KEY, prover([]), device=tmp_path / "absent")
     assert fact.state is KvmState.ABSENT
     assert "does not exist" in fact.reason
 
@@ -60,26 +59,25 @@ def test_a_proof_is_made_once_for_what_it_holds_for(
 ) -> None:
     """Remembered per kernel, VMM and processor; another of them needs another proof, and in doubt a
     failure does."""
-    cache, prove = tmp_path / "facts" / "kvm.json", Prover(proof, proof, proof)
+    cache, left = tmp_path / "facts" / "kvm.json", list[HostTrial | HostError]([proof] * 3)
+    prove = prover(left)
     facts = [kvm_fact(cache, KEY, prove, device=device) for _ in range(3)]
     assert {(fact.state, fact.reason, fact.proved_for) for fact in facts} == {
         (state, proof.reason, KEY)
     }
-    assert len(prove.answers) == 2
+    assert len(left) == 2
     assert kvm_fact(cache, KEY, None, device=device).state is state
     other = proof_key(kernel_release="6.2", vmm_version="10.0", cpu_model="A")
     assert kvm_fact(cache, other, None, device=device).state is KvmState.UNPROVEN
     kvm_fact(cache, other, prove, device=device)
     kvm_fact(cache, KEY, prove, doubt=True, device=device)
-    assert len(prove.answers) == (state is KvmState.PROVEN)
+    assert len(left) == (state is KvmState.PROVEN)
 
 
 def test_what_could_not_be_tried_is_not_remembered(device: Path, tmp_path: Path) -> None:
     """No kernel yet: unproven, with the reason, and tried again the next time."""
-    cache, prove = (
-        tmp_path / "facts" / "kvm.json",
-        Prover(HostError("no guest kernel"), HostTrial(works=True)),
-    )
+    cache = tmp_path / "facts" / "kvm.json"
+    prove = prover([HostError("no guest kernel"), HostTrial(works=True)])
     first = kvm_fact(cache, KEY, prove, device=device)
     assert (first.state, "no guest kernel" in first.reason) == (KvmState.UNPROVEN, True)
     assert kvm_fact(cache, KEY, prove, device=device).state is KvmState.PROVEN

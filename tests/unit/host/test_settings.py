@@ -35,16 +35,12 @@ network: {upstreams: [{host: a.example, ports: [443], methods: [GET], budget: 1M
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """The host's and the user's settings file, neither of them there."""
-    host, user = (
-        tmp_path / "etc" / "settings.yaml",
-        tmp_path / "config" / "belljar" / "settings.yaml",
-    )
+    config = tmp_path / "config"
+    host, user = tmp_path / "etc/settings.yaml", config / "belljar/settings.yaml"
     for path in (host, user):
         path.parent.mkdir(parents=True)
     monkeypatch.setattr(settings, "HOST_FILE", host)
-    monkeypatch.setattr(
-        settings, "environment_at_start", lambda: {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    )
+    monkeypatch.setattr(settings, "environment_at_start", lambda: {"XDG_CONFIG_HOME": str(config)})
     return host, user
 
 
@@ -97,14 +93,12 @@ def test_settings_that_can_not_be_read_are_no_permission(files: tuple[Path, Path
     """A loop of links and a directory: an error that names the path."""
     host, user = files
     host.symlink_to(host.name)
-    with pytest.raises(PolicyError) as refused:
-        read_settings()
-    assert refused.value.where == str(host)
-    host.unlink()
-    user.mkdir()
-    with pytest.raises(PolicyError) as refused:
-        read_settings()
-    assert refused.value.where == str(user)
+    for path in (host, user):
+        with pytest.raises(PolicyError) as refused:
+            read_settings()
+        assert refused.value.where == str(path)
+        host.unlink(missing_ok=True)
+        user.mkdir(exist_ok=True)
 
 
 @pytest.mark.promise("1.4")
@@ -114,12 +108,8 @@ def test_the_least_risk_holds_for_every_policy(files: tuple[Path, Path]) -> None
     host, _ = files
     assert str(resolve_here("low").policy.risk) == "low"
     host.write_text("least_risk: high\n")
-    assert [str(resolve_here(name).policy.risk) for name in ("low", "high", "critical", None)] == [
-        "high",
-        "high",
-        "critical",
-        "high",
-    ]
+    risks = {"low": "high", "high": "high", "critical": "critical", None: "high"}
+    assert {name: str(resolve_here(name).policy.risk) for name in risks} == risks
     with pytest.raises(PolicyError, match="reaches nothing real") as refused:
         resolve_here(parse_policy(REAL, source="p.yaml", base=None))
     assert str(host) in refused.value.hint

@@ -71,11 +71,8 @@ def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_p
 @pytest.mark.parametrize(
     ("version", "least", "enough"),
     [
-        ("10.0", "8.2", True),
-        ("8.10", "8.2", True),
-        ("8.1.99", "8.2", False),
-        ("", "1", False),
-        ("", "", True),
+        *(("10.0", "8.2", True), ("8.10", "8.2", True), ("8.1.99", "8.2", False)),
+        *(("", "1", False), ("", "", True)),
     ],
 )
 def test_versions_are_compared_as_numbers(version: str, least: str, enough: bool) -> None:

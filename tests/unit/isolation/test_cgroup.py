@@ -75,26 +75,19 @@ def has_files(monkeypatch: pytest.MonkeyPatch, **contents: str) -> None:
 
 
 @pytest.mark.promise("8.2")
-def test_version_1_bounds_what_sockets_hold(
+def test_version_1_bounds_what_sockets_hold_and_does_not_swap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a limit of their own they are not counted there at all: a cell could take the host's
-    memory by datagrams that nobody reads."""
+    """Datagrams that nobody reads are not counted there without a limit of their own: a cell could
+    take the host's memory by them. Where the kernel counts no swap, a group at its limit would be
+    swapped out, slowly and without a bound."""
     groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
-    has_files(monkeypatch, **{"memory.kmem.tcp.limit_in_bytes": ""})
+    has_files(monkeypatch, **{"memory.kmem.tcp.limit_in_bytes": "", "memory.swappiness": "60"})
     cgroup.make_groups(groups, LIMITS)
-    assert (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").read_text() == str(
-        LIMITS.memory_max_bytes // 8
-    )
-
-
-def test_version_1_does_not_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel counts no swap, a group at its limit would otherwise be swapped out, slowly
-    and without a bound."""
-    groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
-    has_files(monkeypatch, **{"memory.swappiness": "60"})
-    cgroup.make_groups(groups, LIMITS)
-    assert (groups.paths["memory"] / "memory.swappiness").read_text() == "0"
+    group = groups.paths["memory"]
+    sockets = str(LIMITS.memory_max_bytes // 8)
+    assert (group / "memory.kmem.tcp.limit_in_bytes").read_text() == sockets
+    assert (group / "memory.swappiness").read_text() == "0"
 
 
 @pytest.mark.promise("6.3")

@@ -31,21 +31,16 @@ CELL, RUN = "c-0123456789ab", "20260101-000000000-abcdef"
 
 
 @pytest.mark.promise("6.4")
-@pytest.mark.parametrize("damage", ["empty", "garbage", "directory", "link", "huge", "list"])
-def test_a_damaged_hold_holds(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", [b"", b"\xff{", b" " * (1 << 20), b"[1]", "directory", "link"])
+def test_a_damaged_hold_holds(tmp_path: Path, damage: bytes | str) -> None:
     """Whatever stands in its place counts, is said to be damaged, and can be released."""
     file = tmp_path / HOLD_FILE
-    match damage:
-        case "directory":
-            file.mkdir()
-        case "link":
-            file.symlink_to("/nonexistent")
-        case _:
-            file.write_bytes(
-                {"empty": b"", "garbage": b"\xff{", "huge": b" " * (1 << 20), "list": b"[1]"}[
-                    damage
-                ]
-            )
+    if isinstance(damage, bytes):
+        file.write_bytes(damage)
+    elif damage == "directory":
+        file.mkdir()
+    else:
+        file.symlink_to("/nonexistent")
     held = read_hold(tmp_path)
     assert held is not None
     assert held.problem

@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.identity import (
-    RANGES_START,
-    TREE_IDS_START,
-    hold_range,
-    hold_uids,
-)
+from belljar.isolation.identity import RANGES_START, TREE_IDS_START, hold_range, hold_uids
 from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START
 
 root = pytest.mark.root
@@ -24,7 +19,7 @@ root = pytest.mark.root
 @root
 def test_ranges_do_not_overlap(tmp_path: Path) -> None:
     """Two cells at once have two ranges, and the workload's is never the stage's, a VMM's or the
-    trees'."""
+    trees'. While a cell lives its ids are nobody else's to hold; afterwards they are."""
     with hold_range(tmp_path) as one, hold_range(tmp_path) as two:
         assert one.ids is not None
         assert two.ids is not None
@@ -36,6 +31,10 @@ def test_ranges_do_not_overlap(tmp_path: Path) -> None:
         assert sum(len(ids) for ids in taken) == len(set.union(*taken))
         assert min(min(ids) for ids in taken) > UID_RANGE_START
         assert max(max(ids) for ids in taken) < TREE_IDS_START
+        with hold_uids(tmp_path, one.own_uid, locks=tmp_path) as free:
+            assert not free
+    with hold_uids(tmp_path, one.own_uid, locks=tmp_path) as free:
+        assert free
 
 
 @root
@@ -53,14 +52,6 @@ def test_two_hosts_of_locks_are_unlikely_to_share_ids(tmp_path: Path) -> None:
             firsts.append((held.own_uid - RANGES_START) // (next_.own_uid - held.own_uid))
     assert {first % 64 for first in firsts} == {0}
     assert len(set(firsts)) >= 8  # of 64 blocks, drawn by inode
-
-
-def test_a_slot_is_free_when_its_lock_is(tmp_path: Path) -> None:
-    """While a cell lives its ids are nobody else's to hold; afterwards they are."""
-    with hold_range(tmp_path) as held, hold_uids(tmp_path, held.own_uid, locks=tmp_path) as free:
-        assert not free
-    with hold_uids(tmp_path, held.own_uid, locks=tmp_path) as free:
-        assert free
 
 
 @root

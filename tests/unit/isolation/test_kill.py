@@ -10,7 +10,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,41 +59,38 @@ def entry_of(name: str, **fields: object) -> JournalEntry:
     return replace(own_entry(name, "range" if name.startswith("r-") else "cell"), **fields)  # type: ignore[arg-type]
 
 
+def ids(entries: Iterable[JournalEntry]) -> set[str]:
+    """Their names."""
+    return {entry.cell_id for entry in entries}
+
+
 @pytest.mark.promise("6.3")
-def test_a_cell_of_a_range_ends_with_its_range() -> None:
-    """A wire names its cell, a cell its range: any of them stands for all; another cell for
-    itself."""
-    entries = (
-        entry_of(RANGE),
-        entry_of(TARGET, part_of=RANGE),
-        entry_of(CELL, part_of=RANGE),
-        entry_of(WIRE, part_of=CELL),
-        entry_of(OTHER),
+def test_what_belongs_together_ends_together() -> None:
+    """A wire names its cell, a cell its range or, without one, the sample's first: any of them
+    stands for all, another cell for itself."""
+    ranged = (
+        *(entry_of(RANGE), entry_of(TARGET, part_of=RANGE), entry_of(CELL, part_of=RANGE)),
+        *(entry_of(WIRE, part_of=CELL), entry_of(OTHER)),
     )
-    whole = {RANGE, TARGET, CELL, WIRE}
-    for name in whole:
-        assert {entry.cell_id for entry in choose(entries, [name])} == whole
-    assert [entry.cell_id for entry in choose(entries, [OTHER])] == [OTHER]
-    assert choose(entries, []) == ()
-
-
-def test_cells_without_a_network_end_together() -> None:
-    """The others name the first of them: a sample has no cell left that a kill did not reach."""
-    entries = (entry_of(CELL), entry_of(TARGET, part_of=CELL), entry_of(OTHER))
+    for name in (RANGE, TARGET, CELL, WIRE):
+        assert ids(choose(ranged, [name])) == {RANGE, TARGET, CELL, WIRE}
+    assert ids(choose(ranged, [OTHER])) == {OTHER}
+    assert choose(ranged, []) == ()
+    alone = (entry_of(CELL), entry_of(TARGET, part_of=CELL), entry_of(OTHER))
     for name in (CELL, TARGET):
-        assert {entry.cell_id for entry in choose(entries, [name])} == {CELL, TARGET}
+        assert ids(choose(alone, [name])) == {CELL, TARGET}
 
 
 @pytest.mark.promise("6.3")
 def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
-    """Its process is killed, its files are removed, its entry is gone; the order is there for the
-    owner, the signed record for everybody."""
+    """Processes that the journal names, and one that only says for which cell it was started, are
+    killed, files and entry go; the order is there for the owner, the signed record for all."""
     journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
     directory.mkdir()
-    with a_process() as process:
+    with a_process() as process, a_process("--cell", CELL) as launched:
         journal.write(entry_of(CELL, child=process, directories=(directory,)))
         report = kill_now(tmp_path, [CELL], reason="why")
-        assert identify(process.pid) is None
+        assert (identify(process.pid), identify(launched.pid)) == (None, None)
     (killed,) = report.cells
     assert (killed.ended_by, killed.remaining, report.ok) == ("kill", (), True)
     assert killed.halted_ms is not None
@@ -120,10 +117,10 @@ def test_an_owner_that_acts_during_the_look_stops_the_removal(
             found = survivors.look(of)
             if acts == "destroys it":
                 journal.remove(CELL)
-            else:
-                kill_process(owner)
-                while identify(owner.pid) is not None:
-                    pass
+                return found
+            kill_process(owner)
+            while identify(owner.pid) is not None:
+                pass
             return found
 
         monkeypatch.setattr(reap_module, "look", look)
@@ -132,14 +129,18 @@ def test_an_owner_that_acts_during_the_look_stops_the_removal(
     assert directory.exists()
 
 
+def of_the_dead(entry: JournalEntry) -> JournalEntry:
+    """The same with an owner that is gone."""
+    return replace(entry, owner=replace(entry.owner, start_ticks=entry.owner.start_ticks - 1))
+
+
 @pytest.mark.promise("6.3")
 @pytest.mark.parametrize("left", ["", "{"])
 def test_who_ended_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str) -> None:
     """Another reaper, not the dead owner; where only damage is left of the entry, nobody, and
     nothing is proven."""
-    entry, file = entry_of(CELL), tmp_path / "journal" / f"{CELL}.json"
-    dead = replace(entry.owner, start_ticks=entry.owner.start_ticks - 1)
-    Journal(tmp_path).write(replace(entry, owner=dead))
+    file = tmp_path / "journal" / f"{CELL}.json"
+    Journal(tmp_path).write(of_the_dead(entry_of(CELL)))
 
     def another(*_: object) -> tuple[()]:
         file.write_text(left) if left else file.unlink()
@@ -153,10 +154,7 @@ def test_who_ended_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
 @pytest.mark.parametrize("owner_is", ["hung", "dead"])
 def test_a_fork_server_lives_as_long_as_its_owner(tmp_path: Path, owner_is: str) -> None:
     """It may serve other ranges of an owner that only hangs: a kill of one leaves it."""
-    entry = entry_of(RANGE)
-    if owner_is == "dead":
-        owner = replace(entry.owner, start_ticks=entry.owner.start_ticks - 1)
-        entry = replace(entry, owner=owner)
+    entry = of_the_dead(entry_of(RANGE)) if owner_is == "dead" else entry_of(RANGE)
     with a_process() as server:
         Journal(tmp_path).write(replace(entry, supervisor=server))
         assert kill_now(tmp_path, [RANGE]).ok
@@ -170,19 +168,8 @@ def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
     with a_process() as process:
         journal.write(entry_of(CELL, child=replace(process, start_ticks=process.start_ticks - 1)))
         journal.write(entry_of(OTHER, child=process, boot_id=f"not {boot_id()}"))
-        report = kill_now(tmp_path, [CELL, OTHER])
+        assert kill_now(tmp_path, [CELL, OTHER]).ok
         assert identify(process.pid) == process
-    assert report.ok
-
-
-@pytest.mark.promise("6.3")
-def test_what_the_journal_does_not_name_yet_is_killed_by_its_words(tmp_path: Path) -> None:
-    """A launcher that was started a moment ago says for which cell."""
-    with a_process("--cell", CELL) as process:
-        Journal(tmp_path).write(entry_of(CELL))
-        report = kill_now(tmp_path, [CELL])
-        assert identify(process.pid) is None
-    assert report.ok
 
 
 @pytest.mark.promise("6.3")
@@ -193,17 +180,15 @@ def test_it_acts_where_nothing_can_be_written(
     missing."""
 
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("belljar.isolation.kill.give_order", full)
-    monkeypatch.setattr("belljar.isolation.kill.owned_name", full)
+    monkeypatch.setattr(kill_module, "give_order", full)
+    monkeypatch.setattr(kill_module, "owned_name", full)
     with a_process() as process:
-        entry = entry_of(CELL, child=process)
-        Journal(tmp_path).write(entry)
+        Journal(tmp_path).write(entry_of(CELL, child=process))
         report = kill_now(tmp_path, [CELL])
         assert identify(process.pid) is None
-    assert report.cells[0].ok
-    assert not report.ok
+    assert (report.cells[0].ok, report.ok) == (True, False)
     assert any("No space left" in problem for problem in report.problems)
 
 
@@ -268,14 +253,20 @@ def test_want_of_descriptors_is_waited_out(
     assert journal.entries() == ()
 
 
+@pytest.fixture
+def _in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can never be done is given up soon."""
+    monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
+
+
 @pytest.mark.promise("6.3")
+@pytest.mark.usefixtures("_in_little_time")
 @pytest.mark.parametrize("step", ["read", "unreadable"])
 def test_what_can_never_be_looked_at_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Its processes are ended; that nothing else is left is not claimed."""
-    monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(Journal, step, without_descriptors(getattr(Journal, step), times=10_000))
     with a_process() as process:
         Journal(tmp_path).write(entry_of(CELL, child=process))
@@ -286,39 +277,13 @@ def test_what_can_never_be_looked_at_is_not_proven(
 
 
 @pytest.mark.promise("6.3")
-def test_an_entry_that_can_not_be_read_keeps_no_other_from_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others are killed, and that one is a problem."""
-    journal, read_text = Journal(tmp_path), Path.read_text
-
-    def blind(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
-        if path.name == f"{CELL}.json":
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return read_text(path, encoding, errors)
-
-    with a_process() as one, a_process() as other:
-        journal.write(entry_of(CELL, child=one))
-        journal.write(entry_of(OTHER, child=other))
-        monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
-        monkeypatch.setattr(Path, "read_text", blind)
-        report = kill_now(tmp_path, (), everything=True)
-        monkeypatch.undo()
-        assert (identify(one.pid), identify(other.pid)) == (one, None)
-    assert [cell.cell_id for cell in report.cells if cell.ok] == [OTHER]
-    assert not report.ok
-    assert "Cannot allocate memory" in report.problems[0]
-
-
-@pytest.mark.promise("6.3")
+@pytest.mark.usefixtures("_in_little_time")
 def test_what_was_never_struck_is_kept_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nothing could be struck while it was halted: it is struck while it is removed, before
     its entry goes."""
-    monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.2)
-    halt = kill_module.halt
-    monkeypatch.setattr(kill_module, "halt", without_descriptors(halt, times=1))
+    monkeypatch.setattr(kill_module, "halt", without_descriptors(kill_module.halt, times=1))
     with a_process() as process:
         Journal(tmp_path).write(entry_of(CELL, child=process))
         report = kill_now(tmp_path, [CELL])
@@ -328,29 +293,43 @@ def test_what_was_never_struck_is_kept_on_record(
 
 
 @pytest.mark.promise("6.3")
-def test_one_that_can_not_be_looked_at_keeps_no_other_from_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("_in_little_time")
+@pytest.mark.parametrize("blind", ["entry", "group"])
+def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: str
 ) -> None:
-    """Its group can't be read: it is ended by what is known of it, and not proven; the other is
-    halted and proven at once."""
-    group, read = tmp_path / f"cell-{CELL}", cgroup.processes_in
+    """Its entry: it is a problem. Its group: it is ended by what is known of it, and not proven.
+    The other is halted and proven at once."""
+    group, refused = tmp_path / f"cell-{CELL}", OSError(errno.ENOMEM, "Cannot allocate memory")
+    read_text, read_group = Path.read_text, cgroup.processes_in
 
-    def blind(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
-        if directory == group:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return read(directory, threads=threads)
+    def text(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
+        if blind == "entry" and path.name == f"{CELL}.json":
+            raise refused
+        return read_text(path, encoding, errors)
 
-    monkeypatch.setattr(cgroup, "processes_in", blind)
-    monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
+    def processes(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
+        if blind == "group" and directory == group:
+            raise refused
+        return read_group(directory, threads=threads)
+
     with a_process() as one, a_process() as other:
         Journal(tmp_path).write(entry_of(CELL, child=one, cgroups=(group,)))
         Journal(tmp_path).write(entry_of(OTHER, child=other))
-        report = kill_now(tmp_path, [CELL, OTHER])
-        assert (identify(one.pid), identify(other.pid)) == (None, None)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_text", text)
+            patched.setattr(cgroup, "processes_in", processes)
+            report = kill_now(tmp_path, (), everything=True)
+        left = one if blind == "entry" else None
+        assert (identify(one.pid), identify(other.pid)) == (left, None)
     cells = {cell.cell_id: cell for cell in report.cells}
     assert cells[OTHER].ok
-    assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
+    assert not report.ok
+    if blind == "entry":
+        assert CELL not in cells or not cells[CELL].ok
+        assert "Cannot allocate memory" in report.problems[0]
+    else:
+        assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
 
 
 def test_a_process_that_lost_its_words_is_not_gone(
@@ -391,19 +370,6 @@ def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> Non
     assert CELL in report.problems[0]
 
 
-def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
-    """Frozen first, then killed, by the kernel's own files; a group without them is left to the
-    pids."""
-    for name in ("cgroup.freeze", "cgroup.kill"):
-        (tmp_path / name).write_text("0")
-    cgroup.halt(tmp_path)
-    assert [(tmp_path / name).read_text() for name in ("cgroup.freeze", "cgroup.kill")] == [
-        "1",
-        "1",
-    ]
-    cgroup.halt(tmp_path / "nowhere")
-
-
 @pytest.mark.promise("6.4")
 @pytest.mark.anyio
 async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,32 +383,30 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return real(journal, problems)
 
     monkeypatch.setattr(Journal, "entries_now", entries_now)
-    report = await kill(everything=True, hold=True, reason="stop", home=tmp_path)
-    assert report.ok
+    assert (await kill(everything=True, hold=True, reason="stop", home=tmp_path)).ok
     assert held[-1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="making a control group needs root here")
-def test_the_kernel_ends_a_group(tmp_path: Path) -> None:
-    """A real group of version 2, where the host has one."""
-    parent = next(
-        (
-            path
-            for path in map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"))
-            if (path / "cgroup.procs").exists()
-        ),
-        None,
-    )
-    if parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:
-        pytest.skip("no control groups of version 2 to write to")
+def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
+    """Frozen first, then killed, by the kernel's own files; a group without them is left to the
+    pids. A real one ends, where the host has such groups."""
+    files = [tmp_path / name for name in ("cgroup.freeze", "cgroup.kill")]
+    for file in files:
+        file.write_text("0")
+    cgroup.halt(tmp_path)
+    assert [file.read_text() for file in files] == ["1", "1"]
+    cgroup.halt(tmp_path / "nowhere")
+    places = map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"))
+    parent = next((path for path in places if (path / "cgroup.procs").exists()), None)
+    if os.geteuid() != 0 or parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:
+        return
     group = parent / f"kill-test-{os.getpid()}"
     group.mkdir()
     try:
-        if not (group / "cgroup.kill").exists():
-            pytest.skip("this kernel has no cgroup.kill")
-        with subprocess.Popen(["sleep", "600"]) as process:
-            (group / "cgroup.procs").write_text(str(process.pid))
-            cgroup.halt(group)
-            assert process.wait(60) == -9
+        if (group / "cgroup.kill").exists():
+            with subprocess.Popen(["sleep", "600"]) as process:
+                (group / "cgroup.procs").write_text(str(process.pid))
+                cgroup.halt(group)
+                assert process.wait(60) == -9
     finally:
         cgroup.remove_group(group)

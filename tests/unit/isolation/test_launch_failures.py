@@ -46,39 +46,27 @@ def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "diagnosis", "words"),
+    ("status", "diagnosis", "supervisor", "words"),
     [
         # Its own step and the end of what it was to be may both be there when they are read.
-        (
-            "failed step 18 run errno 2: none: /missing\nfailed step 21 runtime exit 125\n",
-            "",
-            "none: /missing",
-        ),
-        ("", "failed step 1 options errno 22: Invalid argument: --what", "--what"),
-        ("", "", "did not come up"),
-        ("child 7\nended signal 9 cause itself\n", "", "ended while it came up (signal 9"),
-        ("failed step 21 runtime exit 1\n", "", "ended with status 1, and printed nothing"),
-        ("failed step 21 runtime signal 9\n", "no room", "signal 9, and printed: no room"),
+        ("failed step 18 run errno 2: none: /x\nfailed step 21 runtime exit 125\n", "", None, "none: /x"),
+        ("", "failed step 1 options errno 22: Invalid argument: --what", None, "--what"),
+        ("", "", None, "did not come up"),
+        ("child 7\nended signal 9 cause itself\n", "", None, "ended while it came up (signal 9"),
+        ("failed step 21 runtime exit 1\n", "", None, "ended with status 1, and printed nothing"),
+        ("failed step 21 runtime signal 9\n", "no room", None, "signal 9, and printed: no room"),
+        ("child 7\n", "", -13, "(its supervisor: signal SIGPIPE)"),
+        ("", "", 126, "(its supervisor: status 126)"),
+        ("child 7\nended signal 9 cause owner\n", "", 0, "(signal 9, cause: owner)"),
     ],
-)
-def test_other_failures_are_named(status: str, diagnosis: str, words: str) -> None:
-    """By what is known of them."""
-    error = start_error("c-0123456789ab", status, diagnosis)
+)  # fmt: skip
+def test_other_failures_are_named(
+    status: str, diagnosis: str, supervisor: int | None, words: str
+) -> None:
+    """By what is known of them; an end without a word says whose: the supervisor's, or the owner's
+    that it saw."""
+    error = start_error("c-0123456789ab", status, diagnosis, supervisor=supervisor)
     assert isinstance(error, CellError)
-    assert words in error.what
-
-
-@pytest.mark.parametrize(
-    ("status", "supervisor", "words"),
-    [
-        ("child 7\n", -13, "(its supervisor: signal SIGPIPE)"),
-        ("", 126, "(its supervisor: status 126)"),
-        ("child 7\nended signal 9 cause owner\n", 0, "(signal 9, cause: owner)"),
-    ],
-)
-def test_an_end_without_a_word_says_whose(status: str, supervisor: int, words: str) -> None:
-    """The supervisor's, or the owner's that it saw."""
-    error = start_error("c-0123456789ab", status, "", supervisor=supervisor)
     assert words in error.what
 
 

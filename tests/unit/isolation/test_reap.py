@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from belljar.isolation.reap import Reaped, reap_now, reaped_event
+from belljar.isolation.reap import Reaped, list_cells, reap_now, reaped_event
 from belljar.ledger.chain import canonical
 from belljar.ledger.schema import MAX_SPILLED_BYTES, check_data
+from belljar.store.journal import CellAbout, Journal, new_cell_id, own_entry
 from belljar.store.scratch import MAKING, owned_name
 
+CELL = "c-0123456789ab"
 PLACES = ("tmp/{}", "templates/" + MAKING + "{}", "vmm/" + MAKING + "{}", "journal/.draft-{}")
 
 
@@ -36,17 +38,14 @@ def planted(home: Path, place: str, name: str) -> Path:
     return path
 
 
-def test_one_cell_is_only_that(tmp_path: Path) -> None:
-    """Asked for one cell, nothing else is touched; a store that isn't there is no error."""
+def test_nothing_else_is_touched(tmp_path: Path) -> None:
+    """Asked for one cell, only that; a store that isn't there is no error. Runs are not looked
+    through: nothing is made among them, and there may be ten thousand."""
     lost = planted(tmp_path, PLACES[0], dead_name("scratch"))
-    assert reap_now(tmp_path, "c-0123456789ab") == ()
+    assert reap_now(tmp_path, CELL) == ()
     assert lost.exists()
     assert reap_now(tmp_path / "nowhere") == ()
-
-
-def test_runs_are_not_looked_through(tmp_path: Path) -> None:
-    """Nothing is made among them, and there may be ten thousand: whatever its name, a run stays."""
-    run = planted(tmp_path, "runs/" + MAKING + "{}", dead_name("c-0123456789ab"))
+    run = planted(tmp_path, "runs/" + MAKING + "{}", dead_name(CELL))
     reap_now(tmp_path)
     assert run.exists()
 
@@ -65,21 +64,12 @@ def test_what_was_reaped_is_told_in_bounds() -> None:
     """Each cell with what was found of it and what stayed, as many as a record has room for;
     nothing in it acts on a terminal."""
     few = Reaped(
-        cell_id="c-0123456789ab",
-        kind="cell",
-        removed=("process 1 (\x1b[2J)",),
-        remaining=("mount /x",),
+        cell_id=CELL, kind="cell", removed=("process 1 (\x1b[2J)",), remaining=("mount /x",)
     )
     (told,) = told_of(few)["cells"]
-    assert (told["cell_id"], told["kind"], told["remaining"]) == (
-        "c-0123456789ab",
-        "cell",
-        ["mount /x"],
-    )
+    assert (told["cell_id"], told["kind"], told["remaining"]) == (CELL, "cell", ["mount /x"])
     assert "\x1b" not in told["removed"][0]
-    crowd = Reaped(
-        cell_id="c-0123456789ab", kind="cell", removed=("p" * 5000,) * 1000, remaining=()
-    )
+    crowd = Reaped(cell_id=CELL, kind="cell", removed=("p" * 5000,) * 1000, remaining=())
     many = told_of(*[crowd] * 1000)
     assert (many["count"], len(many["cells"])) == (1000, 64)
     assert many["cells"][0]["removed"][-1] == "and 969 more"
@@ -89,10 +79,26 @@ def test_what_was_reaped_is_told_in_bounds() -> None:
 def test_what_a_dead_owner_was_making_is_removed(tmp_path: Path, place: str) -> None:
     """Half-made templates, roots, scratch and journal drafts of a process that is gone vanish; a
     living one's stay, and so does what has another name."""
-    lost = planted(tmp_path, place, dead_name("c-0123456789ab"))
+    lost = planted(tmp_path, place, dead_name(CELL))
     working = planted(tmp_path, place, owned_name(what="c-0123456789ac"))
     other = planted(tmp_path, place.partition("/")[0] + "/{}", "another")
     reap_now(tmp_path)
     assert not lost.exists()
     assert working.exists()
     assert other.exists()
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"run_id": 1}', '{"who": ""}', "x" * (1 << 17)])
+def test_what_a_cell_is_for_is_listed_and_forgotten_with_it(tmp_path: Path, damaged: str) -> None:
+    """It is beside the entry, and no entry itself. What can't be read says nothing, and hides
+    nothing."""
+    journal, mine = Journal(tmp_path), own_entry(new_cell_id(), "cell")
+    journal.write(mine)
+    assert list_cells(tmp_path)[0].about == CellAbout()
+    about = CellAbout(run_id="r", sample="s", epoch=2, tier="gvisor", memory_limit_bytes=7)
+    journal.describe(mine.cell_id, about)
+    assert [cell.about for cell in list_cells(tmp_path)] == [about]
+    (journal.directory / f"{mine.cell_id}.about").write_text(damaged)
+    assert [cell.about for cell in list_cells(tmp_path)] == [CellAbout()]
+    journal.remove(mine.cell_id)
+    assert list(journal.directory.iterdir()) == []

@@ -39,20 +39,12 @@ def test_two_destructions_as_one() -> None:
     assert together(clean, clean).clean
     assert together(clean, clean).looked_for == ("a", "b")
     assert together(clean, clean).duration_ms == 2.0
-    for survivor in (
-        together(clean, destruction(survivors=("p",))),
-        together(destruction(survivors=("p",)), clean),
-    ):
-        assert (survivor.clean, survivor.survivors) == (False, ("p",))
-    for unproven in (
-        together(clean, destruction(unproven=(hidden,))),
-        together(destruction(unproven=(hidden,), looked=("b",)), clean),
-    ):
-        assert (unproven.clean, unproven.looked_for, unproven.not_checked) == (
-            False,
-            ("b",),
-            (hidden,),
-        )
+    for pair in ((clean, destruction(("p",))), (destruction(("p",)), clean)):
+        assert (together(*pair).clean, together(*pair).survivors) == (False, ("p",))
+    unproven = destruction(unproven=(hidden,), looked=("b",))
+    for pair in ((clean, destruction(unproven=(hidden,))), (unproven, clean)):
+        found = together(*pair)
+        assert (found.clean, found.looked_for, found.not_checked) == (False, ("b",), (hidden,))
 
 
 @pytest.mark.promise("6.1")

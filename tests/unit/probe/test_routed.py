@@ -42,31 +42,14 @@ def test_what_leads_beyond_is_the_routers_to_witness() -> None:
             assert (probe.group, probe.side) == ("network", Side.HOST)
         else:
             assert probe == BY_NAME[probe.name]
-    beyond = {
-        probe.name
-        for probe in routed(PROBES, ARouter(), tier="gvisor")
-        if probe.witness is Witness.ROUTER
-    }
-    assert {
-        "network.tcp4",
-        "network.udp6",
-        "network.metadata",
-        "network.dns_public",
-        "network.raw4",
-    } <= beyond
+    probes = routed(PROBES, ARouter(), tier="gvisor")
+    beyond = {probe.name for probe in probes if probe.witness is Witness.ROUTER}
+    some = ("tcp4", "udp6", "metadata", "dns_public", "raw4")
+    assert {f"network.{name}" for name in some} <= beyond
 
 
-@pytest.mark.promise("2.5")
-def test_silence_counts_only_with_the_routers_word() -> None:
-    """Rules as planned: contained. Changed: breached, whatever the cell says. Not to be read:
-    void."""
-    probe = in_range("network.tcp4")
-    assert verdict(probe, AttemptOutcome.DENIED) is Verdict.CONTAINED
-    assert (
-        verdict(probe, AttemptOutcome.DENIED, Sight(touched=True, what="flushed"))
-        is Verdict.BREACHED
-    )
-    assert verdict(probe, AttemptOutcome.DENIED, Sight(touched=None, what="?")) is Verdict.VOID
+CHANGED, UNREAD = Sight(touched=True, what="flushed"), Sight(touched=None, what="?")
+D, R = AttemptOutcome.DENIED, AttemptOutcome.REACHED
 
 
 @pytest.mark.promise("2.5")
@@ -78,14 +61,17 @@ def test_silence_counts_only_with_the_routers_word() -> None:
         ("network.metadata", "metadata"),
     ],
 )
-def test_an_answer_is_a_breach_unless_the_policy_wants_it(name: str, by: str) -> None:
-    """And even then only while the rules are the plan's."""
-    assert verdict(in_range(name), AttemptOutcome.REACHED) is Verdict.BREACHED
-    assert verdict(in_range(name, **{by: True}), AttemptOutcome.REACHED) is Verdict.CONTAINED
-    wanted = in_range(name, **{by: True})
-    assert (
-        verdict(wanted, AttemptOutcome.REACHED, Sight(touched=None, what="?")) is Verdict.BREACHED
-    )
-    assert (
-        verdict(wanted, AttemptOutcome.REACHED, Sight(touched=True, what="x")) is Verdict.BREACHED
-    )
+def test_silence_and_answers_count_only_with_the_routers_word(name: str, by: str) -> None:
+    """Rules as planned: silence is contained, and an answer that the policy wants. Changed:
+    breached, whatever the cell says. Not to be read: void, or breached by an answer."""
+    unwanted, wanted = in_range(name), in_range(name, **{by: True})
+    for probe, outcome, sight, expected in (
+        (unwanted, D, WELL, Verdict.CONTAINED),
+        (unwanted, D, CHANGED, Verdict.BREACHED),
+        (unwanted, D, UNREAD, Verdict.VOID),
+        (unwanted, R, WELL, Verdict.BREACHED),
+        (wanted, R, WELL, Verdict.CONTAINED),
+        (wanted, R, UNREAD, Verdict.BREACHED),
+        (wanted, R, CHANGED, Verdict.BREACHED),
+    ):
+        assert verdict(probe, outcome, sight) is expected, (outcome, sight)

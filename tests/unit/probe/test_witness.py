@@ -19,6 +19,7 @@ from belljar.probe.judge import NoRouter
 from belljar.probe.model import Witness
 from belljar.probe.witness import maps_root, sweep_watches, watch, way_out
 
+UNIX, INET, STREAM = socket.AF_UNIX, socket.AF_INET, socket.SOCK_STREAM
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
 TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
     (Witness.CANARY, read_canary),
@@ -26,23 +27,11 @@ TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
     (Witness.CANARY, lambda given: Path(given["canary"]).unlink()),
     (Witness.PID, signal_sentinel),
     (Witness.PID, kill_sentinel),
-    (Witness.SOCKET, visit(socket.AF_UNIX, socket.SOCK_STREAM, lambda given: given["socket"])),
-    (
-        Witness.ABSTRACT,
-        visit(socket.AF_UNIX, socket.SOCK_STREAM, lambda given: "\0" + given["abstract"]),
-    ),
-    (
-        Witness.TCP,
-        visit(socket.AF_INET, socket.SOCK_STREAM, lambda given: ("127.0.0.1", int(given["tcp"]))),
-    ),
-    (
-        Witness.TCP6,
-        visit(socket.AF_INET6, socket.SOCK_STREAM, lambda given: ("::1", int(given["tcp6"]))),
-    ),
-    (
-        Witness.UDP,
-        visit(socket.AF_INET, socket.SOCK_DGRAM, lambda given: ("127.0.0.1", int(given["udp"]))),
-    ),
+    (Witness.SOCKET, visit(UNIX, STREAM, lambda given: given["socket"])),
+    (Witness.ABSTRACT, visit(UNIX, STREAM, lambda given: "\0" + given["abstract"])),
+    (Witness.TCP, visit(INET, STREAM, lambda given: ("127.0.0.1", int(given["tcp"])))),
+    (Witness.TCP6, visit(socket.AF_INET6, STREAM, lambda given: ("::1", int(given["tcp6"])))),
+    (Witness.UDP, visit(INET, socket.SOCK_DGRAM, lambda given: ("127.0.0.1", int(given["udp"])))),
 ]
 
 
@@ -92,29 +81,23 @@ def test_a_stranger_is_neither_breach_nor_silence() -> None:
         assert watched.look()[Witness.TCP].touched is None
 
 
+APART = ("--user", "--mount", "--pid", "--ipc", "--uts", "--cgroup", "--fork")
+
+
+def child_of(process: subprocess.Popen[bytes]) -> int:
+    """Once it has said that it is up."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
 @pytest.mark.promise("4.6")
 @pytest.mark.root
 def test_a_process_that_may_be_the_hosts_root() -> None:
     """In namespaces of its own, but with the host's user 0 among its ids: seen."""
-    unshared = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "--pid",
-        "--net",
-        "--ipc",
-        "--uts",
-        "--cgroup",
-        "--fork",
-    ]
-    with subprocess.Popen(
-        [*unshared, "sh", "-c", "echo up; read go"], stdin=-1, stdout=-1
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
-        with watch([Witness.NAMESPACES], host_pid=child) as watched:
+    argv = ["unshare", "--map-root-user", *APART, "--net", "sh", "-c", "echo up; read go"]
+    with subprocess.Popen(argv, stdin=-1, stdout=-1) as process:
+        with watch([Witness.NAMESPACES], host_pid=child_of(process)) as watched:
             sight = watched.look()[Witness.NAMESPACES]
         process.communicate(b"\n")
     assert sight.touched
@@ -129,14 +112,10 @@ def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -
         "ip link add eth0 type veth peer name up0 && ip link set up0 up && ip link set eth0 up &&"
         " ip route add default dev eth0"
     )
-    shut_in = (
-        "exec unshare --user --mount --pid --ipc --uts --cgroup --fork sh -c 'echo up; read go'"
-    )
+    shut_in = f"exec unshare {' '.join(APART)} sh -c 'echo up; read go'"
     argv = ["unshare", "--net", "sh", "-c", f"{make} && {shut_in}"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as made:
-        assert made.stdout is not None
-        assert made.stdout.readline() == b"up\n"
-        child = int(Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()[0])
+        child = child_of(made)
         number = Path(f"/proc/{child}/ns/net").stat().st_ino
         seen = {}
         for namespace in (number, number + 1, None):
@@ -148,25 +127,18 @@ def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -
     assert all("a route by eth0" in what for what in seen.values())
 
 
-@pytest.mark.parametrize(
-    ("table", "column", "device"),
-    [
+def test_ways_out_and_the_hosts_root_in_a_map() -> None:
+    """A route by anything but loopback is a way out. Root counts wherever it stands; a process
+    without a map has nobody's."""
+    for table, column, device in (
         ("Iface\tDestination\n", 0, ""),
         ("Iface\tDestination\neth0\t00000000\n", 0, "eth0"),
         ("0 0 lo\n\n0 0     up0\n", -1, "up0"),
         ("0 0 lo\n", -1, ""),
-    ],
-)
-def test_ways_out(table: str, column: int, device: str) -> None:
-    """A route by anything but loopback is one."""
-    assert way_out(table, column) == device
-
-
-def test_the_hosts_root_in_a_map() -> None:
-    """Wherever it stands; and a process without a map has nobody's."""
-    assert maps_root("0 100000 5\n5 0 1\n")
-    assert not maps_root("         0 2147483648          1\n")
-    assert not maps_root("")
+    ):
+        assert way_out(table, column) == device
+    maps = ("0 100000 5\n5 0 1\n", "         0 2147483648          1\n", "")
+    assert [maps_root(text) for text in maps] == [True, False, False]
 
 
 def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,61 @@
+"""The controller of a gVisor cell or a microVM killed in each file of the tier's own code, and a
+process of the cell killed under it: nothing is left, as in `test_crash_points`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.crashes import (
+    Owners,
+    check_process_killed,
+    check_shared_parts,
+    choose_in,
+    kill_at,
+    rehearse,
+    root_owners,
+)
+from tests.machine import Templates
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+TIERS = {"gvisor": ("isolation/oci/", "runtime"), "microvm": ("isolation/microvm/", "supervisor")}
+# While a template is booted and saved, and while it is finished.
+TEMPLATE = ("microvm/template.py _boot_and_save", "microvm/template.py _finish")
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def tier(request: pytest.FixtureRequest) -> str:
+    """Each with its own code."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def owners(
+    tier: str, prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templates: Templates
+) -> Iterator[Owners]:
+    """A store of such cells, in which one is held all along."""
+    base = tmp_path_factory.mktemp("crash")
+    with root_owners(tier, prepared_home, base, templates) as made:
+        yield made
+
+
+@pytest.mark.promise("3.5", "6.2")
+def test_killed_anywhere_nothing_is_left(
+    tier: str, owners: Owners, pytestconfig: pytest.Config
+) -> None:
+    """SIGKILL at seven places of the tier's own code (60 when thorough), one of each file at
+    least."""
+    count = 60 if pytestconfig.getoption("thorough") else 7
+    chosen = choose_in(rehearse(owners), TIERS[tier][0], count)
+    assert len(chosen) >= count
+    _, faults = kill_at(owners, chosen)
+    assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
+
+
+@pytest.mark.promise("6.2")
+def test_killed_in_mid_start(tier: str, owners: Owners, tmp_path: Path) -> None:
+    """The runtime or the supervisor; and the controller, while a template is made."""
+    check_process_killed(owners, TIERS[tier][1])
+    if tier == "microvm":
+        check_shared_parts(owners, TEMPLATE, tmp_path)

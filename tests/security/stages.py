@@ -1,0 +1,105 @@
+"""What the tests of jails share: a user who runs a program of theirs, and looks at processes from
+the host."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.as_user import copy_package, users_python
+from tests.machine import PATIENCE_S, public_folder
+
+import belljar
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserStage:
+    """A directory that a user owns; how to run a program of the tests as that user."""
+
+    user: str
+    directory: Path
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def start_runner(self, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
+        """The runner, as the stage's user."""
+        pipe, both = subprocess.PIPE, subprocess.STDOUT
+        return subprocess.Popen(
+            [*self.argv, *words],
+            env=self.environment,
+            text=True,
+            cwd="/",
+            stdin=stdin,
+            stdout=pipe,
+            stderr=both,
+        )
+
+
+def said_by(process: subprocess.Popen[str], word: str | None = None) -> dict[str, str]:
+    """What a runner says to its end, by the first word; told a word, if one is given."""
+    with process:
+        output = process.communicate(word, timeout=PATIENCE_S)[0]
+    assert process.returncode == 0, output
+    return dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+
+
+@contextmanager
+def readable_copy() -> Iterator[Path]:
+    """The package where any user can read it: a checkout may be its owner's alone."""
+    with tempfile.TemporaryDirectory(prefix="package-", dir=public_folder()) as folder:
+        Path(folder).chmod(0o755)
+        yield copy_package(Path(folder) / "site")
+
+
+def program_of(
+    ids: tuple[int, int] | None, package: Path
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Python as that user, or as this one: the words before a program, and the environment."""
+    source = str(package) if ids else str(Path(belljar.__file__).parents[1])
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": source}
+    if ids is None:
+        return (sys.executable,), environment
+    become = ("/usr/bin/setpriv", f"--reuid={ids[0]}", f"--regid={ids[1]}", "--clear-groups")
+    return (*become, users_python(*ids)), environment
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status as the host sees it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def capabilities(status: Mapping[str, str]) -> set[int]:
+    """Of all five sets."""
+    return {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")}
+
+
+def ready(process: subprocess.Popen[str], last: str) -> dict[str, int]:
+    """The pids from a runner's first lines, once the program has said this word."""
+    found: dict[str, int] = {}
+    for line in process.stdout or ():
+        word, _, number = line.strip().partition(" ")
+        if number.isdigit():
+            found[word] = int(number)
+        if word == last:
+            return found
+    raise AssertionError("the program did not come up")
+
+
+@contextmanager
+def all_end(*pids: int) -> Iterator[None]:
+    """What the block does ends all of these, without anyone's help."""
+    pidfds = [os.pidfd_open(pid) for pid in pids]
+    try:
+        yield
+        assert all(select.select([pidfd], [], [], 60.0)[0] for pidfd in pidfds)
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
