@@ -44,63 +44,6 @@ SENDS = (
 value in the command's output."""
 
 
-def found(run: Path) -> list[dict[str, Any]]:
-    """What the guard has put on record."""
-    return [event.data for event in read_events(run) if event.kind is Kind.GUARD_HIT]
-
-
-async def say(policy: Path, home: Path) -> tuple[bytes, Path]:
-    """What the command prints, as its caller gets it, and the run's directory."""
-    with start_run("test", None, [], home=home) as run:
-        async with open_cell(policy, run=run, home=home) as cell:
-            output = await cell.exec(["sh", "-c", SENDS])
-    return output.stdout, run.path
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.anyio
-async def test_what_leaves_a_cell_is_flagged(
-    belljar: Belljar, tmp_path: Path, anyio_backend: str
-) -> None:
-    """A protected value in a request, in base64, and in a command's output: each is on record with
-    its place and the number of the event that shows it, and everything goes on as without a guard.
-    """
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY % ("flag", "flag"))
-    output, run = await say(policy, belljar.home)
-    assert output == f"200 421 200 {SECRET}\n".encode()
-    hits = found(run)
-    assert {(hit["place"], hit["action"], hit["value"]) for hit in hits} >= {
-        ("range", "flag", "codename"),
-        ("output", "flag", "codename"),
-    }
-    assert any(hit["decoding"] == ["base64"] for hit in hits if hit["place"] == "range")
-    events = {event.seq: event.kind for event in read_events(run)}
-    assert {events[hit["evidence"]] for hit in hits} >= {Kind.EXEC_COMPLETED}
-    assert SECRET not in json.dumps(hits)
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.anyio
-async def test_what_the_policy_blocks_does_not_pass(belljar: Belljar, tmp_path: Path) -> None:
-    """The requests get 403 and reach no stand-in, the one beside them passes, and the output is
-    without the value."""
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY % ("block", "redact"))
-    output, run = await say(policy, belljar.home)
-    assert output == b"403 403 200 [redacted]\n"
-    actions = {(hit["place"], hit["action"]) for hit in found(run)}
-    assert {("range", "block"), ("output", "redact")} <= actions
-    answers = [e.data for e in read_events(run) if e.kind is Kind.NETWORK_HTTP_ANSWERED]
-    assert [(answer["status"], answer.get("reason")) for answer in answers] == [
-        (403, "blocked by the guard"),
-        (403, "blocked by the guard"),
-        (200, None),
-    ]
-
-
 MAIL = f"""
 import smtplib
 from email.message import EmailMessage
@@ -121,24 +64,68 @@ print(send("the plan is {SECRET}"), send("lunch?"), send("x" * 300_000 + "{SECRE
 """
 
 
+def found(run: Path) -> list[dict[str, Any]]:
+    """What the guard has put on record."""
+    return [event.data for event in read_events(run) if event.kind is Kind.GUARD_HIT]
+
+
+async def say(policy: Path, home: Path, *, mail: bool = False) -> tuple[bytes, Path, bytes]:
+    """What the command prints, as its caller gets it, the run's directory, and how mails fared."""
+    with start_run("test", None, [], home=home) as run:
+        async with open_cell(policy, run=run, home=home) as cell:
+            output = await cell.exec(["sh", "-c", SENDS])
+            sent = await cell.exec(["python3", "-c", MAIL]) if mail else output
+    return output.stdout, run.path, sent.stdout
+
+
 @pytest.mark.promise("5.7")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
-async def test_a_mail_that_is_blocked_is_cut(belljar: Belljar, tmp_path: Path) -> None:
-    """As every other stream, also one of many pieces; the mail beside it is taken."""
+async def test_what_leaves_a_cell_is_flagged(
+    belljar: Belljar, tmp_path: Path, anyio_backend: str
+) -> None:
+    """A protected value in a request, in base64, and in a command's output: each is on record with
+    its place and the number of the event that shows it, and everything goes on as without a guard.
+    """
     policy = tmp_path / "policy.yaml"
-    stand_in = "    mail: {kind: smtp, names: [mail.example]}\n"
-    policy.write_text((POLICY % ("block", "flag")).replace("guard:", f"{stand_in}guard:"))
-    with start_run("test", None, [], home=belljar.home) as run:
-        async with open_cell(policy, run=run, home=belljar.home) as cell:
-            output = await cell.exec(["python3", "-c", MAIL])
-    assert output.stdout_text.split() == ["cut", "250", "cut"], output.stderr
-    mails = [
-        e.data
-        for e in read_events(run.path)
-        if e.kind is Kind.NETWORK_ATTEMPT and e.data["what"] == "mail"
+    policy.write_text(POLICY % ("flag", "flag"))
+    output, run, _ = await say(policy, belljar.home)
+    assert output == f"200 421 200 {SECRET}\n".encode()
+    hits = found(run)
+    assert {(hit["place"], hit["action"], hit["value"]) for hit in hits} >= {
+        ("range", "flag", "codename"),
+        ("output", "flag", "codename"),
+    }
+    assert any(hit["decoding"] == ["base64"] for hit in hits if hit["place"] == "range")
+    events = {event.seq: event.kind for event in read_events(run)}
+    assert {events[hit["evidence"]] for hit in hits} >= {Kind.EXEC_COMPLETED}
+    assert SECRET not in json.dumps(hits)
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.anyio
+async def test_what_the_policy_blocks_does_not_pass(belljar: Belljar, tmp_path: Path) -> None:
+    """The requests get 403 and reach no stand-in, the one beside them passes, and the output is
+    without the value. A mail is cut as every other stream, also one of many pieces; the one beside
+    it is taken."""
+    policy = tmp_path / "policy.yaml"
+    mail = "    mail: {kind: smtp, names: [mail.example]}\n"
+    policy.write_text((POLICY % ("block", "redact")).replace("guard:", f"{mail}guard:"))
+    output, run, mailed = await say(policy, belljar.home, mail=True)
+    assert output == b"403 403 200 [redacted]\n"
+    actions = {(hit["place"], hit["action"]) for hit in found(run)}
+    assert {("range", "block"), ("output", "redact")} <= actions
+    lines = list(read_events(run))
+    answers = [each.data for each in lines if each.kind is Kind.NETWORK_HTTP_ANSWERED]
+    assert [(answer["status"], answer.get("reason")) for answer in answers] == [
+        (403, "blocked by the guard"),
+        (403, "blocked by the guard"),
+        (200, None),
     ]
-    assert [mail["complete"] for mail in mails].count(True) == 1
+    assert mailed.split() == [b"cut", b"250", b"cut"]
+    mails = [e.data for e in lines if e.kind is Kind.NETWORK_ATTEMPT and e.data["what"] == "mail"]
+    assert [each["complete"] for each in mails].count(True) == 1
 
 
 TASKS = f"""

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.fakes.cell import RecordedCells
+from tests.unit.harness.test_operator import REAL
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness import dotenv
@@ -204,15 +205,32 @@ def test_a_file_that_is_none_is_refused(here: Path, kind: str) -> None:
     refused(here, naming=r"\.env")
 
 
-def test_the_inspect_command_s_file_moves_no_store(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("BELLJAR_HOME={here}/moved\n", ""),
+        ("BELLJAR_ALLOW_UPSTREAMS=1\nBELLJAR_POLICY=belljar.yaml\n", "--allow-upstreams"),
+    ],
+)
+def test_the_inspect_command_s_file_says_nothing_of_ours(here: Path, file: str, said: str) -> None:
     """A real process, as in a terminal of an editor, where Inspect lets its file override the
-    environment: the store is where the operator said."""
-    (here / ".env").write_text(f"BELLJAR_HOME={here}/moved\n")
-    words = ["eval", "task.py", "--model", "mockllm/model", "--sandbox", "belljar:low"]
-    environ = {**os.environ, "BELLJAR_HOME": str(here / "home"), "TERM_PROGRAM": "vscode"}
+    environment: the store is where the operator said, and a policy beside the task that the file
+    would allow reaches nothing."""
+    (here / ".env").write_text(file.format(here=here))
+    words = ["eval", "task.py", "--model", "mockllm/model", "--display", "plain"]
+    if said:
+        (here / "belljar.yaml").write_text(REAL)
+        (here / "task.py").write_text(
+            TASK.replace("solver=work())", 'solver=work(), sandbox="belljar")')
+        )
+    else:
+        words += ["--sandbox", "belljar:low"]
+    keep = ("PATH", "HOME", "LANG", "VIRTUAL_ENV")
+    environ = {name: os.environ[name] for name in keep if name in os.environ}
+    environ |= {"BELLJAR_HOME": str(here / "home"), "XDG_CONFIG_HOME": str(here / "config")}
     done = subprocess.run(
-        [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"],
-        env=environ,
+        [sys.executable, "-m", "inspect_ai", *words],
+        env={**environ, "TERM_PROGRAM": "vscode"},
         cwd=here,
         capture_output=True,
         text=True,
@@ -222,6 +240,7 @@ def test_the_inspect_command_s_file_moves_no_store(here: Path) -> None:
     assert (here / "loaded").exists(), done.stderr
     assert (here / "home").exists()
     assert not (here / "moved").exists()
+    assert said in done.stdout + done.stderr
 
 
 def test_a_run_configuration_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,10 +251,10 @@ def test_a_run_configuration_is_refused(here: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.promise("1.9")
-@pytest.mark.parametrize("typed", TYPED)
-def test_what_is_typed_is_refused(here: Path, typed: str) -> None:
+def test_what_is_typed_is_refused(here: Path) -> None:
     """As an error of usage."""
-    refused(here, typed, naming=typed.partition("=")[0], error=click.UsageError)
+    for typed in TYPED:
+        refused(here, typed, naming=typed.partition("=")[0], error=click.UsageError)
 
 
 @pytest.mark.promise("1.9")

@@ -23,31 +23,24 @@ from belljar.ledger.rundir import create_run
 from belljar.ledger.verification import verify
 
 
-class _Collector(BaseHTTPRequestHandler):
-    """Takes traces, and keeps the names of their spans."""
-
-    names: list[str]
-
-    def do_POST(self) -> None:
-        """One request."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            for scope in resource.scope_spans:
-                self.names.extend(span.name for span in scope.spans)
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_arguments: object) -> None:
-        """Nothing."""
-
-
 @contextmanager
 def collector(names: list[str]) -> Iterator[str]:
-    """Its address."""
-    handler = type("Collector", (_Collector,), {"names": names})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    """The address of one that keeps the names of the spans that it takes."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                names.extend(span.name for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/v1/traces"
