@@ -243,19 +243,11 @@ def belljar_run(tasks: Path, home: Path, *arguments: str, **variables: str) -> F
 
 @pytest.fixture(scope="module")
 def ordinary(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One run of tasks of each kind, one of whose samples fail."""
+    """One run of tasks of each kind: of one the sandbox breaks, of one the samples fail."""
     tasks = write_tasks(tmp_path_factory.mktemp("ordinary"))
-    named = [f"tasks.py@{name}" for name in ("flags", "docker", "counted", "serves", "crashes")]
+    named = [f"tasks.py@{name}" for name in ("flags", "docker", "counted", "serves")]
+    named += ["tasks.py@breaks", "tasks.py@crashes"]
     return belljar_run(tasks, vm_home, *named, INSPECT_EVAL_SANDBOX="local")
-
-
-@pytest.fixture(scope="module")
-def troubled(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One run of a task whose machine dies, one whose sandbox breaks and one with models."""
-    tasks = write_tasks(tmp_path_factory.mktemp("troubled"))
-    named = [f"tasks.py@{name}" for name in ("dies", "breaks", "asks")]
-    models = ("--model", "mockllm/model", "--model-role", "grader=mockllm/grader")
-    return belljar_run(tasks, vm_home, *named, *models)
 
 
 def logs_of(finished: Finished) -> dict[str, EvalLog]:
@@ -290,11 +282,12 @@ def test_every_sample_has_a_cell_of_its_own(ordinary: Finished) -> None:
     assert served["commands"] > 0
 
 
-def test_a_machine_that_dies_is_noticed(troubled: Finished) -> None:
+def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     """The model's side reads that it is unavailable; the record has the failure and the
     destruction; what can't be probed any more is void, and no other sample. That one has the models
     that its task asks for when it is loaded."""
-    run = troubled
+    models = ("--model", "mockllm/model", "--model-role", "grader=mockllm/grader")
+    run = belljar_run(tasks, home, "tasks.py@dies", "tasks.py@asks", *models)
     assert run.code == 2, run.errors
     (other,) = run.samples("asks")
     assert (other["verdict"], other["scores"]) == ("contained", {"said": "1"})
@@ -331,10 +324,10 @@ def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(ordinary: Fi
 
 
 @pytest.mark.promise("7.5")
-def test_a_broken_sandbox_is_no_failed_model(home: Path, troubled: Finished) -> None:
+def test_a_broken_sandbox_is_no_failed_model(home: Path, ordinary: Finished) -> None:
     """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
     summary, JSON, record and score."""
-    (sample,) = troubled.samples("breaks")
+    (sample,) = ordinary.samples("breaks")
     assert (sample["verdict"], sample["error"], sample["scores"]) == (
         "contained",
         "",
@@ -342,14 +335,14 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, troubled: Finished) -> 
     )
     (broken,) = sample["degraded"]
     assert (broken["cause"], broken["phase"]) == ("shell_missing", "call")
-    logged = logs_of(troubled)["breaks"]
+    logged = logs_of(ordinary)["breaks"]
     assert logged.status == "success"
     assert logged.samples is not None
     assert logged.samples[0].metadata["sandbox_degraded"][0]["op"] == broken["op"]
     score = (logged.samples[0].scores or {})["said"]
     assert (score.metadata or {})["sandbox_degraded"] == "shell_missing"
     shown = subprocess.run(
-        quick_command("verdict", troubled.said["run_id"]),
+        quick_command("verdict", ordinary.said["run_id"]),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

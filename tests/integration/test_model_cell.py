@@ -244,7 +244,8 @@ def until_asked(belljar: Belljar) -> tuple[subprocess.Popen[bytes], str]:
     def is_asked() -> bool:
         assert process.poll() is None
         new = [run / "ledger.jsonl" for run in set(belljar.runs()) - known]
-        for line in (line for path in new if path.exists() for line in path.open("rb")):
+        texts = [path.read_bytes() for path in new if path.exists()]
+        for line in b"".join(texts).splitlines(keepends=True):
             if b'"model.request.started"' in line and line.endswith(b"\n"):
                 asked.append(json.loads(line)["cell"])
         return bool(asked)
