@@ -87,6 +87,13 @@ def scripted(answer: str, *, start: str = "pass", health: str = "pass") -> str:
     return program.replace('"""start"""', start).replace('"""health"""', health)
 
 
+def policy_of_model(digest: str, server: list[str], **fields: object) -> dict[str, object]:
+    """A small cell with this server."""
+    model = {"weights": {"sha256": digest}, "server": server, **fields}
+    resources = {"memory": "256MiB", "disk": "64MiB"}
+    return {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
+
+
 @dataclass
 class World:
     """A store, and the policy of a model whose server is a few lines of Python."""
@@ -111,14 +118,8 @@ class World:
         weights = self.folder / "weights.bin"
         weights.write_bytes(b"the weights")
         added = add_weights(weights, home=self.home)
-        model = {
-            "weights": {"sha256": added.digest},
-            "server": ["python3", "-c", program, "{port}"],
-            "start_timeout": "90s",
-            **fields,
-        }
-        resources = {"memory": "256MiB", "disk": "64MiB"}
-        policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
+        server = ["python3", "-c", program, "{port}"]
+        policy = policy_of_model(added.digest, server, **{"start_timeout": "90s", **fields})
         policy |= {} if user is None else {"user": user}
         loaded = with_tier(load_model(policy, home=self.home), tier)
         with start_run("model", "m", [], home=self.home) as run:
@@ -402,24 +403,19 @@ def test_an_ordinary_user_serves_a_model(user: UsersBelljar) -> None:
     folder = user.home.parent / "model"
     folder.mkdir()
     (folder / "weights.bin").write_bytes(b"the weights")
-    program = scripted(ECHO)
     added = user("model", "add", str(folder / "weights.bin"), "--json")
     assert added.returncode == 0, added.stdout
     digest = json.loads(added.stdout)["digest"]
-    model = {"weights": {"sha256": digest}, "server": ["python3", "-c", program, "{port}"]}
-    resources = {"memory": "256MiB", "disk": "64MiB"}
-    policy = {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
-    (folder / "model.yaml").write_text(json.dumps(policy))
+    server = ["python3", "-c", scripted(ECHO), "{port}"]
+    (folder / "model.yaml").write_text(json.dumps(policy_of_model(digest, server)))
     process = user.start("model", "serve", str(folder / "model.yaml"), "--json")
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1].decode()
     at = json.loads(line)
     words = ["curl", "-sS", "-d", "hello", "-H", f"Authorization: Bearer {at['token']}"]
-    url = f"{at['address']}/chat/completions"
-    answer = subprocess.run(
-        [*words, url], capture_output=True, timeout=PATIENCE_S, check=True
-    ).stdout
+    argv = [*words, f"{at['address']}/chat/completions"]
+    answer = subprocess.run(argv, capture_output=True, timeout=PATIENCE_S, check=True).stdout
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE_S)
     assert json.loads(answer) == {"got": 5}
