@@ -125,7 +125,8 @@ async def test_every_cell_of_a_range_is_probed_with_its_router(
     session: Session, cells: FakeCells
 ) -> None:
     """The sample's own at both ends, its target at the end, a scorer's cell at both: each has a
-    network device, so that without the router the probes refuse."""
+    network device, so that without the router the probes refuse. A range that lost its routers: its
+    cell is not probed, is destroyed, and is not contained."""
     cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
     seen: list[str] = []
     cells.on_probe = lambda cell, phase: seen.append(phase) if cell.has_port else None
@@ -135,16 +136,11 @@ async def test_every_cell_of_a_range_is_probed_with_its_router(
     await environment.close(outcome="completed")
     assert seen == ["start", "start", "end", "end", "end"]
     assert environment.containment.cell_verdict is C
-
-
-async def test_a_sample_whose_probes_refuse_is_void(session: Session, cells: FakeCells) -> None:
-    """A range that lost its routers: its cell is not probed, is destroyed, and is not contained."""
-    cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
-    environment = await opened()
-    cast("dict[str, object]", environment.range.routers).clear()
+    lost = await opened()
+    cast("dict[str, object]", lost.range.routers).clear()
     with pytest.raises(ValueError, match="router"):
-        await environment.close(outcome="completed")
-    assert (environment.containment.cell_verdict, cells.opened[0].destroyed) == (V, True)
+        await lost.close(outcome="completed")
+    assert (lost.containment.cell_verdict, cells.opened[-1].destroyed) == (V, True)
 
 
 async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:

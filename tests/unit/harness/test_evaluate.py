@@ -144,10 +144,15 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
     assert not cells.opened
 
 
-def test_a_model_that_can_not_be_used_is_a_refusal_in_one_line(
-    task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_can_not_be_used(
+    task_file: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without its provider's package or key nothing begins."""
+    """Without its provider's package or key nothing begins: one line of refusal. An evaluation that
+    never began has no table and says why; nor is it void: there is nothing of which evidence could
+    be missing."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     cells = RecordedCells()
     with pytest.raises(HostError) as refused:
@@ -155,17 +160,11 @@ def test_a_model_that_can_not_be_used_is_a_refusal_in_one_line(
     assert "\n" not in refused.value.what
     assert "\\n" not in refused.value.what
     assert not cells.opened
-
-
-def test_an_evaluation_that_never_began_has_no_table_and_says_why(
-    task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Neither is it void: there is nothing of which evidence could be missing."""
+    capsys.readouterr()
     outcome = run([f"{task_file}@asks", "--model", "no-such/model"], tmp_path)
     show_findings(outcome.findings, outcome.path)
     shown = capsys.readouterr().out
-    assert outcome.exit_code == 1
-    assert "no-such" in shown
+    assert (outcome.exit_code, "no-such" in shown) == (1, True)
     assert "void" not in shown
     assert "destroyed" not in shown
 
@@ -228,35 +227,27 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Said before the run, once; then per sample in the ledger, in Inspect's log, in the findings
-    and under the table, for the samples that it is true of.
-    """
+    and under the table, for the samples that it is true of."""
     (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
-    (tmp_path / "own-compose.yaml").write_text(
-        "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
-    )
-    arguments = [f"{task_file}@differs", "--model", "mockllm/model"]
-    cells = RecordedCells()
-    cells.of_images = (
-        Difference(
-            kind=DifferenceKind.DROPPED, where="image default", key="STOPSIGNAL", detail="why"
-        ),
-    )
-    outcome = run(arguments, tmp_path, cells, policy="low")
+    own = "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
+    (tmp_path / "own-compose.yaml").write_text(own)
+    cells, image = RecordedCells(), {"where": "image default", "key": "STOPSIGNAL"}
+    cells.of_images = (Difference(kind=DifferenceKind.DROPPED, detail="why", **image),)
+    words = [f"{task_file}@differs", "--model", "mockllm/model"]
+    outcome = run(words, tmp_path, cells, policy="low")
     said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
     assert len(said) == 1
     assert "sample 3" in said[0]
     rows = {row.transcript.sample: row for row in outcome.findings.rows}
-    image = "STOPSIGNAL"
-    assert [fact.key for fact in rows["3"].differences] == ["labels", "resources.memory", image]
-    assert [fact.key for fact in rows["1"].differences] == [image]
+    keys = ["labels", "resources.memory", "STOPSIGNAL"]
+    assert [fact.key for fact in rows["3"].differences] == keys
+    assert [fact.key for fact in rows["1"].differences] == keys[2:]
     found = json.loads((outcome.path / "findings.json").read_text())["samples"]
     assert [len(each["differences"]) for each in found] == [1, 1, 3]
     (log,) = list_eval_logs(str(outcome.path / "inspect"))
-    logged = {sample.id: sample for sample in read_eval_log(log).samples or []}
-    assert len(logged[3].metadata["containment"]["differences"]) == 3
-    assert len(logged[1].metadata["containment"]["differences"]) == 1
-    shown = [line for line in differing(outcome.findings.rows) if "sample 3" in line]
-    assert len(shown) == 2
+    logged = {sample.id: sample.metadata for sample in read_eval_log(log).samples or []}
+    assert [len(logged[n]["containment"]["differences"]) for n in (1, 3)] == [1, 3]
+    assert len([line for line in differing(outcome.findings.rows) if "sample 3" in line]) == 2
 
 
 def test_a_models_policy_may_require_an_air_gap(
