@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -185,7 +187,12 @@ def with_config(**config):
         return state
     return solve
 
+async def leave(state, generate):
+    await get_model().generate("is {SECRET} known?")
+    return state
+
 STEPS = {{
+    "leave": leave,
     "say": say,
     "count": count,
     "words": with_config(stop_seqs=["{SECRET}"]),
@@ -197,6 +204,10 @@ def work():
     async def solve(state, generate):
         return await STEPS[state.sample_id.partition("-")[0]](state, generate)
     return solve
+
+@task
+def leaves() -> Task:
+    return Task(dataset=[Sample(id="leave", input="x")], solver=work())
 
 @task
 def asks() -> Task:
@@ -236,7 +247,7 @@ def asked(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     for action in ("flag", "redact", "stop"):
         guard = f"guard: {{protect: [{protect}], action: {{model: {action}}}}}"
         (folder / f"{action}.yaml").write_text(f"belljar: 1\nrisk: low\n{guard}\n")
-    argv = quick_command("run", "--json", "tasks.py", "--model", "mockllm/model")
+    argv = quick_command("run", "--json", "tasks.py@asks", "--model", "mockllm/model")
     env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
     done = subprocess.run(
         argv, cwd=folder, env=env, capture_output=True, timeout=PATIENCE_S, check=False
@@ -285,77 +296,56 @@ def test_counting_and_compacting_are_looked_at(action: str, asked: Asked) -> Non
     assert ["[redacted]" in each for each in sent] == [True] * len(calls)
 
 
-LEAVING = f"""
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.model import get_model
-from inspect_ai.solver import solver
-
-@solver
-def ask():
-    async def solve(state, generate):
-        await get_model().generate("is {SECRET} known?")
-        return state
-    return solve
-
-@task
-def asks() -> Task:
-    return Task(dataset=[Sample(id="a", input="x")], solver=ask())
-"""
-ANSWER = {
-    "id": "1",
-    "object": "chat.completion",
-    "created": 0,
-    "model": "m",
-    "choices": [
-        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "no"}}
-    ],
+MESSAGE = {"role": "assistant", "content": "no"}
+ANSWER = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"} | {
+    "choices": [{"index": 0, "finish_reason": "stop", "message": MESSAGE}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
 }
 
 
-class Provider(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server, which keeps what it was sent."""
+@contextmanager
+def provider(sent: list[bytes]) -> Iterator[str]:
+    """The place of an OpenAI-compatible server, which keeps what it was sent."""
 
-    sent: list[bytes]
+    class Provider(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append(self.rfile.read(int(self.headers["content-length"])))
+            answer = json.dumps(ANSWER).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
 
-    def do_POST(self) -> None:
-        """Each request is answered alike."""
-        self.sent.append(self.rfile.read(int(self.headers["content-length"])))
-        answer = json.dumps(ANSWER).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        def log_message(self, *_: object) -> None:
+            pass
 
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.mark.promise("7.6")
 def test_what_left_this_host_is_told(belljar: Belljar, tmp_path: Path) -> None:
     """A provider's server gets one call without the protected value: the run's report says so, and
     so does `verdict`. (That nothing left is told of the run of `test_report`.)"""
-    (tmp_path / "tasks.py").write_text(LEAVING)
+    (tmp_path / "tasks.py").write_text(TASKS)
     policy = tmp_path / "policy.yaml"
     guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: redact}}}}"
     policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
-    run = ["run", "--policy", str(policy), str(tmp_path / "tasks.py"), "--model"]
-    Provider.sent = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = f"127.0.0.1:{server.server_port}"
+    run = ["run", "--policy", str(policy), f"{tmp_path}/tasks.py@leaves", "--model"]
+    sent: list[bytes] = []
+    with provider(sent) as place:
         url = f"http://user:word@{place}/v1"
         done = belljar(*run, "openai-api/local/m", LOCAL_BASE_URL=url, LOCAL_API_KEY="k")
-        server.shutdown()
     assert b"What left this host: something" in done.stdout, done.stdout + done.stderr
     left = json.loads((belljar.runs()[-1] / "findings.json").read_bytes())["left_this_host"]
     (to,) = left["destinations"]
     assert (to["name"], to["addresses"], to["calls"]) == ("openai-api/local/m", [place], 1)
     assert to["protected"] == {"protected": {"redact": 1}}
-    assert len(Provider.sent) == 1
-    assert SECRET.encode() not in Provider.sent[0]
-    assert 0 < to["sent_bytes"] < 2 * len(Provider.sent[0])
+    (only,) = sent
+    assert SECRET.encode() not in only
+    assert 0 < to["sent_bytes"] < 2 * len(only)
     judged = belljar("verdict", str(belljar.runs()[-1]), "--json")
     assert json.loads(judged.stdout)["left_this_host"] == left
