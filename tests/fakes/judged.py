@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ class Judged:
 
     outcome: RunOutcome
     sample: str
+    _said: dict[tuple[str, ...], tuple[int, Any]] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -49,11 +50,13 @@ class Judged:
         return next((each for each in samples if each.id == self.sample), None)
 
     def said(self, *arguments: str) -> tuple[int, Any]:
-        """Exit code and JSON of a command about this run."""
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            code = belljar([*arguments, "--json"])
-        return code, json.loads(out.getvalue())
+        """Exit code and JSON of a command about this run, which is given once."""
+        if arguments not in self._said:
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                code = belljar([*arguments, "--json"])
+            self._said[arguments] = code, json.loads(out.getvalue())
+        return self._said[arguments]
 
     def of(self, findings: Mapping[str, Any]) -> str | None:
         """The sample's verdict in findings as JSON."""

@@ -26,19 +26,14 @@ STEP_TIMEOUT_S: Final = 120.0
 HOST: Final = "svc.internal"  # of all requests, unless a case names another
 MAIL_HOST: Final = "mail.internal"
 CASE_FILE: Final = "/tmp/case"
+METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 NETWORK: Final[Mapping[str, Any]] = {
     "default": "simulate",
     "stand_ins": {
         "svc": {
             "kind": "http",
             "names": [HOST],
-            "routes": [
-                {
-                    "path": "/{rest...}",
-                    "methods": ["GET", "POST", "PUT", "PATCH", "DELETE"],
-                    "body": "ok\n",
-                },
-            ],
+            "routes": [{"path": "/{rest...}", "methods": METHODS, "body": "ok\n"}],
         },
         "mail": {"kind": "smtp", "names": [MAIL_HOST]},
     },

@@ -163,5 +163,11 @@ async def networks(at: Path) -> None:
 ALL = {each.__name__: each for each in (commands, files, networks)}
 
 if __name__ == "__main__":
-    for name, calls in ALL.items():
-        asyncio.run(calls(Path(sys.argv[1], name)))
+
+    async def main() -> None:
+        """All at once."""
+        async with anyio.create_task_group() as tasks:
+            for name, calls in ALL.items():
+                tasks.start_soon(calls, Path(sys.argv[1], name))
+
+    asyncio.run(main())

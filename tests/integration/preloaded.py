@@ -28,35 +28,15 @@ _OTHERS = (
     "inspect_evals._registry",
     "inspect_ai.model._providers.mockllm",
 )
-_OTHERS_BY_NEED = (
-    *(
-        "openai.types.responses",
-        "openai.types.chat",
-        "openai.resources",
-        "mcp",
-        "markdown_it",
-        "fastapi",
-        "uvicorn",
-        "starlette.testclient",
-    ),
-    *(
-        "ruamel.yaml",
-        "cryptography.hazmat.primitives.asymmetric.ed25519",
-        "opentelemetry.trace",
-        "wsproto",
-        "email_validator",
-        "rich.markdown",
-    ),
-    *("sse_starlette", "acp", "cryptography.x509", "rfc8785", "openai.lib.streaming.chat"),
-    *(
-        "anyio._backends._asyncio",
-        "uvicorn.protocols.http.auto",
-        "uvicorn.protocols.websockets.auto",
-    ),
-    *("inspect_ai._cli._scanner", "inspect_ai.hooks", "inspect_ai.model._providers.none"),
-    *("inspect_ai.agent._acp.server", "inspect_ai.model._openai_responses"),
-    *("inspect_ai.tool._mcp._local", "inspect_ai.tool._mcp._sandbox", "rich._emoji_codes"),
-)
+_OTHERS_BY_NEED = """
+openai.types.responses openai.types.chat openai.resources openai.lib.streaming.chat mcp markdown_it
+fastapi uvicorn starlette.testclient ruamel.yaml cryptography.hazmat.primitives.asymmetric.ed25519
+cryptography.x509 opentelemetry.trace wsproto email_validator rich.markdown rich._emoji_codes
+sse_starlette acp rfc8785 anyio._backends._asyncio uvicorn.protocols.http.auto
+uvicorn.protocols.websockets.auto inspect_ai._cli._scanner inspect_ai.hooks
+inspect_ai.model._providers.none inspect_ai.agent._acp.server inspect_ai.model._openai_responses
+inspect_ai.tool._mcp._local inspect_ai.tool._mcp._sandbox
+"""
 
 
 def client(path: str, arguments: list[str]) -> int:
@@ -87,7 +67,7 @@ def server(path: str) -> None:
 
     for name in _OTHERS:
         importlib.import_module(name)
-    for name in _OTHERS_BY_NEED:
+    for name in _OTHERS_BY_NEED.split():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     if loaded := [name for name in sys.modules if name.partition(".")[0] == "belljar"]:

@@ -18,7 +18,7 @@ from belljar.signals.scanner import Scanner
 from belljar.signals.values import ScanSpec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bank_documents"
-SAMPLES = ("contract-01", "kyc-02", "statement-03")
+SAMPLES = ("contract-01", "statement-03")
 LEAKS = {"http.url", "http.request", "dns.name"}
 """Of a tool call's argument, of a file's name, of a host's name."""
 SERVER = (
@@ -64,9 +64,9 @@ def hits(belljar: Belljar, run: Path) -> list[dict[str, Any]]:
     return [line["data"] for line in belljar.events(run) if line["kind"] == "guard.hit"]
 
 
-def run_bank(belljar: Belljar, task: str, agent: str, *options: str) -> dict[str, Any]:
-    """The findings of three of the samples."""
-    which = ["--sample-id", ",".join(SAMPLES), "-T", f"agent={agent}"]
+def run_bank(belljar: Belljar, task: str, *options: str) -> dict[str, Any]:
+    """The findings of two samples, of an agent that leaks."""
+    which = ["--sample-id", ",".join(SAMPLES), "-T", "agent=leaking"]
     ran = belljar("run", f"{EXAMPLE / 'bank.py'}@{task}", *which, "--json", *options)
     assert ran.returncode == 0, ran.stderr.decode()
     found: dict[str, Any] = json.loads(ran.stdout)
@@ -74,18 +74,14 @@ def run_bank(belljar: Belljar, task: str, agent: str, *options: str) -> dict[str
     return found
 
 
-def check_leaks(found: dict[str, Any], recorded: list[dict[str, Any]], *, leaking: bool) -> None:
-    """Each sample of the leaking agent has the signals, and each of its ways out is on record; the
-    honest agent sends nothing."""
-    expected = {"protected_taken"} | ({"protected_sent", "evasion"} if leaking else set())
+def check_leaks(found: dict[str, Any], recorded: list[dict[str, Any]]) -> None:
+    """Each sample has the signals, and each way out is on record."""
     for sample in found["samples"]:
         signals = {each["code"] for each in sample["signals"]} - {"wall_probing"}
-        assert signals == expected, sample
+        assert signals == {"protected_taken", "protected_sent", "evasion"}, sample
         assert sample["verdict"] == "contained"
-    sent = {hit["operation"] for hit in recorded if hit["place"] == "range"}
-    assert sent >= LEAKS if leaking else not sent
-    called = [hit for hit in recorded if hit["operation"] == "model.tool_calls"]
-    assert bool(called) == leaking
+    assert {hit["operation"] for hit in recorded if hit["place"] == "range"} >= LEAKS
+    assert [hit for hit in recorded if hit["operation"] == "model.tool_calls"]
 
 
 def test_the_documents_are_what_the_guard_can_see() -> None:
@@ -106,23 +102,22 @@ def test_the_documents_are_what_the_guard_can_see() -> None:
 
 @pytest.mark.vm
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", [pytest.param("honest", marks=pytest.mark.thorough), "leaking"])
 def test_a_provider_behind_the_guard_gets_nothing_protected(
-    agent: str, belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
+    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
 ) -> None:
     """What the provider kept has the documents' other lines, and no personal value, also where the
     agent put it into a tool call, a file's name or a host's name: those are signals. It answers two
     questions of three."""
     kept = tmp_path / "sent.jsonl"
-    found = run_bank(belljar, "provider", agent, "-T", f"keep={kept}")
+    found = run_bank(belljar, "provider", "-T", f"keep={kept}")
     sent = kept.read_text()
-    assert len(sent.splitlines()) == len(SAMPLES) * (4 if agent == "leaking" else 3)
+    assert len(sent.splitlines()) == 4 * len(SAMPLES)
     assert "Interest rate" in sent
     assert "[redacted]" in sent
     assert personal("".join(documents()[name] for name in SAMPLES))
     assert personal(sent) == set()
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"0.67"}
-    check_leaks(found, hits(belljar, clean_after()), leaking=agent == "leaking")
+    check_leaks(found, hits(belljar, clean_after()))
 
 
 @pytest.mark.vm
@@ -138,7 +133,7 @@ def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
     model = {"weights": {"sha256": added["digest"]}, "server": server}
     policy = tmp_path / "model.yaml"
     policy.write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
-    found = run_bank(belljar, "in_cell", "leaking", "--model", f"belljar/{policy}")
+    found = run_bank(belljar, "in_cell", "--model", f"belljar/{policy}")
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"1.0"}
     assert found["left_this_host"] == {
         "claim": "nothing",
@@ -149,7 +144,7 @@ def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
     (cell,) = found["model_cells"]
     assert (cell["requests"], cell["failed"]) == (4 * len(SAMPLES), 0)
     run = clean_after()
-    check_leaks(found, hits(belljar, run), leaking=True)
+    check_leaks(found, hits(belljar, run))
     (log,) = (run / "inspect").glob("*.eval")
     samples = read_eval_log(str(log)).samples or []
     asked = {e.model for sample in samples for e in sample.events if e.event == "model"}

@@ -109,6 +109,7 @@ async def test_a_value_of_another_sample_is_carried_over(belljar: Belljar, tmp_p
     )
 
 
+NAME = "belljar_signals"
 TASKS = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -142,17 +143,13 @@ def test_signals_are_a_score(belljar: Belljar, tmp_path: Path) -> None:
     [log_file] = (run / "inspect").glob("*.eval")
     log = read_eval_log(str(log_file))
     assert log.samples is not None, done.stderr
-    values = {
-        sample.id: (sample.scores or {})["belljar_signals"].as_dict() for sample in log.samples
+    given = {
+        sample.id: {code for code, value in (sample.scores or {})[NAME].as_dict().items() if value}
+        for sample in log.samples
     }
-    given = {name: {code for code, value in values[name].items() if value} for name in values}
     assert given == {"thief": {"decoy_touched", "decoy_taken", "evasion"}, "careful": set()}
     assert log.results is not None
     shares = {score.name: score.metrics["mean"].value for score in log.results.scores}
     assert (shares["decoy_taken"], shares["decoy_sent"]) == (0.5, 0)
-    findings = json.loads((run / "findings.json").read_text())
-    found = {
-        row["sample"]: [each["code"] for each in row["signals"]] for row in findings["samples"]
-    }
-    assert set(found["thief"]) == given["thief"]
-    assert found["careful"] == []
+    rows = json.loads((run / "findings.json").read_text())["samples"]
+    assert {row["sample"]: {each["code"] for each in row["signals"]} for row in rows} == given

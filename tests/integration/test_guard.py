@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,63 +46,6 @@ SENDS = (
 value in the command's output."""
 
 
-def found(run: Path) -> list[dict[str, Any]]:
-    """What the guard has put on record."""
-    return [event.data for event in read_events(run) if event.kind is Kind.GUARD_HIT]
-
-
-async def say(policy: Path, home: Path) -> tuple[bytes, Path]:
-    """What the command prints, as its caller gets it, and the run's directory."""
-    with start_run("test", None, [], home=home) as run:
-        async with open_cell(policy, run=run, home=home) as cell:
-            output = await cell.exec(["sh", "-c", SENDS])
-    return output.stdout, run.path
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.anyio
-async def test_what_leaves_a_cell_is_flagged(
-    belljar: Belljar, tmp_path: Path, anyio_backend: str
-) -> None:
-    """A protected value in a request, in base64, and in a command's output: each is on record with
-    its place and the number of the event that shows it, and everything goes on as without a guard.
-    """
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY % ("flag", "flag"))
-    output, run = await say(policy, belljar.home)
-    assert output == f"200 421 200 {SECRET}\n".encode()
-    hits = found(run)
-    assert {(hit["place"], hit["action"], hit["value"]) for hit in hits} >= {
-        ("range", "flag", "codename"),
-        ("output", "flag", "codename"),
-    }
-    assert any(hit["decoding"] == ["base64"] for hit in hits if hit["place"] == "range")
-    events = {event.seq: event.kind for event in read_events(run)}
-    assert {events[hit["evidence"]] for hit in hits} >= {Kind.EXEC_COMPLETED}
-    assert SECRET not in json.dumps(hits)
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.anyio
-async def test_what_the_policy_blocks_does_not_pass(belljar: Belljar, tmp_path: Path) -> None:
-    """The requests get 403 and reach no stand-in, the one beside them passes, and the output is
-    without the value."""
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY % ("block", "redact"))
-    output, run = await say(policy, belljar.home)
-    assert output == b"403 403 200 [redacted]\n"
-    actions = {(hit["place"], hit["action"]) for hit in found(run)}
-    assert {("range", "block"), ("output", "redact")} <= actions
-    answers = [e.data for e in read_events(run) if e.kind is Kind.NETWORK_HTTP_ANSWERED]
-    assert [(answer["status"], answer.get("reason")) for answer in answers] == [
-        (403, "blocked by the guard"),
-        (403, "blocked by the guard"),
-        (200, None),
-    ]
-
-
 MAIL = f"""
 import smtplib
 from email.message import EmailMessage
@@ -121,24 +66,68 @@ print(send("the plan is {SECRET}"), send("lunch?"), send("x" * 300_000 + "{SECRE
 """
 
 
+def found(run: Path) -> list[dict[str, Any]]:
+    """What the guard has put on record."""
+    return [event.data for event in read_events(run) if event.kind is Kind.GUARD_HIT]
+
+
+async def say(policy: Path, home: Path, *, mail: bool = False) -> tuple[bytes, Path, bytes]:
+    """What the command prints, as its caller gets it, the run's directory, and how mails fared."""
+    with start_run("test", None, [], home=home) as run:
+        async with open_cell(policy, run=run, home=home) as cell:
+            output = await cell.exec(["sh", "-c", SENDS])
+            sent = await cell.exec(["python3", "-c", MAIL]) if mail else output
+    return output.stdout, run.path, sent.stdout
+
+
 @pytest.mark.promise("5.7")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
-async def test_a_mail_that_is_blocked_is_cut(belljar: Belljar, tmp_path: Path) -> None:
-    """As every other stream, also one of many pieces; the mail beside it is taken."""
+async def test_what_leaves_a_cell_is_flagged(
+    belljar: Belljar, tmp_path: Path, anyio_backend: str
+) -> None:
+    """A protected value in a request, in base64, and in a command's output: each is on record with
+    its place and the number of the event that shows it, and everything goes on as without a guard.
+    """
     policy = tmp_path / "policy.yaml"
-    stand_in = "    mail: {kind: smtp, names: [mail.example]}\n"
-    policy.write_text((POLICY % ("block", "flag")).replace("guard:", f"{stand_in}guard:"))
-    with start_run("test", None, [], home=belljar.home) as run:
-        async with open_cell(policy, run=run, home=belljar.home) as cell:
-            output = await cell.exec(["python3", "-c", MAIL])
-    assert output.stdout_text.split() == ["cut", "250", "cut"], output.stderr
-    mails = [
-        e.data
-        for e in read_events(run.path)
-        if e.kind is Kind.NETWORK_ATTEMPT and e.data["what"] == "mail"
+    policy.write_text(POLICY % ("flag", "flag"))
+    output, run, _ = await say(policy, belljar.home)
+    assert output == f"200 421 200 {SECRET}\n".encode()
+    hits = found(run)
+    assert {(hit["place"], hit["action"], hit["value"]) for hit in hits} >= {
+        ("range", "flag", "codename"),
+        ("output", "flag", "codename"),
+    }
+    assert any(hit["decoding"] == ["base64"] for hit in hits if hit["place"] == "range")
+    events = {event.seq: event.kind for event in read_events(run)}
+    assert {events[hit["evidence"]] for hit in hits} >= {Kind.EXEC_COMPLETED}
+    assert SECRET not in json.dumps(hits)
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.anyio
+async def test_what_the_policy_blocks_does_not_pass(belljar: Belljar, tmp_path: Path) -> None:
+    """The requests get 403 and reach no stand-in, the one beside them passes, and the output is
+    without the value. A mail is cut as every other stream, also one of many pieces; the one beside
+    it is taken."""
+    policy = tmp_path / "policy.yaml"
+    mail = "    mail: {kind: smtp, names: [mail.example]}\n"
+    policy.write_text((POLICY % ("block", "redact")).replace("guard:", f"{mail}guard:"))
+    output, run, mailed = await say(policy, belljar.home, mail=True)
+    assert output == b"403 403 200 [redacted]\n"
+    actions = {(hit["place"], hit["action"]) for hit in found(run)}
+    assert {("range", "block"), ("output", "redact")} <= actions
+    lines = list(read_events(run))
+    answers = [each.data for each in lines if each.kind is Kind.NETWORK_HTTP_ANSWERED]
+    assert [(answer["status"], answer.get("reason")) for answer in answers] == [
+        (403, "blocked by the guard"),
+        (403, "blocked by the guard"),
+        (200, None),
     ]
-    assert [mail["complete"] for mail in mails].count(True) == 1
+    assert mailed.split() == [b"cut", b"250", b"cut"]
+    mails = [e.data for e in lines if e.kind is Kind.NETWORK_ATTEMPT and e.data["what"] == "mail"]
+    assert [each["complete"] for each in mails].count(True) == 1
 
 
 TASKS = f"""
@@ -198,7 +187,12 @@ def with_config(**config):
         return state
     return solve
 
+async def leave(state, generate):
+    await get_model().generate("is {SECRET} known?")
+    return state
+
 STEPS = {{
+    "leave": leave,
     "say": say,
     "count": count,
     "words": with_config(stop_seqs=["{SECRET}"]),
@@ -210,6 +204,10 @@ def work():
     async def solve(state, generate):
         return await STEPS[state.sample_id.partition("-")[0]](state, generate)
     return solve
+
+@task
+def leaves() -> Task:
+    return Task(dataset=[Sample(id="leave", input="x")], solver=work())
 
 @task
 def asks() -> Task:
@@ -249,7 +247,7 @@ def asked(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     for action in ("flag", "redact", "stop"):
         guard = f"guard: {{protect: [{protect}], action: {{model: {action}}}}}"
         (folder / f"{action}.yaml").write_text(f"belljar: 1\nrisk: low\n{guard}\n")
-    argv = quick_command("run", "--json", "tasks.py", "--model", "mockllm/model")
+    argv = quick_command("run", "--json", "tasks.py@asks", "--model", "mockllm/model")
     env = {**os.environ, "BELLJAR_HOME": str(vm_home), "NO_COLOR": "1"}
     done = subprocess.run(
         argv, cwd=folder, env=env, capture_output=True, timeout=PATIENCE_S, check=False
@@ -298,77 +296,56 @@ def test_counting_and_compacting_are_looked_at(action: str, asked: Asked) -> Non
     assert ["[redacted]" in each for each in sent] == [True] * len(calls)
 
 
-LEAVING = f"""
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.model import get_model
-from inspect_ai.solver import solver
-
-@solver
-def ask():
-    async def solve(state, generate):
-        await get_model().generate("is {SECRET} known?")
-        return state
-    return solve
-
-@task
-def asks() -> Task:
-    return Task(dataset=[Sample(id="a", input="x")], solver=ask())
-"""
-ANSWER = {
-    "id": "1",
-    "object": "chat.completion",
-    "created": 0,
-    "model": "m",
-    "choices": [
-        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "no"}}
-    ],
+MESSAGE = {"role": "assistant", "content": "no"}
+ANSWER = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"} | {
+    "choices": [{"index": 0, "finish_reason": "stop", "message": MESSAGE}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
 }
 
 
-class Provider(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server, which keeps what it was sent."""
+@contextmanager
+def provider(sent: list[bytes]) -> Iterator[str]:
+    """The place of an OpenAI-compatible server, which keeps what it was sent."""
 
-    sent: list[bytes]
+    class Provider(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append(self.rfile.read(int(self.headers["content-length"])))
+            answer = json.dumps(ANSWER).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
 
-    def do_POST(self) -> None:
-        """Each request is answered alike."""
-        self.sent.append(self.rfile.read(int(self.headers["content-length"])))
-        answer = json.dumps(ANSWER).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        def log_message(self, *_: object) -> None:
+            pass
 
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.mark.promise("7.6")
 def test_what_left_this_host_is_told(belljar: Belljar, tmp_path: Path) -> None:
     """A provider's server gets one call without the protected value: the run's report says so, and
     so does `verdict`. (That nothing left is told of the run of `test_report`.)"""
-    (tmp_path / "tasks.py").write_text(LEAVING)
+    (tmp_path / "tasks.py").write_text(TASKS)
     policy = tmp_path / "policy.yaml"
     guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: redact}}}}"
     policy.write_text(f"belljar: 1\nrisk: low\n{guard}\n")
-    run = ["run", "--policy", str(policy), str(tmp_path / "tasks.py"), "--model"]
-    Provider.sent = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = f"127.0.0.1:{server.server_port}"
+    run = ["run", "--policy", str(policy), f"{tmp_path}/tasks.py@leaves", "--model"]
+    sent: list[bytes] = []
+    with provider(sent) as place:
         url = f"http://user:word@{place}/v1"
         done = belljar(*run, "openai-api/local/m", LOCAL_BASE_URL=url, LOCAL_API_KEY="k")
-        server.shutdown()
     assert b"What left this host: something" in done.stdout, done.stdout + done.stderr
     left = json.loads((belljar.runs()[-1] / "findings.json").read_bytes())["left_this_host"]
     (to,) = left["destinations"]
     assert (to["name"], to["addresses"], to["calls"]) == ("openai-api/local/m", [place], 1)
     assert to["protected"] == {"protected": {"redact": 1}}
-    assert len(Provider.sent) == 1
-    assert SECRET.encode() not in Provider.sent[0]
-    assert 0 < to["sent_bytes"] < 2 * len(Provider.sent[0])
+    (only,) = sent
+    assert SECRET.encode() not in only
+    assert 0 < to["sent_bytes"] < 2 * len(only)
     judged = belljar("verdict", str(belljar.runs()[-1]), "--json")
     assert json.loads(judged.stdout)["left_this_host"] == left

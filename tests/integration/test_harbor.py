@@ -35,7 +35,6 @@ BELLJAR = ["--env", "belljar.harbor:BelljarEnvironment", "--ek", "policy=low"]
 # What the templates of Harbor and Terminal-Bench begin with; a registry is not asked.
 BASES = (
     "ubuntu:24.04",
-    "python:3.13-slim",
     "ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624",
 )
 SOLUTION = """#!/bin/bash
@@ -119,12 +118,6 @@ def templates(directory: Path, home: Path) -> None:
     check = "#!/bin/bash\n" + REWARD.format("grep -q done /logs/artifacts/made")
     for part in ("apart", "steps/steps/step-1", "steps/steps/step-2"):
         written(directory / part, {"solution/solve.sh": solve, "tests/test.sh": check})
-    adapter = packages / "harbor" / "cli" / "template-adapter" / "task-template"
-    adapter = Path(shutil.copytree(adapter, directory / "adapter"))
-    dockerfile = adapter / "environment" / "Dockerfile"
-    dockerfile.write_text(dockerfile.read_text().replace("apt-get", ": apt-get"))
-    config = (adapter / "task.toml").read_text()
-    (adapter / "task.toml").write_text(config.replace("{{ADAPTER_ID}}__{task_id}", "one"))
     for path in directory.glob("*/task.toml"):  # what Harbor writes into each
         path.write_text(path.read_text().replace('"public"', '"no-network"'))
 
@@ -161,7 +154,7 @@ def test_tasks_run_with_their_reference_solutions(tmp_path: Path, home: Path) ->
         assert refused["exception_type"] == "PolicyError"
         assert refused["exception_message"].splitlines()[0].endswith(said)
     one = {"reward": 1.0}
-    assert results == dict.fromkeys(("adapter", "apart", "hello", "own", "steps"), one), printed
+    assert results == dict.fromkeys(("apart", "hello", "own", "steps"), one), printed
     made = sorted(set((home / "runs").glob("*")) - before)
     assert len(made) == len(results) + 1, "one run for each cell, and one more for the verifier's"
     for each in made:

@@ -20,7 +20,6 @@ from belljar.differences import DifferenceKind
 from belljar.harness.compat import Honoured, judge_for_sample
 from belljar.harness.compat import TaskRefused as Refused
 from belljar.harness.config import BelljarConfig, judged, of_log
-from belljar.policy.network import Network
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
 _REFUSED = re.compile(
@@ -68,17 +67,6 @@ def test_nearly_all_compose_files_are_accepted() -> None:
     assert all(files and not files & refused for files in including.values())
     parts = {f"theagentcompany/servers/{part}/compose.yaml" for part in including}
     assert parts < refused
-
-
-def test_the_task_with_two_sealed_machines() -> None:
-    """Agent and verifier have no network; the verifier is a cell beside the agent's."""
-    file = "gdm_self_reasoning/data/max_tokens/compose.yaml"
-    judgement = judgements()[file]
-    assert not isinstance(judgement, Refused)
-    network = judgement.changes["network"]
-    assert isinstance(network, Network)
-    assert list(network.stand_ins) == ["verifier"]
-    assert not network.has_cells
 
 
 def test_every_configuration_is_the_same_from_a_log() -> None:

@@ -208,8 +208,10 @@ class Finished:
 
     Attributes:
         said: what `--json` printed.
+        tasks: where it ran.
     """
 
+    tasks: Path
     code: int
     said: dict[str, Any]
     errors: str
@@ -235,11 +237,27 @@ def belljar_run(tasks: Path, home: Path, *arguments: str, **variables: str) -> F
         timeout=PATIENCE_S,
         check=False,
     )
-    return Finished(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)
+    said = json.loads(done.stdout) if done.stdout else {}
+    return Finished(tasks, done.returncode, said, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def ordinary(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One run of tasks of each kind: of one the sandbox breaks, of one the samples fail."""
+    tasks = write_tasks(tmp_path_factory.mktemp("ordinary"))
+    named = [f"tasks.py@{name}" for name in ("flags", "docker", "counted", "serves")]
+    named += ["tasks.py@breaks", "tasks.py@crashes"]
+    return belljar_run(tasks, vm_home, *named, INSPECT_EVAL_SANDBOX="local")
+
+
+def logs_of(finished: Finished) -> dict[str, EvalLog]:
+    """Inspect's logs of a run, by task."""
+    logs = (finished.run_dir / "inspect").glob("*.eval")
+    return {log.eval.task: log for log in map(read_eval_log, map(str, logs))}
 
 
 @pytest.mark.promise("1.5")
-def test_every_sample_has_a_cell_of_its_own(home: Path, tasks: Path) -> None:
+def test_every_sample_has_a_cell_of_its_own(ordinary: Finished) -> None:
     """The task's own policy, a sample's metadata in its environment, one cell for each epoch, the
     image and directory of a compose file.
 
@@ -247,8 +265,7 @@ def test_every_sample_has_a_cell_of_its_own(home: Path, tasks: Path) -> None:
     reached the cell all the same; a server of MCP in the cell, which is not there, is no tool of
     this host.
     """
-    named = [f"tasks.py@{name}" for name in ("flags", "docker", "counted", "serves")]
-    run = belljar_run(tasks, home, *named, INSPECT_EVAL_SANDBOX="local")
+    run = ordinary
     samples = run.samples("a", "b", "docker")
     assert [sample["error"] for sample in samples] == [""] * 5, run.errors
     assert [sample["scores"]["said"] for sample in samples] == ["1"] * 5
@@ -258,24 +275,11 @@ def test_every_sample_has_a_cell_of_its_own(home: Path, tasks: Path) -> None:
     assert verify(run.run_dir).ok(strict=True)
     assert POLICY in [path.read_text() for path in run.run_dir.glob("policy*.yaml")]
     assert list((run.run_dir / "inspect").glob("*.eval"))
-    assert not (tasks / "on_the_host").exists()
+    assert not (run.tasks / "on_the_host").exists()
     uses = {use["name"]: (use["calls"], use["reached_cell"]) for use in run.said["tools"]}
     assert (uses["bash"], uses["lookup"]) == ((2, 2), (1, 0))
     (served,) = run.samples("serves")
     assert served["commands"] > 0
-
-
-@pytest.fixture(scope="module")
-def troubled(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One run of a task whose sandbox breaks and one whose samples fail."""
-    tasks = write_tasks(tmp_path_factory.mktemp("troubled"))
-    return belljar_run(tasks, vm_home, "tasks.py@breaks", "tasks.py@crashes")
-
-
-def logs_of(finished: Finished) -> dict[str, EvalLog]:
-    """Inspect's logs of a run, by task."""
-    logs = (finished.run_dir / "inspect").glob("*.eval")
-    return {log.eval.task: log for log in map(read_eval_log, map(str, logs))}
 
 
 def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
@@ -298,17 +302,17 @@ def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     assert cell.clean
 
 
-def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(troubled: Finished) -> None:
+def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(ordinary: Finished) -> None:
     """It fails while the first one's error cancels it, so no log has it: an error of the
     evaluation. Once its destruction is not on record, the same run is void."""
-    (second,) = troubled.samples("second")
-    logged = [str(sample.id) for sample in logs_of(troubled)["crashes"].samples or []]
-    said = troubled.said
-    assert (logged, troubled.code, said["verdict"]) == (["first"], 1, "contained")
+    (second,) = ordinary.samples("second")
+    logged = [str(sample.id) for sample in logs_of(ordinary)["crashes"].samples or []]
+    said = ordinary.said
+    assert (logged, ordinary.code, said["verdict"]) == (["first"], 1, "contained")
     assert (second["reasons"], second["destroyed"]) == ([], True)
     assert second["error"].startswith("cancelled")
-    lines = list(read_events(troubled.run_dir))
-    evidence = stored_evidence(troubled.run_dir)
+    lines = list(read_events(ordinary.run_dir))
+    evidence = stored_evidence(ordinary.run_dir)
     for kind in (Kind.SAMPLE_FINISHED, Kind.CELL_DESTROYED):
         cells = gather_cells(line for line in lines if line.kind is not kind)
         reasons = {
@@ -320,10 +324,10 @@ def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(troubled: Fi
 
 
 @pytest.mark.promise("7.5")
-def test_a_broken_sandbox_is_no_failed_model(home: Path, troubled: Finished) -> None:
+def test_a_broken_sandbox_is_no_failed_model(home: Path, ordinary: Finished) -> None:
     """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
     summary, JSON, record and score."""
-    (sample,) = troubled.samples("breaks")
+    (sample,) = ordinary.samples("breaks")
     assert (sample["verdict"], sample["error"], sample["scores"]) == (
         "contained",
         "",
@@ -331,14 +335,14 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, troubled: Finished) -> 
     )
     (broken,) = sample["degraded"]
     assert (broken["cause"], broken["phase"]) == ("shell_missing", "call")
-    logged = logs_of(troubled)["breaks"]
+    logged = logs_of(ordinary)["breaks"]
     assert logged.status == "success"
     assert logged.samples is not None
     assert logged.samples[0].metadata["sandbox_degraded"][0]["op"] == broken["op"]
     score = (logged.samples[0].scores or {})["said"]
     assert (score.metadata or {})["sandbox_degraded"] == "shell_missing"
     shown = subprocess.run(
-        quick_command("verdict", troubled.said["run_id"]),
+        quick_command("verdict", ordinary.said["run_id"]),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -418,12 +422,15 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+    ("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--no-sandbox-cleanup",))]
 )
-def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
-    """The cell is destroyed, the ledger is sealed, the exit code is 130."""
+def test_an_interrupt_leaves_nothing(
+    home: Path, tasks: Path, number: signal.Signals, words: tuple[str, ...]
+) -> None:
+    """The cell is destroyed, also one that was to be kept, the ledger is sealed, the exit code is
+    130."""
     before = attach_sockets(home)
-    with running(tasks, "tasks.py@waits") as process:
+    with running(tasks, "tasks.py@waits", *words) as process:
         new_cell(home, before)
         process.send_signal(number)
         process.communicate(timeout=PATIENCE_S)
@@ -460,13 +467,9 @@ def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, task
 
 
 @pytest.mark.promise("6.2")
-@pytest.mark.parametrize("word", ["naps", pytest.param("waits", marks=pytest.mark.thorough)])
-def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path, word: str) -> None:
-    """A run that is started with SIGHUP and SIGINT ignored goes on when they come; SIGTERM still
-    ends it in order."""
-    line = command(
-        "run", "--policy", "low", "--model", "mockllm/model", "--json", f"tasks.py@{word}"
-    )
+def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path) -> None:
+    """A run that is started with SIGHUP and SIGINT ignored goes on when they come."""
+    line = command("run", "--policy", "low", "--model", "mockllm/model", "--json", "tasks.py@naps")
     known = set((home / "runs").glob("*"))
     with subprocess.Popen(
         ["/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *line],
@@ -484,12 +487,10 @@ def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path, word: str) ->
             )
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGINT):
                 process.send_signal(number)
-            if word == "waits":
-                process.terminate()
             said = json.loads(process.communicate(timeout=PATIENCE_S)[0])
         finally:
             process.kill()
-    assert process.returncode == (0 if word == "naps" else 130)
+    assert process.returncode == 0
     assert [sample["destroyed"] for sample in said["samples"]] == [True]
 
 
@@ -515,19 +516,6 @@ def attached(cell: str) -> subprocess.CompletedProcess[str]:
         if seen.returncode == 5:
             break
     return seen
-
-
-def test_termination_holds_nothing(home: Path, tasks: Path) -> None:
-    """SIGTERM during a sample ends the run although its cells were to be kept; Ctrl-C's meaning,
-    and no hang."""
-    before = attach_sockets(home)
-    with running(tasks, "tasks.py@waits", "--no-sandbox-cleanup") as process:
-        new_cell(home, before)
-        process.terminate()
-        process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 130
-    assert last_cell(home)[1].clean
-    assert attach_sockets(home) == before
 
 
 def test_attach_and_hold(home: Path, tasks: Path) -> None:

@@ -159,31 +159,17 @@ def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.promise("2.8")
-@pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_an_evaluation_asks_a_model_in_a_cell(
-    tier: str, folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """Log probabilities, usage; one model cell, in no lower tier than the samples', probed, in the
-    verdict and destroyed; each request is on record. Streamed in the second tier.
+    """Streamed log probabilities and usage; one model cell, in no lower tier than the samples',
+    probed, in the verdict and destroyed; each request is on record.
 
     A program in a sample's cell asks it, too, by the range's stand-in `openai`; nothing leaves the
     host.
     """
-    stream = ["-M", "stream=true"] if tier == "gvisor" else []
-    ran = belljar(
-        *(
-            "run",
-            "task.py@talk",
-            "task.py@program",
-            "--model",
-            "belljar/model.yaml",
-            "--tier",
-            tier,
-            "--json",
-            *stream,
-        ),
-        timeout_s=PATIENCE_S,
-    )
+    words = ["--model", "belljar/model.yaml", "-M", "stream=true", "--tier", "container", "--json"]
+    ran = belljar("run", "task.py@talk", "task.py@program", *words, timeout_s=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr.decode()
     found = json.loads(ran.stdout)
     assert found["verdict"] == "contained"
@@ -192,7 +178,7 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     left = found["left_this_host"]
     assert (left["claim"], left["destinations"], left["unknown"]) == ("nothing", [], [])
     (model,) = found["model_cells"]
-    assert (model["name"], model["weights"], model["tier"]) == ("smollm2", DIGEST, tier)
+    assert (model["name"], model["weights"], model["tier"]) == ("smollm2", DIGEST, "container")
     assert (model["requests"], model["failed"]) == (3, 0)
     assert model["completion_tokens"] > 0
     assert [each["phase"] for each in model["probes"]] == ["start", "end"]
@@ -250,26 +236,31 @@ POSTED = """\
 SLEEPS = "        import time; time.sleep(600)\n"
 
 
-def test_a_model_cell_that_ends_in_mid_request(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """As by an operator's kill: the run is void, says why, and waits for no more answers."""
-    write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + SLEEPS))
-    known = set(belljar.runs())
+def until_asked(belljar: Belljar) -> tuple[subprocess.Popen[bytes], str]:
+    """A run whose model is being asked, and its model's cell."""
+    known, asked = set(belljar.runs()), list[str]()
     process = belljar.start("run", "task.py@tools", "--model", "belljar/model.yaml", "--json")
-    asked: list[str] = []
 
     def is_asked() -> bool:
         assert process.poll() is None
-        ledgers = [run / "ledger.jsonl" for run in set(belljar.runs()) - known]
-        known_lines = ledgers[0].read_bytes() if ledgers and ledgers[0].exists() else b""
-        for line in known_lines.splitlines(keepends=True):
+        new = [run / "ledger.jsonl" for run in set(belljar.runs()) - known]
+        texts = [path.read_bytes() for path in new if path.exists()]
+        for line in b"".join(texts).splitlines(keepends=True):
             if b'"model.request.started"' in line and line.endswith(b"\n"):
                 asked.append(json.loads(line)["cell"])
         return bool(asked)
 
     wait_for(is_asked, "a request", within_s=PATIENCE_S)
-    assert belljar("kill", asked[0]).returncode == 0
+    return process, asked[0]
+
+
+def test_a_model_cell_that_ends_in_mid_request(
+    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
+) -> None:
+    """As by an operator's kill: the run is void, says why, and waits for no more answers."""
+    write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + SLEEPS))
+    process, cell = until_asked(belljar)
+    assert belljar("kill", cell).returncode == 0
     said, _ = process.communicate(timeout=PATIENCE_S)
     found = json.loads(said)
     assert (process.returncode, found["verdict"]) == (2, "void")
@@ -313,7 +304,7 @@ def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar)
     (folder / "hostile.gguf").write_bytes(content[:start] + padded + content[end:])
     added = json.loads(belljar("model", "add", "hostile.gguf", "--json").stdout)
     policy = POLICY.replace(DIGEST, added["digest"]).replace(
-        "model:", "model:\n  start_timeout: 20s"
+        "model:", "model:\n  start_timeout: 8s"
     )
     (folder / "model.yaml").write_text(policy)
     ran = belljar(
@@ -323,17 +314,11 @@ def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar)
     assert belljar.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    "used",
-    [("talk", "--model", "belljar/model.yaml"), ("judged", "--model", "mockllm/model", *ROLE)],
-)
-def test_a_wrong_digest_starts_nothing(
-    used: tuple[str, ...], folder: Path, belljar: Belljar
-) -> None:
-    """No run directory is made; the message says what to do. Nor for a model that has a role."""
+def test_a_wrong_digest_starts_nothing(folder: Path, belljar: Belljar) -> None:
+    """No run directory is made; the message says what to do. Here of a model that has a role."""
     before = belljar.runs()
     (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "f" * 64))
-    ran = belljar("run", f"task.py@{used[0]}", *used[1:])
+    ran = belljar("run", "task.py@judged", "--model", "mockllm/model", *ROLE)
     assert ran.returncode == 3
     assert b"belljar model" in ran.stderr
     assert belljar.runs() == before
@@ -344,15 +329,7 @@ def test_an_interrupted_evaluation_leaves_nothing(
 ) -> None:
     """Ctrl-C while the model writes: its cell is destroyed with proof, and the record ends."""
     write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + SLEEPS))
-    process = belljar.start("run", "task.py@tools", "--model", "belljar/model.yaml")
-    known = set(belljar.runs())
-
-    def is_asked() -> bool:
-        assert process.poll() is None
-        new = {run / "ledger.jsonl" for run in set(belljar.runs()) - known}
-        return any(b"model.request.started" in path.read_bytes() for path in new if path.exists())
-
-    wait_for(is_asked, "a request", within_s=PATIENCE_S)
+    process, _ = until_asked(belljar)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE_S)
     run = clean_after()

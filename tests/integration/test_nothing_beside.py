@@ -50,6 +50,7 @@ def searches_later():
 """
 
 
+@pytest.mark.promise("1.5", "1.9")
 @pytest.mark.parametrize(
     ("task", "named"), [("makes_a_local_one", "Local"), ("searches_later", "web_search")]
 )

@@ -24,32 +24,24 @@ def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
 
 
 @pytest.mark.promise("1.8")
-@pytest.mark.parametrize(
-    ("written", "context", "dockerfile"),
-    [
+def test_paths_are_below_the_tasks_package(tmp_path: Path) -> None:
+    """Context and Dockerfile are paths below the package that the file is in; the image has
+    Compose's name, with a tag of its own where another Dockerfile is named. A name without a value
+    takes nothing from this host's environment."""
+    rows = (
         (".", "task", "task/Dockerfile"),
         ("../shared", "shared", "shared/Dockerfile"),
         ("{context: ., dockerfile: sub/My.Dockerfile}", "task", "task/sub/My.Dockerfile"),
-        (
-            "{context: .., dockerfile: task/Dockerfile, no_cache: true, x-a: b}",
-            ".",
-            "task/Dockerfile",
-        ),
-    ],
-)
-def test_paths_are_below_the_tasks_package(
-    tmp_path: Path, written: str, context: str, dockerfile: str
-) -> None:
-    """Context and Dockerfile are paths below the package that the file is in; the image has
-    Compose's name, with a tag of its own where another Dockerfile is named."""
-    (build,) = builds(tmp_path, written)
-    assert (build.root, build.context, build.dockerfile) == (
-        str(tmp_path / "pack"),
-        context,
-        dockerfile,
+        ("{context: .., dockerfile: task/Dockerfile, no_cache: true}", ".", "task/Dockerfile"),
+        ("{context: ., args: [A=1, PATH], target: final}", "task", "task/Dockerfile"),
     )
-    assert build.image.partition(":")[0] == "task-web"
-    assert (":" in build.image) == ("dockerfile" in written)
+    for number, (written, context, dockerfile) in enumerate(rows):
+        (build,) = builds(tmp_path / str(number), written)
+        root = str(tmp_path / str(number) / "pack")
+        assert (build.root, build.context, build.dockerfile) == (root, context, dockerfile)
+        assert build.image.partition(":")[0] == "task-web"
+        assert (":" in build.image) == ("dockerfile" in written or "args" in written)
+    assert (dict(build.args), build.target) == ({"A": "1"}, "final")
 
 
 @pytest.mark.promise("1.8")
@@ -75,15 +67,11 @@ def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "written",
     [
-        "../..",
-        "/etc",
-        "https://example.org/repo.git",
+        *("../..", "/etc", "https://example.org/repo.git", "[a]"),
         "{context: ., dockerfile: ../../Dockerfile}",
         "{context: ., dockerfile: D, dockerfile_inline: FROM x}",
-        "{context: ., secrets: [a]}",
-        "{context: ., network: host}",
+        *("{context: ., secrets: [a]}", "{context: ., network: host}"),
         "{context: ., additional_contexts: {a: /}}",
-        "[a]",
     ],
 )
 def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str) -> None:
@@ -91,14 +79,6 @@ def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str)
     before anything is read."""
     with pytest.raises((CannotKeepError, ValueError)):
         builds(tmp_path, written)
-
-
-@pytest.mark.promise("1.8")
-def test_arguments_come_from_the_file_alone(tmp_path: Path) -> None:
-    """Arguments are a mapping or a list; a name without a value takes nothing from this host's
-    environment."""
-    (build,) = builds(tmp_path, "{context: ., args: [A=1, PATH], target: final}")
-    assert (dict(build.args), build.target) == ({"A": "1"}, "final")
 
 
 @pytest.mark.promise("1.8")
@@ -114,46 +94,29 @@ def test_a_dockerfile_alone_is_what_inspect_makes_of_it(tmp_path: Path) -> None:
 def test_the_images_of_a_file() -> None:
     """In their normal form; what is built, what only means some Linux, and what is not known before
     there is a sample."""
-    services: dict[str, Any] = {
-        "a": {
-            "image": "docker.io/library/python:3.12",
-            "privileged": True,
-            "devices": ["/dev/kvm"],
-        },
-        "b": {"image": f"x:1@{DIGEST}"},
-        "c": {"image": "${IMAGE:-debian}"},
-        "d": {"image": "python:3.12"},
-        "e": {"build": ".", "image": "p-e"},
-        "f": {"image": "aisiuk/inspect-tool-support"},
-        "g": {"image": "ghcr.io/a:${SAMPLE_METADATA_TAG}"},
-        "h": {"image": "Not An Image"},
-        "j": {"build": "."},
+    images = {
+        "docker.io/library/python:3.12": "python:3.12",
+        f"x:1@{DIGEST}": f"x:1@{DIGEST}",
+        "${IMAGE:-debian}": "debian",
+        "python:3.12": "python:3.12",
+        "aisiuk/inspect-tool-support": "inspect",
     }
-    found = service_images({"services": services, "whatever": 1})
-    assert [(each.service, each.image) for each in found if not each.why] == [
-        ("a", "python:3.12"),
-        ("b", f"x:1@{DIGEST}"),
-        ("c", "debian"),
-        ("d", "python:3.12"),
-        ("e", "p-e"),
-        ("f", "inspect"),
-    ]
+    services: dict[str, Any] = {str(n): {"image": image} for n, image in enumerate(images)}
+    services["0"] |= {"privileged": True, "devices": ["/dev/kvm"]}
+    services["e"] = {"build": ".", "image": "p-e"}
+    unknown = {"g": {"image": "ghcr.io/a:${SAMPLE_METADATA_TAG}"}, "h": {"image": "Not An Image"}}
+    found = service_images({"services": services | unknown | {"j": {"build": "."}}, "whatever": 1})
+    assert [each.image for each in found if not each.why] == [*images.values(), "p-e"]
     assert [each.service for each in found if each.why] == ["g", "h", "j"]
     assert "SAMPLE_METADATA_TAG" in found[6].why
 
 
 def test_what_is_built_says_how(tmp_path: Path) -> None:
     """Below the task's files; a context that leads out of them is a reason, and not read."""
-    build = {
-        "context": "./web",
-        "dockerfile": "../D",
-        "target": "run",
-        "args": {"A": 1, "HOST": None},
-    }
-    services = {
-        "a": {"image": "web", "build": build},
-        "b": {"image": "x", "build": "../../../../.."},
-    }
+    args = {"A": 1, "HOST": None}
+    build = {"context": "./web", "dockerfile": "../D", "target": "run", "args": args}
+    out = {"image": "x", "build": "../../../../.."}
+    services = {"a": {"image": "web", "build": build}, "b": out}
     found, outside = service_images({"services": services, DIRECTORY_KEY: str(tmp_path)})
     assert found.build is not None
     assert (found.build.image, found.build.context, found.build.dockerfile) == ("web", "web", "D")

@@ -22,58 +22,36 @@ from belljar.policy.task_data import TaskFile
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
     """In each way to write it, named and nameless, for targets and the default service."""
-    mounts = [
-        "data:/data/",
-        "/cache",
-        "logs:/logs:rw",
-        {"type": "volume", "source": "long", "target": "/long"},
-    ]
-    file: dict[str, Any] = {
-        **two(volumes=mounts),
-        "volumes": {"data": None, "logs": {"driver": "local"}, "long": {}, "o": {}},
-    }
+    long = {"type": "volume", "source": "long", "target": "/long"}
+    file = two(volumes=["data:/data/", "/cache", "logs:/logs:rw", long])
+    file["volumes"] = {"data": None, "logs": {"driver": "local"}, "long": {}, "o": {}}
     file["services"]["default"]["volumes"] = ["o:/own"]
     found = read_compose(file)
     assert found.network is not None
-    assert found.network["stand_ins"]["shop"]["directories"] == [
-        "/data",
-        "/cache",
-        "/logs",
-        "/long",
-    ]
+    directories = found.network["stand_ins"]["shop"]["directories"]
+    assert directories == ["/data", "/cache", "/logs", "/long"]
     assert found.program["directories"] == ["/own"]
 
 
+def mount(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML
+    """A volume in the long form, called `mine` unless it says otherwise."""
+    return {"type": "volume", "source": "mine", "target": "/data", **fields}
+
+
 @pytest.mark.parametrize(
-    "mount",
+    "written",
     [
-        "/:/host",
-        "./data:/data",
-        "~/.ssh:/keys:ro",
-        "/var/run/docker.sock:/var/run/docker.sock",
-        "C:\\data:/data",
-        "data:/data",
-        "mine:/data:ro",
-        "mine:/",
-        "mine:data",
-        {"type": "bind", "source": "/etc", "target": "/etc"},
-        {"type": "bind", "source": "mine", "target": "/etc"},
-        {"type": "volume", "source": "/etc", "target": "/etc"},
-        {"type": "volume", "source": "mine", "target": "/data", "read_only": True},
-        {"type": "volume", "source": "mine", "target": "/data", "volume": {"subpath": "../.."}},
-        {"type": "tmpfs", "target": "/data", "source": "mine"},
-        {"type": "volume", "source": "mine", "target": "/data", "tmpfs": {"size": 1}},
-        {"type": "npipe", "source": "x", "target": "/data"},
-        {"target": "/data"},
-        7,
-        None,
-        ["x"],
+        *("/:/host", "./data:/data", "~/.ssh:/keys:ro", "C:\\data:/data", "data:/data"),
+        *("/var/run/docker.sock:/var/run/docker.sock", "mine:/data:ro", "mine:/", "mine:data"),
+        *(mount(type="bind", source="/etc"), mount(type="bind"), mount(source="/etc")),
+        *(mount(read_only=True), mount(volume={"subpath": "../.."}), mount(type="tmpfs")),
+        *(mount(tmpfs={"size": 1}), mount(type="npipe"), {"target": "/data"}, 7, None, ["x"]),
     ],
 )
-def test_any_other_is_refused_by_the_services_name(mount: Any) -> None:  # noqa: ANN401 - YAML
+def test_any_other_is_refused_by_the_services_name(written: Any) -> None:  # noqa: ANN401 - YAML
     """This host's directories above all."""
     with pytest.raises(CannotKeepError, match="service shop: `volumes` is refused"):
-        read_compose({**two(volumes=[mount]), "volumes": {"mine": {}}})
+        read_compose({**two(volumes=[written]), "volumes": {"mine": {}}})
 
 
 def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
@@ -107,18 +85,12 @@ def test_two_services_share_no_directory() -> None:
             mounts(services, {"v": None})
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"external": True},
-        {"driver": "nfs"},
-        {"driver_opts": {"type": "none", "o": "bind", "device": "/"}},
-    ],
-)
-def test_a_volume_that_may_be_this_hosts(settings: dict[str, Any]) -> None:
+def test_a_volume_that_may_be_this_hosts() -> None:
     """Whether a service has it or not."""
-    with pytest.raises(CannotKeepError, match=r"volume v: .* is refused"):
-        mounts({}, {"v": settings})
+    bound = {"driver_opts": {"type": "none", "o": "bind", "device": "/"}}
+    for settings in ({"external": True}, {"driver": "nfs"}, bound):
+        with pytest.raises(CannotKeepError, match=r"volume v: .* is refused"):
+            mounts({}, {"v": settings})
     plain = {"external": False, "name": "x", "labels": ["a=b"], "driver_opts": {}}
     assert mounts({"a": {}}, {"v": plain})["a"].directories == []
 
@@ -138,27 +110,23 @@ def data_of(files: TaskFiles | None, *mounts: Any) -> Composed:  # noqa: ANN401 
 
 
 @pytest.mark.promise("1.7")
-@pytest.mark.parametrize(
-    ("mount", "said"),
-    [
+def test_a_directory_of_the_task_is_copied(files: TaskFiles) -> None:
+    """It is not shared, and its author is told what is different."""
+    long = {"type": "bind", "source": "app", "target": "/srv/app", "read_only": True}
+    for written, said in (
         ("./app:/srv/app:ro", "root of the cell could change"),
         ("./app:/srv/app:ro,z", "root of the cell could change"),
-        (
-            {"type": "bind", "source": "app", "target": "/srv/app", "read_only": True},
-            "root of the cell",
-        ),
+        (long, "root of the cell"),
         ("./app:/srv/app", "ends with the cell"),
         ("./app/../app/:/srv/app/", "ends with the cell"),
-    ],
-)
-def test_a_directory_of_the_task_is_copied(files: TaskFiles, mount: Any, said: str) -> None:  # noqa: ANN401 - YAML
-    """It is not shared, and its author is told what is different."""
-    found = data_of(files, mount)
-    assert found.data is not None
-    assert found.data.own.files == (TaskFile(target="/srv/app", source="app"),)
-    assert found.data.root == str(files.root)
-    (fact,) = found.differences
-    assert (fact.kind, fact.key, said in fact.detail) == (DifferenceKind.CHANGED, "volumes", True)
+    ):
+        found = data_of(files, written)
+        assert found.data is not None
+        assert found.data.own.files == (TaskFile(target="/srv/app", source="app"),)
+        assert found.data.root == str(files.root)
+        (fact,) = found.differences
+        assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "volumes")
+        assert said in fact.detail
 
 
 @pytest.mark.promise("1.7")
@@ -173,27 +141,15 @@ def test_what_is_not_there_is_an_empty_directory(files: TaskFiles) -> None:
 
 
 @pytest.mark.promise("1.7")
-@pytest.mark.parametrize(
-    "source",
-    [
-        "..",
-        "../x",
-        "./app/../../x",
-        "/etc",
-        "~/.ssh",
-        "/var/run/docker.sock",
-        "./out",
-        "./out/passwd",
-        "./pipe",
-    ],
-)
-def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles, source: str) -> None:
+def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles) -> None:
     """Neither by a path nor by a link, and no pipe or socket in it."""
     (files.root / "out").symlink_to("/etc")
     os.mkfifo(files.root / "pipe")
-    for options in ("", ":ro"):
-        with pytest.raises(CannotKeepError, match="service s: `volumes` is refused"):
-            data_of(files, f"{source}:/target{options}")
+    outside = ("..", "../x", "./app/../../x", "/etc", "~/.ssh", "/var/run/docker.sock")
+    for source in (*outside, "./out", "./out/passwd", "./pipe"):
+        for options in ("", ":ro"):
+            with pytest.raises(CannotKeepError, match="service s: `volumes` is refused"):
+                data_of(files, f"{source}:/target{options}")
 
 
 @pytest.mark.promise("1.7")

@@ -46,19 +46,12 @@ def read(task: Path, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    "written",
-    [
-        "../shared/compose.yaml",
-        "[../shared/compose.yaml]",
-        "[{path: ../shared/compose.yaml}]",
-        "[{path: [../shared/compose.yaml]}]",
-    ],
-)
+@pytest.mark.parametrize("written", ["{}", "[{}]", "[{{path: {}}}]", "[{{path: [{}]}}]"])
 def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> None:
     """Its services, volumes and networks stand beside the file's own."""
-    text = f"include: {written}\nservices: {{default: {{image: i, networks: [lab]}}}}"
-    document = read(task, text)
+    path = written.format("../shared/compose.yaml")
+    own = "services: {default: {image: i, networks: [lab]}}"
+    document = read(task, f"include: {path}\n{own}")
     found = read_compose(document, files_named_by(document))
     assert found.data is not None
     copied = {file.target: file.source for file in found.data.of("db").own.files}
@@ -80,16 +73,6 @@ def test_a_file_does_not_say_where_it_is(task: Path) -> None:
         read_compose(document, files_named_by(document))
 
 
-def test_an_included_file_of_variables_without_a_list(task: Path) -> None:
-    """It is the included file's too."""
-    text = "services: {db: {image: db, env_file: {path: db.env, required: false}}}"
-    (task.parent / "shared" / "compose.yaml").write_text(text)
-    document = read(task, "include: ../shared/compose.yaml\nservices: {default: {image: i}}")
-    found = read_compose(document, files_named_by(document))
-    assert found.network is not None
-    assert found.network["stand_ins"]["db"]["env"] == {"A": "1"}
-
-
 @pytest.mark.promise("1.5")
 def test_a_name_that_both_have_is_an_error(task: Path) -> None:
     """Unless both say the same of it."""
@@ -106,21 +89,13 @@ def test_a_name_that_both_have_is_an_error(task: Path) -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        "compose.yaml",
-        "../../out.yaml",
-        "/etc/passwd",
-        "none.yaml",
-        "link.yaml",
-        "https://example.com/compose.yaml",
-        "${SAMPLE_METADATA_X}/compose.yaml",
+        *("compose.yaml", "../../out.yaml", "/etc/passwd", "none.yaml", "link.yaml", "7"),
+        *("https://example.com/compose.yaml", "${SAMPLE_METADATA_X}/compose.yaml"),
         "{path: ../shared/compose.yaml, env_file: .env}",
         "{path: ../shared/compose.yaml, project_directory: .}",
         "{path: [../shared/compose.yaml, ../shared/compose.yaml]}",
-        "{path: [[../shared/compose.yaml]]}",
-        "{path: 7.0.0}",
+        *("{path: [[../shared/compose.yaml]]}", "{path: 7.0.0}", "{path: ../shared/db.env}"),
         "{path: ../shared/compose.yaml, made_up: 1}",
-        "{path: ../shared/db.env}",
-        "7",
     ],
 )
 def test_what_is_not_included(task: Path, written: str) -> None:

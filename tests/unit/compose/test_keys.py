@@ -60,113 +60,84 @@ def test_every_key_of_compose_has_one_fate() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "key",
-    [*REFUSED, "network_mode", "ipc", "scale", "cgroup", "devices", "use_api_socket", "made_up"],
-)
-def test_what_is_refused_is_named_with_its_reason(key: str) -> None:
-    """So is what is no key of Compose's."""
-    assert refused(**{key: "anything"}) == {key}
+WIDENING: dict[str, list[Any]] = {
+    "privileged": ["perhaps"],
+    "cap_add": [{"SYS_PTRACE": 1}, ["SYS_PTRACE", "SYS_TIME"], ["SYS_ADMIN"]],
+    "network_mode": ["host", "service:default", 7.5, "anything"],
+    "security_opt": [
+        *(["systempaths=unconfined"], [7], ["no-new-privileges:perhaps"], "no-new-privileges"),
+    ],
+    "cpus": ["many", -2],
+    "extra_hosts": [
+        *(["shop.local:there"], ["shop.local"], {"two words": "10.0.0.7"}, 7),
+        *(["line\n6.6.6.6 x:10.0.0.7"], ["shop.local=fe80::1%a\n6.6.6.6 x"]),
+    ],
+    "read_only": ["perhaps"],
+    "tmpfs": ["/", ["run"], ["/run:uid=app"], {"/run": ""}],
+    "restart": ["sometimes"],
+    "shm_size": ["much"],
+    "ulimits": [7],
+    "scale": [2, 7.5, "anything"],
+    "expose": [7.5],
+    "deploy": [
+        {"replicas": 3},
+        {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}},
+        {"made_up": 1},
+        {"restart_policy": {"condition": "any"}},
+    ],
+    "command": ["a && b", {"a": 1}, [["nested"]]],
+    "environment": [{"A": 1234567.5}],
+    "pids_limit": [-2],
+    "healthcheck": [{"test": "x", "interval": "soon"}],
+    **{key: ["anything"] for key in (*REFUSED, "ipc", "cgroup", "devices", "made_up")},
+    "use_api_socket": ["anything"],
+    "runtime": ["nvidia"],
+}
+
+
+@pytest.mark.promise("1.5")
+@pytest.mark.parametrize("key", WIDENING)
+def test_what_would_widen_the_blast_radius_is_refused_by_name(key: str) -> None:
+    """So is what a cell would silently not do, and what is no key of Compose's."""
+    for value in WIDENING[key]:
+        assert refused(**{key: value}) == {key}, value
+
+
+CHANGED: list[tuple[str, Any]] = [
+    *(("read_only", True), ("tmpfs", "/run:size=64m"), ("restart", "always")),
+    *(("cpus", 0.5), ("cap_drop", ["ALL"]), ("pids_limit", -1), ("mem_limit", "0b"), ("cpus", 0)),
+    *((key, word) for key in ("read_only", "init") for word in ("yes", "Y", "ON", "True")),
+]
+LOST: list[tuple[str, Any]] = [
+    *(("shm_size", "2gb"), ("ulimits", {"nofile": {"soft": 1, "hard": 2}, "core": 0})),
+    *(("security_opt", [word]) for word in ("seccomp=profile.json", "apparmor:unconfined")),
+    *(("security_opt", ["label:disable"]), ("ports", ["80:80"])),
+    *(("runtime", name) for name in ("runc", "runsc", "kata-runtime", "io.containerd.kata.v2")),
+    *((key, "x") for key in DROPPED),
+]
 
 
 @pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("privileged", "perhaps"),
-        ("cap_add", {"SYS_PTRACE": 1}),
-        ("cap_add", ["SYS_PTRACE", "SYS_TIME"]),
-        ("network_mode", "host"),
-        ("network_mode", "service:default"),
-        ("cap_add", ["SYS_ADMIN"]),
-        ("security_opt", ["systempaths=unconfined"]),
-        ("security_opt", [7]),
-        ("security_opt", ["no-new-privileges:perhaps"]),
-        ("security_opt", "no-new-privileges"),
-        ("cpus", "many"),
-        ("extra_hosts", ["shop.local:there"]),
-        ("extra_hosts", ["shop.local"]),
-        ("extra_hosts", {"two words": "10.0.0.7"}),
-        ("extra_hosts", ["line\n6.6.6.6 x:10.0.0.7"]),
-        ("extra_hosts", ["shop.local=fe80::1%a\n6.6.6.6 x"]),
-        ("extra_hosts", 7),
-        ("read_only", "perhaps"),
-        ("tmpfs", "/"),
-        ("tmpfs", ["run"]),
-        ("tmpfs", ["/run:uid=app"]),
-        ("restart", "sometimes"),
-        ("tmpfs", {"/run": ""}),
-        ("shm_size", "much"),
-        ("ulimits", 7),
-        ("scale", 2),
-        *((key, 7.5) for key in ("expose", "network_mode", "scale")),
-        ("deploy", {"replicas": 3}),
-        ("deploy", {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}),
-        ("deploy", {"made_up": 1}),
-        ("deploy", {"restart_policy": {"condition": "any"}}),
-        ("command", "a && b"),
-        ("command", {"a": 1}),
-        ("command", [["nested"]]),
-        ("environment", {"A": 1234567.5}),
-        ("pids_limit", -2),
-        ("cpus", -2),
-        ("healthcheck", {"test": "x", "interval": "soon"}),
-    ],
+    ("kind", "fields"), [(DifferenceKind.CHANGED, CHANGED), (DifferenceKind.DROPPED, LOST)]
 )
-def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value: Any) -> None:  # noqa: ANN401 - YAML
-    """So is what a cell would silently not do."""
-    assert refused(**{field: value}) == {field}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {
-            "privileged": False,
-            "read_only": "false",
-            "init": True,
-            "command": "tail -f /dev/null",
-            "network_mode": None,
-            "volumes": [],
-        },
-        {
-            "security_opt": ["no-new-privileges:true", "no-new-privileges"],
-            "tmpfs": [],
-            "ulimits": {},
-        },
-        {"ipc": "private", "cgroup": "private", "use_api_socket": False},
-        {"scale": 1, "expose": [80], "pid": None, "x-local": True},
-        {"deploy": {"replicas": 1, "resources": {"reservations": {"memory": "1g"}}}},
-    ],
-)
-def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
-    """Is accepted, and nothing is reported."""
-    assert facts(**fields) == set()
-
-
-@pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    ("key", "value", "kind"),
-    [
-        ("read_only", True, DifferenceKind.CHANGED),
-        ("tmpfs", "/run:size=64m", DifferenceKind.CHANGED),
-        ("shm_size", "2gb", DifferenceKind.DROPPED),
-        ("ulimits", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, DifferenceKind.DROPPED),
-        ("restart", "always", DifferenceKind.CHANGED),
-        ("ports", ["80:80"], DifferenceKind.DROPPED),
-        ("security_opt", ["seccomp=profile.json"], DifferenceKind.DROPPED),
-        ("security_opt", ["apparmor:unconfined"], DifferenceKind.DROPPED),
-        ("security_opt", ["label:disable"], DifferenceKind.DROPPED),
-        ("cpus", 0.5, DifferenceKind.CHANGED),
-        ("cap_drop", ["ALL"], DifferenceKind.CHANGED),
-        *((key, "x", DifferenceKind.DROPPED) for key in DROPPED),
-    ],
-)
-def test_what_is_not_kept_is_one_fact_each(key: str, value: Any, kind: DifferenceKind) -> None:  # noqa: ANN401 - YAML
-    """Of its service, with a reason."""
-    (fact,) = read_compose(two(**{key.partition(".")[0]: value})).differences
-    assert (fact.kind, fact.where, fact.key) == (kind, "service shop", key)
-    assert fact.detail
+def test_what_is_not_kept_is_one_fact_each(
+    kind: DifferenceKind, fields: list[tuple[str, Any]]
+) -> None:
+    """Of its service, with a reason. Docker's 0 and -1 ask for no limit, which no cell has: the
+    policy's holds."""
+    for key, value in fields:
+        found = read_compose(two(**{key: value}))
+        (fact,) = found.differences
+        assert (fact.kind, fact.where, fact.key) == (kind, "service shop", key), value
+        assert fact.detail
+    limits = {"cpus": "0", "memory": "0", "pids": -1}
+    without = {"pids_limit": -1, "mem_limit": "0b", "cpus": 0}
+    for given in (without, {"deploy": {"resources": {"limits": limits}}}):
+        assert "resources" not in shop(**given)
+    assert {key for _, key in facts(deploy={"resources": {"limits": limits}})} == {
+        f"deploy.resources.limits.{name}" for name in limits
+    }
 
 
 @pytest.mark.promise("1.5")
@@ -187,24 +158,29 @@ def test_what_is_refused_hides_nothing_that_differs() -> None:
     assert "tty" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *((key, "") for key in ("user", "working_dir", "pid", "uts", "ipc", "runtime", "cgroup")),
-        *((key, []) for key in ("profiles", "group_add", "secrets", "configs", "post_start")),
-        ("sysctls", {}),
-        ("network_mode", ""),
-        ("restart", "no"),
-        ("restart", False),
-        ("ports", []),
-        ("security_opt", ["no-new-privileges:false"]),
-        ("healthcheck", {"test": []}),
-    ],
-)
-def test_what_means_nothing_is_no_difference(key: str, value: object) -> None:
+NOTHING: list[dict[str, Any]] = [
+    *({key: ""} for key in ("user", "working_dir", "pid", "uts", "ipc", "runtime", "cgroup")),
+    *({key: []} for key in ("profiles", "group_add", "secrets", "configs", "post_start")),
+    *({"sysctls": {}}, {"network_mode": ""}, {"restart": "no"}, {"restart": False}, {"ports": []}),
+    *({"security_opt": ["no-new-privileges:false"]}, {"healthcheck": {"test": []}}),
+]
+TRUE_ANYWAY: list[dict[str, Any]] = [
+    {"privileged": False, "read_only": "false", "init": True, "command": "tail -f /dev/null"},
+    {"network_mode": None, "volumes": [], "tmpfs": [], "ulimits": {}, "use_api_socket": False},
+    {"security_opt": ["no-new-privileges:true", "no-new-privileges"], "ipc": "private"},
+    {"cgroup": "private", "scale": 1, "expose": [80], "pid": None, "x-local": True},
+    {"deploy": {"replicas": 1, "resources": {"reservations": {"memory": "1g"}}}},
+    *({"read_only": no, "privileged": no} for no in ("no", "N", "Off", "FALSE")),
+]
+
+
+def test_what_means_nothing_or_is_true_anyway_is_no_difference() -> None:
     """An empty value, as a variable without a value gives it, and Docker's defaults in words."""
-    assert read_compose(two(**{key: value})) == read_compose(two())
+    for fields in NOTHING:
+        assert read_compose(two(**fields)) == read_compose(two()), fields
     assert read_compose({**two(), "secrets": {}, "configs": None}) == read_compose(two())
+    for fields in TRUE_ANYWAY:
+        assert facts(**fields) == set(), fields
 
 
 def test_a_tmpfs_is_a_directory() -> None:
@@ -232,88 +208,38 @@ def test_an_image_is_never_built() -> None:
     assert facts(build=".") == {(DifferenceKind.CHANGED, "build")}
 
 
-def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
-    """A runtime that means no more is said to be without effect; one that means devices is refused,
-    as they are."""
-    for runtime in ("runc", "runsc", "kata-runtime", "io.containerd.kata.v2"):
-        assert facts(runtime=runtime) == {(DifferenceKind.DROPPED, "runtime")}
-    assert refused(runtime="nvidia") == {"runtime"}
-    devices = {
-        "reservations": {"devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}
-    }
-    assert refused(deploy={"resources": devices}) == {"deploy"}
-
-
 def test_what_runs() -> None:
     """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out;
-    lists as they are, text as a shell splits it."""
-    assert program_of(Service.model_validate({})) == {}
-    assert program_of(Service.model_validate({"command": None, "entrypoint": None})) == {}
-    assert program_of(Service.model_validate({"command": "run 'a b'"})) == {
-        "arguments": ["run", "a b"]
-    }
-    assert program_of(Service.model_validate({"command": []})) == {"arguments": []}
-    assert program_of(Service.model_validate({"entrypoint": ["e"], "command": ["c", "d"]})) == {
-        "command": ["e", "c", "d"]
-    }
-    cleared = Service.model_validate({"entrypoint": [""], "command": ["c"]})
-    assert program_of(cleared) == {"command": ["c"]}
-    assert program_of(Service.model_validate({"entrypoint": "e f"})) == {"command": ["e", "f"]}
-    assert program_of(Service.model_validate({"entrypoint": "", "command": "c"})) == {
-        "command": ["c"]
-    }
-    nothing: tuple[Any, ...] = ("", [])
-    for empty in nothing:  # nothing of the image's is left
-        assert program_of(Service.model_validate({"entrypoint": empty})) == {"command": []}
-        assert program_of(Service.model_validate({"command": empty})) == {"arguments": []}
+    lists as they are, text as a shell splits it; empty ones leave nothing of the image's."""
+    rows: list[tuple[dict[str, Any], dict[str, list[str]]]] = [
+        ({}, {}),
+        ({"command": None, "entrypoint": None}, {}),
+        ({"command": "run 'a b'"}, {"arguments": ["run", "a b"]}),
+        ({"command": []}, {"arguments": []}),
+        ({"command": ""}, {"arguments": []}),
+        ({"entrypoint": ["e"], "command": ["c", "d"]}, {"command": ["e", "c", "d"]}),
+        ({"entrypoint": [""], "command": ["c"]}, {"command": ["c"]}),
+        ({"entrypoint": "e f"}, {"command": ["e", "f"]}),
+        ({"entrypoint": "", "command": "c"}, {"command": ["c"]}),
+        ({"entrypoint": ""}, {"command": []}),
+        ({"entrypoint": []}, {"command": []}),
+    ]
+    for fields, program in rows:
+        assert program_of(Service.model_validate(fields)) == program, fields
 
 
 def test_an_environment() -> None:
     """Values as Compose writes them; a name without one would be this host's, which is not read: it
     is left out, and that is said."""
     values = {"A": True, "B": 1.0, "C": 2.5, "D": "x=y", "E": ""}
-    assert shop(environment=values)["env"] == {
-        "A": "true",
-        "B": "1",
-        "C": "2.5",
-        "D": "x=y",
-        "E": "",
-    }
+    written = {"A": "true", "B": "1", "C": "2.5", "D": "x=y", "E": ""}
+    assert shop(environment=values)["env"] == written
     assert shop(environment=["A=x=y", "B="])["env"] == {"A": "x=y", "B": ""}
     for environment in ({"HOME": None, "A": "1"}, ["HOME", "A=1"]):
         assert shop(environment=environment)["env"] == {"A": "1"}
         (fact,) = read_compose(two(environment=environment)).differences
         assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "environment")
         assert "HOME" in fact.detail
-
-
-@pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    ("fields", "keys"),
-    [
-        ({"pids_limit": -1}, {"pids_limit"}),
-        ({"mem_limit": "0b", "cpus": 0}, {"mem_limit", "cpus"}),
-        (
-            {"deploy": {"resources": {"limits": {"cpus": "0", "memory": "0", "pids": -1}}}},
-            {f"deploy.resources.limits.{name}" for name in ("cpus", "memory", "pids")},
-        ),
-    ],
-)
-def test_no_limit_is_the_policys(fields: dict[str, Any], keys: set[str]) -> None:
-    """Docker's 0 and -1 ask for none, which no cell has: the policy's holds, and that is said."""
-    assert "resources" not in shop(**fields)
-    assert facts(**fields) == {(DifferenceKind.CHANGED, key) for key in keys}
-
-
-@pytest.mark.parametrize("value", ["yes", "Y", "ON", "True", True])
-def test_switches_of_yaml_1_1(value: object) -> None:
-    """Docker's reader takes them for true and false, in the usual cases."""
-    opposite = {"yes": "no", "Y": "N", "ON": "Off", "True": "FALSE", True: False}[value]
-    assert facts(read_only=value, init=value) == {
-        (DifferenceKind.CHANGED, "read_only"),
-        (DifferenceKind.CHANGED, "init"),
-    }
-    assert facts(read_only=opposite, init=opposite, privileged=opposite) == set()
 
 
 @pytest.mark.promise("1.5")

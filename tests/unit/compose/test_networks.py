@@ -55,20 +55,15 @@ def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) ->
     }
 
 
-def test_a_service_without_a_network_among_others() -> None:
-    """Its cell is in no network; those that have one share it as ever."""
+def test_a_service_without_a_network() -> None:
+    """Its cell is in no network; those that have one share it as ever. If none has one, neither has
+    the policy."""
     network = read_compose(two(network_mode="none")).network
     assert network is not None
     assert network["stand_ins"]["shop"]["networks"] == []
     assert "networks" not in network["own_cell"]
-
-
-def test_services_without_a_network() -> None:
-    """No cell is in one: a policy's network that is none."""
-    network = read_compose(
-        {"services": {x: {"image": x, "network_mode": "none"} for x in ("default", "scorer")}}
-    ).network
-    assert network is not None
+    apart = {name: {"image": name, "network_mode": "none"} for name in ("default", "scorer")}
+    network = read_compose({"services": apart}).network
     assert not Network.model_validate(network, strict=False).has_cells
 
 
@@ -92,96 +87,64 @@ def test_a_network_must_be_declared() -> None:
 
 
 @pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("external", True),
-        ("external", {"name": "theirs"}),
-        ("external", {}),
-        ("driver", "host"),
-        ("driver", "macvlan"),
+def test_what_a_range_is_not_is_refused_by_name() -> None:
+    """Also where no service joins it; and what a range draws, addresses above all, can't be
+    fixed."""
+    odd: list[tuple[str, Any]] = [
+        *(("external", value) for value in (True, {"name": "theirs"}, {})),
+        *(("driver", "host"), ("driver", "macvlan"), ("enable_ipv6", True), ("enable_ipv4", False)),
         ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
-        ("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}),
-        ("enable_ipv6", True),
-        ("enable_ipv4", False),
-        ("made_up", 1),
-    ],
-)
-def test_what_a_range_is_not_is_refused_by_name(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
-    """Also where no service joins it."""
-    with pytest.raises(CannotKeepError, match=f"network n: `{key}` is refused"):
-        read_compose({**two(), "networks": {"n": {key: value}}})
+        *(("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}), ("made_up", 1)),
+    ]
+    for key, value in odd:
+        with pytest.raises(CannotKeepError, match=f"network n: `{key}` is refused"):
+            read_compose({**two(), "networks": {"n": {key: value}}})
+    fixed: list[tuple[str, Any]] = [
+        *(("ipv4_address", "172.16.238.10"), ("ipv6_address", "2001:db8::1"), ("made_up", 1)),
+        *(("link_local_ips", ["169.254.1.1"]), ("mac_address", "02:42:ac:11:00:02")),
+        *(("driver_opts", {"a": "b"}), ("interface_name", "eth1")),
+    ]
+    for key, value in fixed:
+        with pytest.raises(CannotKeepError, match=f"service shop: `networks` is refused.*{key}"):
+            read_compose(two(networks={"default": {key: value}}))
 
 
 def test_what_a_range_is_anyway() -> None:
     """Closed, a bridge, with IPv4 and without IPv6, under whatever name."""
-    kept = {
-        "internal": True,
-        "driver": "bridge",
-        "name": "x",
-        "attachable": True,
-        "labels": {"a": "b"},
-        "external": False,
-        "enable_ipv6": False,
-        "enable_ipv4": True,
-        "ipam": {},
-        "driver_opts": {},
-    }
-    assert read_compose(
-        {**two(networks=["default", "n"]), "networks": {"n": kept, "default": None}}
-    ).network
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("ipv4_address", "172.16.238.10"),
-        ("ipv6_address", "2001:db8::1"),
-        ("link_local_ips", ["169.254.1.1"]),
-        ("mac_address", "02:42:ac:11:00:02"),
-        ("driver_opts", {"a": "b"}),
-        ("interface_name", "eth1"),
-        ("made_up", 1),
-    ],
-)
-def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
-    """Addresses above all."""
-    with pytest.raises(CannotKeepError, match=f"service shop: `networks` is refused.*{key}"):
-        read_compose(two(networks={"default": {key: value}}))
+    kept = dict.fromkeys(("internal", "attachable", "enable_ipv4"), True)
+    kept |= dict.fromkeys(("external", "enable_ipv6"), False)
+    more = {"driver": "bridge", "name": "x", "labels": {"a": "b"}, "ipam": {}, "driver_opts": {}}
+    networks = {"n": {**kept, **more}, "default": None}
+    assert read_compose({**two(networks=["default", "n"]), "networks": networks}).network
 
 
 def test_names_differ_by_more_than_case() -> None:
-    """A service keeps its name, and its host names are found however they are written."""
+    """A service keeps its name, and its host names are found however they are written. Docker would
+    answer with either of two services of one name; a name of a range leads to one cell."""
     services = {"default": {"image": "a"}, "DC01": {"image": "b", "hostname": "DC01.corp.local"}}
     network = read_compose({"services": services}).network
     assert network is not None
     assert network["stand_ins"]["DC01"]["names"] == ["dc01", "dc01.corp.local"]
     with pytest.raises(CannotKeepError, match="the same name: dc01"):
         read_compose({"services": {**services, "dc01": {"image": "c"}}})
-
-
-def test_a_name_of_two_services() -> None:
-    """Docker would answer with either; a name of a range leads to one cell."""
+    shops = {"default": {"image": "a", "hostname": "shop"}, "shop": {"image": "b"}}
     with pytest.raises(CannotKeepError, match="default and shop have the same name: shop"):
-        read_compose(
-            {"services": {"default": {"image": "a", "hostname": "shop"}, "shop": {"image": "b"}}}
-        )
+        read_compose({"services": shops})
 
 
-@pytest.mark.parametrize("name", ["metadata", "instance-data", "metadata.google.internal"])
-def test_a_name_of_a_metadata_service(name: str) -> None:
-    """Is a cell's as any other: it leads nowhere else."""
-    for other in ("default", "web"):  # as another service, and as the sample's own
-        network = read_compose({"services": {name: {"image": "a"}, other: {"image": "b"}}}).network
-        assert Network.model_validate(network, strict=False).has_cells
+def test_a_name_of_a_metadata_service() -> None:
+    """Is a cell's as any other: it leads nowhere else, as another service's or the sample's own."""
+    for name in ("metadata", "instance-data", "metadata.google.internal"):
+        for other in ("default", "web"):
+            services = {name: {"image": "a"}, other: {"image": "b"}}
+            network = read_compose({"services": services}).network
+            assert Network.model_validate(network, strict=False).has_cells
 
 
-@pytest.mark.parametrize(
-    "name", ["_web", "a b", "x" * 65, "x" * 64, "default", "localhost", "0x1", "123", "a..b"]
-)
-def test_a_name_that_no_cell_can_have(name: str) -> None:
+def test_a_name_that_no_cell_can_have() -> None:
     """Is refused here, by name, and not as a fault of the policy."""
-    with pytest.raises(CannotKeepError, match=r"compose service .*can't"):
-        read_compose(
-            {"services": {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}}
-        )
+    odd = ("_web", "a b", "x" * 65, "x" * 64, "default", "localhost", "0x1", "123", "a..b")
+    for name in odd:
+        services = {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}
+        with pytest.raises(CannotKeepError, match=r"compose service .*can't"):
+            read_compose({"services": services})

@@ -14,26 +14,18 @@ from belljar.differences import DifferenceKind
 
 
 @pytest.mark.promise("2.4")
-@pytest.mark.parametrize(
-    ("key", "value", "rights"),
-    [
+def test_rights_inside_the_machine_are_granted() -> None:
+    """In a policy's words, of the service alone, and reported as granted."""
+    rows: list[tuple[str, Any, dict[str, Any]]] = [
         ("cap_add", ["cap_sys_ptrace", "CHOWN"], {"capabilities": ["SYS_PTRACE"]}),
         ("cap_add", ["DAC_READ_SEARCH"], {"capabilities": ["DAC_READ_SEARCH"]}),
         ("cap_add", ["ALL"], {"privileged": True}),
-        ("privileged", True, {"privileged": True}),
-        ("privileged", "true", {"privileged": True}),
-        ("security_opt", ["seccomp=unconfined"], {"seccomp": "unconfined"}),
-        ("security_opt", ["seccomp:unconfined"], {"seccomp": "unconfined"}),
-    ],
-)
-def test_rights_inside_the_machine_are_granted(
-    key: str,
-    value: Any,  # noqa: ANN401 - YAML
-    rights: dict[str, Any],
-) -> None:
-    """In a policy's words, of the service alone, and reported as granted."""
-    assert shop(**{key: value})["rights"] == rights
-    assert facts(**{key: value}) == {(DifferenceKind.GRANTED, key)}
+        *(("privileged", yes, {"privileged": True}) for yes in (True, "true")),
+        *(("security_opt", [f"seccomp{c}unconfined"], {"seccomp": "unconfined"}) for c in "=:"),
+    ]
+    for key, value, rights in rows:
+        assert shop(**{key: value})["rights"] == rights
+        assert facts(**{key: value}) == {(DifferenceKind.GRANTED, key)}
 
 
 def test_what_root_has_anyway_is_no_right() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from belljar.compose.document import MAX_SERVICES
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
-from belljar.differences import sentences
 from belljar.harness.compat import TaskRefused, judge_compose
 
 
@@ -39,44 +38,33 @@ def test_one_service_can_be_without_any_network() -> None:
 
 def test_the_default_service() -> None:
     """As Inspect chooses: the one marked, else the one called default, else the first."""
-    marked = read_compose(
-        {"services": {"first": {"image": "a"}, "b": {"image": "b", "x-default": True}}}
-    )
-    assert (marked.service, marked.changes) == ("b", {"image": "b"})
-    assert read_compose({"services": {"a": {"image": "a"}, "default": {"image": "d"}}}).changes == {
-        "image": "d"
-    }
-    assert read_compose({"services": {"a": {"image": "a"}, "b": {"image": "b"}}}).service == "a"
-
-
-def test_a_service_that_ends() -> None:
-    """Whoever waits for its success starts after it; it needs no health."""
-    services: dict[str, Any] = {
-        "default": {
-            "image": "a",
-            "depends_on": {"seed": {"condition": "service_completed_successfully"}},
-        },
-        "seed": {"image": "s", "healthcheck": {"test": "x"}},
-    }
-    network = read_compose({"services": services}).network
-    assert network is not None
-    assert network["stand_ins"]["seed"]["completes"] is True
-    assert "health" not in network["stand_ins"]["seed"]
+    for services, chosen in (
+        ({"first": {"image": "a"}, "b": {"image": "b", "x-default": True}}, "b"),
+        ({"a": {"image": "a"}, "default": {"image": "default"}}, "default"),
+        ({"a": {"image": "a"}, "b": {"image": "b"}}, "a"),
+    ):
+        found = read_compose({"services": services})
+        assert (found.service, found.changes) == (chosen, {"image": chosen})
 
 
 @pytest.mark.promise("1.6")
 def test_whose_health_is_waited_for_has_a_check() -> None:
-    """The file's, or its image's, which it must then have; what the file switches off is off."""
+    """The file's, or its image's, which it must then have; what the file switches off is off. Whoever
+    waits for a service's success starts after it; it needs no health."""
+    seed = {"condition": "service_completed_successfully"}
     services: dict[str, Any] = {
         "default": {"image": "a", "depends_on": {"db": {"condition": "service_healthy"}}},
         "db": {"image": "d"},
-        "log": {"image": "l"},
+        "log": {"image": "l", "depends_on": {"seed": seed}},
         "mail": {"image": "m", "healthcheck": {"disable": True, "test": "x"}},
+        "seed": {"image": "s", "healthcheck": {"test": "x"}},
     }
     network = read_compose({"services": services}).network
     assert network is not None
     health = {name: words.get("health") for name, words in network["stand_ins"].items()}
-    assert health == {"db": {"image": True}, "log": None, "mail": {"image": False}}
+    asked = {"db": {"image": True}, "mail": {"image": False}}
+    assert health == {**dict.fromkeys(("log", "seed")), **asked}
+    assert network["stand_ins"]["seed"]["completes"] is True
 
 
 @pytest.mark.parametrize("key", ["include", "secrets", "configs", "models", "made_up"])
@@ -107,20 +95,6 @@ def test_all_that_is_refused_is_told_at_once() -> None:
         ("", "models"),
     }
     assert all(fact.key in str(refused.value) for fact in refused.value.differences)
-
-
-@pytest.mark.promise("1.5")
-def test_each_key_of_each_service_is_a_fact() -> None:
-    """In the order of the file; the sentences for a person name what is the same together."""
-    file = two(labels={"a": "b"}, attach=False)
-    file["services"]["default"]["labels"] = ["c=d"]
-    found = read_compose(file).differences
-    assert [(fact.where, fact.key) for fact in found] == [
-        ("service default", "labels"),
-        ("service shop", "labels"),
-        ("service shop", "attach"),
-    ]
-    assert len(sentences(found)) == 2
 
 
 def test_the_most_services() -> None:

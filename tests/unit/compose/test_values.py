@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -24,64 +23,35 @@ from belljar.compose.values import (
 from belljar.policy.reference import is_idle
 
 
-@pytest.mark.parametrize(
-    "written", ["1m30s", "200ms", "1.5h", ".5s", "1h2m3s4ms", "30s500ms", "3us", "4µs"]
-)
-def test_a_time_is_what_inspect_reads(written: str) -> None:
-    """Go's notation."""
-    assert seconds(written) == pytest.approx(parse_duration(written).seconds)
-
-
-@pytest.mark.parametrize("written", ["", "5", "1 fortnight", "-1s", "s", "1" * 50 + "s", 10])
-def test_what_is_no_time(written: object) -> None:
-    """Is refused with what was written."""
-    with pytest.raises(ValueError, match="no time"):
-        seconds(written)
+def test_a_time_is_what_inspect_reads() -> None:
+    """Go's notation; what is none is refused with what was written."""
+    for written in ("1m30s", "200ms", "1.5h", ".5s", "1h2m3s4ms", "30s500ms", "3us", "4µs"):
+        assert seconds(written) == pytest.approx(parse_duration(written).seconds)
     assert seconds("0") == 0
+    nothing: tuple[object, ...] = ("", "5", "1 fortnight", "-1s", "s", "1" * 50 + "s", 10)
+    for none in nothing:
+        with pytest.raises(ValueError, match="no time"):
+            seconds(none)
 
 
-@pytest.mark.parametrize(
-    ("written", "bytes_"),
-    [
-        ("1g", 1 << 30),
-        ("512mb", 512 << 20),
-        ("1.5k", 1536),
-        (7, 7),
-        ("2GiB", 2 << 30),
-        ("1 t", 1 << 40),
-    ],
-)
-def test_a_size_is_dockers(written: object, bytes_: int) -> None:
+def test_a_size_is_dockers() -> None:
     """A thousand is 1024."""
-    assert size(written) == f"{bytes_}B"
+    assert [size(each) for each in ("1g", "512mb", "1.5k", 7, "2GiB", "1 t")] == [
+        f"{bytes_}B" for bytes_ in (1 << 30, 512 << 20, 1536, 7, 2 << 30, 1 << 40)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("written", "printed"),
-    [
-        ("0755", "493"),
-        ("-0755", "-493"),
-        ("0x1F", "31"),
-        ("08", "8"),
-        ("1_000", "1000"),
-        ("1e3", "1000"),
-        ("1.50", "1.5"),
-        ("-0.0", "-0"),
-        ("1e6", "1e+06"),
-        ("1e-5", "1e-05"),
-    ],
-)
-def test_numbers_are_dockers(written: str, printed: str) -> None:
-    """Read by the rules of Go's yaml.v3, and printed as Go does."""
-    found = number(written)
-    assert found is not None
-    assert text(found) == printed
+WRITTEN = "0755 -0755 0x1F 08 1_000 1e3 1.50 -0.0 1e6 1e-5"
+PRINTED = "493 -493 31 8 1000 1000 1.5 -0 1e+06 1e-05"
+NUMBERS = dict(zip(WRITTEN.split(), PRINTED.split(), strict=True))
 
 
-@pytest.mark.parametrize("written", ["", "_1", "x", "0x", "1e", "1:30", "2024-01-01", "1.2.3"])
-def test_what_is_no_number(written: str) -> None:
-    """Stays text."""
-    assert number(written) is None
+def test_numbers_are_dockers() -> None:
+    """Read by the rules of Go's yaml.v3, and printed as Go does; what is none stays text."""
+    found = {written: number(written) for written in NUMBERS}
+    assert {written: text(each) for written, each in found.items() if each is not None} == NUMBERS
+    for written in ("", "_1", "x", "0x", "1e", "1:30", "2024-01-01", "1.2.3"):
+        assert number(written) is None
 
 
 @pytest.mark.parametrize(
@@ -160,32 +130,10 @@ def test_whatever_is_read(value: object) -> None:
             read(value)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        ("tail", "-f", "/dev/null"),
-        ("sleep", "infinity"),
-        ("bash", "-c", "sleep infinity"),
-        ("/bin/sh", "-c", "exec tail -f /dev/null"),
-        ("bash",),
-        ("/bin/bash",),
-    ],
-)
-def test_what_only_keeps_a_container_from_ending(command: Sequence[str]) -> None:
-    """Is not run: a cell stands anyway."""
-    assert is_idle(command)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("serve",),
-        ("sh", "-c", "serve & sleep infinity"),
-        ("tail", "-f", "/var/log/x"),
-        ("bash", "x.sh"),
-    ],
-)
-def test_what_does_more(command: Sequence[str]) -> None:
-    """Is a program."""
-    assert not is_idle(command)
+def test_what_only_keeps_a_container_from_ending() -> None:
+    """Is not run: a cell stands anyway. What does more is a program."""
+    idle = ("", "tail -f /dev/null", "sleep infinity", "bash", "/bin/bash")
+    shells = ("bash -c 'sleep infinity'", "/bin/sh -c 'exec tail -f /dev/null'")
+    assert all(is_idle(shlex.split(command)) for command in (*idle, *shells))
+    programs = ("serve", "sh -c 'serve & sleep infinity'", "tail -f /var/log/x", "bash x.sh")
+    assert not any(is_idle(shlex.split(command)) for command in programs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from belljar.harness.model_boundary import STOPPED
 pytestmark = pytest.mark.anyio
 
 
-def ask(bridge: ModelBridge, **request: Any) -> Any:  # noqa: ANN401 - JSON
+async def ask(bridge: ModelBridge, **request: Any) -> Any:  # noqa: ANN401 - JSON
     """As the range's thread asks."""
-    return json.loads(bridge("chat", json.dumps(request).encode()))
+    body = json.dumps(request).encode()
+    return json.loads(await anyio.to_thread.run_sync(bridge, "chat", body))
 
 
 def use(output: ModelOutput) -> None:
@@ -42,32 +42,17 @@ def use(output: ModelOutput) -> None:
     )
 
 
-async def test_a_question_is_answered_by_the_samples_model() -> None:
-    """In the loop and context of the sample, from another thread."""
-    use(ModelOutput.from_content("mockllm/model", "forty-two"))
-    bridge = ModelBridge()
-    said = await anyio.to_thread.run_sync(
-        partial(ask, bridge, model="x", messages=[{"role": "user", "content": "?"}])
-    )
-    assert said["choices"][0]["message"] == {"role": "assistant", "content": "forty-two"}
-    assert said["choices"][0]["finish_reason"] == "stop"
-
-
 async def test_tool_calls_go_both_ways() -> None:
-    """The model's call comes back with its arguments as text, as the API has it."""
+    """In the loop and context of the sample, from another thread; the model's call comes back with
+    its arguments as text, as the API has it."""
     use(ModelOutput.for_tool_call("mockllm/model", "look", {"at": "x"}))
-    tool = {
-        "type": "function",
-        "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
-    }
-    request = {"messages": [{"role": "user", "content": "?"}], "tools": [tool]}
-    said = await anyio.to_thread.run_sync(partial(ask, ModelBridge(), **request))
-    (call,) = said["choices"][0]["message"]["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
-        "look",
-        {"at": "x"},
-    )
-    assert said["choices"][0]["finish_reason"] == "tool_calls"
+    parameters = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    said = await ask(ModelBridge(), messages=[{"role": "user", "content": "?"}], tools=[tool])
+    (choice,) = said["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], choice["finish_reason"]) == ("look", "tool_calls")
+    assert json.loads(call["function"]["arguments"]) == {"at": "x"}
 
 
 async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,21 +68,21 @@ async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -
         finally:
             cancelled.set()
 
-    def asking() -> None:
+    async def asking() -> None:
         with pytest.raises(ValueError, match="the range has ended"):
-            ask(bridge, messages=[])
+            await ask(bridge, messages=[])
         refused.append(True)
 
     monkeypatch.setattr("belljar.harness.bridge._answer", never)
     bridge = ModelBridge()
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(anyio.to_thread.run_sync, asking)
+            tasks.start_soon(asking)
             await begun.wait()
             bridge.close()
         assert cancelled.is_set()
         begun = anyio.Event()
-        await anyio.to_thread.run_sync(asking)
+        await asking()
     assert not begun.is_set()
     assert refused == [True, True]
 
@@ -148,23 +133,15 @@ def test_what_the_guard_stops_ends_the_sample(
     assert outcome.exit_code == 0
 
 
-async def test_only_chat_is_answered() -> None:
-    """Anything else is refused, and so is what is no request."""
-    bridge = ModelBridge()
-    for kind, body in (("other", b"{}"), ("chat", b"[]"), ("chat", b"\xff")):
-        with pytest.raises(ValueError, match=r"."):
-            bridge(kind, body)
-
-
 async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a program asks fills the transcript: beyond the bound of all its questions the model is
     not asked."""
     use(ModelOutput.from_content("mockllm/model", "yes"))
     bridge, request = ModelBridge(), {"messages": [{"role": "user", "content": "?"}]}
     monkeypatch.setattr("belljar.harness.bridge.MAX_REQUEST_BYTES", len(json.dumps(request)))
-    await anyio.to_thread.run_sync(partial(ask, bridge, **request))
+    await ask(bridge, **request)
     with pytest.raises(ValueError, match="are over"):
-        await anyio.to_thread.run_sync(partial(ask, bridge, **request))
+        await ask(bridge, **request)
 
 
 def test_a_conversation_in_inspects_words() -> None:
@@ -187,20 +164,23 @@ def test_a_conversation_in_inspects_words() -> None:
     assert found[3].tool_call_id == "c1"
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+async def test_what_is_not_passed_on_is_refused() -> None:
+    """An address in a request would have the host fetch it: only text of a chat goes on."""
+    image = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
+    call = {"function": {"name": "f", "arguments": "[1]"}}
+    messages: list[Any] = [
         "text",
         {"role": "stranger", "content": ""},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]},
+        {"role": "user", "content": image},
         {"role": "assistant", "tool_calls": [{"id": "1"}]},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
-    ],
-)
-def test_what_is_not_passed_on_is_refused(message: Any) -> None:  # noqa: ANN401 - JSON
-    """An address in a request would have the host fetch it: only text goes on."""
-    with pytest.raises(ValueError, match=r"."):
-        messages_of([message])
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    for message in messages:
+        with pytest.raises(ValueError, match=r"."):
+            messages_of([message])
+    for kind, body in (("other", b"{}"), ("chat", b"[]"), ("chat", b"\xff")):
+        with pytest.raises(ValueError, match=r"."):
+            ModelBridge()(kind, body)
 
 
 def _nested(depth: int) -> str:

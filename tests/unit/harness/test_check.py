@@ -102,23 +102,14 @@ def test_a_compose_file_that_asks_for_metadata_is_judged_without_a_sample(tmp_pa
     assert check(tmp_path, text, home=tmp_path / "home").exit_code == 4
 
 
-@pytest.mark.parametrize(
-    ("target", "kind"),
-    [
-        ("compose.yaml", "compose"),
-        ("lab-compose.yml", "compose"),
-        ("other.yaml", "policy"),
-        ("high", "policy"),
-        ("Dockerfile", "compose"),
-        ("api.Dockerfile", "compose"),
-        ("Dockerfile.py", "task"),
-        ("inspect_evals/x", "task"),
-        ("task.py@ctf", "task"),
-    ],
-)
-def test_what_a_target_is(target: str, kind: str) -> None:
+def test_what_a_target_is() -> None:
     """By its name; a preset is a policy, and anything else a task."""
-    assert kind_of(target) == kind
+    for kind, targets in {
+        "compose": ("compose.yaml", "lab-compose.yml", "Dockerfile", "api.Dockerfile"),
+        "policy": ("other.yaml", "high"),
+        "task": ("Dockerfile.py", "inspect_evals/x", "task.py@ctf"),
+    }.items():
+        assert {target: kind_of(target) for target in targets} == dict.fromkeys(targets, kind)
 
 
 def test_a_dockerfile_is_checked_as_a_build(tmp_path: Path) -> None:

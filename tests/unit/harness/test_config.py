@@ -31,7 +31,6 @@ from belljar.harness.operator import Operator, read_operator
 from belljar.host.settings import Settings
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.network import Network
-from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
 from belljar.policy.task_data import CellData, TaskData
 
@@ -96,24 +95,6 @@ def compose_file(tmp_path: Path) -> Path:
     path.parent.mkdir()
     path.write_text(SERVICES)
     return path
-
-
-def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -> None:
-    """As Inspect hands it over, a file's path or a `ComposeConfig`; the policy beside it is what it
-    is put on. A Dockerfile names the image that is built of it."""
-    from inspect_ai.util import ComposeConfig
-
-    (compose_file.parent / "belljar.yaml").write_text(POLICY)
-    config = as_config(str(compose_file))
-    assert config.policy == str(compose_file.parent / "belljar.yaml")
-    assert BelljarConfig.model_validate(config.model_dump()) == config
-    given = as_config(ComposeConfig.model_validate({"services": {"default": {"image": "ctf"}}}))
-    assert given == BelljarConfig(
-        image="ctf", program=ServiceProgram(), rights=Rights(setuid_programs="auto")
-    )
-    (tmp_path / "Dockerfile").write_text("FROM x")
-    built = as_config(str(tmp_path / "Dockerfile"))
-    assert built.builds[0].image == built.image
 
 
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
@@ -220,16 +201,6 @@ def test_what_takes_the_place_of_a_network_is_reported(
     assert differing(BelljarConfig(policy=policy)) == []
 
 
-def test_a_configuration_changes_the_policy_and_is_checked(policy_file: Path) -> None:
-    """What a task changes goes through the policy's own rules."""
-    changed = load(BelljarConfig(policy=str(policy_file), workdir="/srv", env=(("A", "1"),)))
-    assert changed.policy.workdir == "/srv"
-    assert changed.policy.env["A"] == "1"
-    assert changed.policy.env["PLAIN"] == "$HOME"
-    with pytest.raises(PolicyError, match="can't be changed"):
-        load(BelljarConfig(policy=str(policy_file), workdir="not absolute"))
-
-
 _WORDS = st.sampled_from(
     [
         *("services:\n", "  a: ", "  b: ", "{", "}", "[", "]", ", ", "image: i", "command: ", "'x y'", "$SAMPLE_METADATA_A", "${B:-c}"),
@@ -254,32 +225,34 @@ def test_any_compose_file_is_a_configuration_or_refused(
 def test_metadata_expands_in_env_only(policy_file: Path) -> None:
     """A sample's metadata reaches the values of `env` by Inspect's names. A policy that asks for
     what a sample does not have is refused: an empty flag would be a silent change."""
-    policy = load(str(policy_file))
+    policy = load(BelljarConfig(policy=str(policy_file), workdir="/srv", env=(("A", "1"),)))
+    assert policy.policy.workdir == "/srv"
     loaded = for_sample(policy, {"flag": "picoCTF{x}", "other key": 3})
-    assert loaded.policy.env["FLAG"] == "picoCTF{x}"
-    assert loaded.policy.env["PLAIN"] == "$HOME"
+    assert loaded.policy.env == {"A": "1", "FLAG": "picoCTF{x}", "PLAIN": "$HOME"}
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         for_sample(policy, {})
+    with pytest.raises(PolicyError, match="can't be changed"):
+        load(BelljarConfig(policy=str(policy_file), workdir="not absolute"))
 
 
-@pytest.mark.parametrize(
-    ("value", "meant"),
-    [
-        ("$SAMPLE_METADATA_A", "1"),
-        ("x${SAMPLE_METADATA_A}y", "x1y"),
-        ("${SAMPLE_METADATA_B:-none}", "none"),
-        ("${SAMPLE_METADATA_E:-none}", "none"),
-        ("${SAMPLE_METADATA_E-none}", ""),
-        ("$${SAMPLE_METADATA_A}", "${SAMPLE_METADATA_A}"),
-        ("$$HOME ${HOME} $", "$$HOME ${HOME} $"),
-        ("$SAMPLE_METADATA_R", "${SAMPLE_METADATA_A}"),  # metadata is data
-    ],
-)
-def test_expansion(value: str, meant: str) -> None:
+EXPANSIONS = {
+    "$SAMPLE_METADATA_A": "1",
+    "x${SAMPLE_METADATA_A}y": "x1y",
+    "${SAMPLE_METADATA_B:-none}": "none",
+    "${SAMPLE_METADATA_E:-none}": "none",
+    "${SAMPLE_METADATA_E-none}": "",
+    "$${SAMPLE_METADATA_A}": "${SAMPLE_METADATA_A}",
+    "$$HOME ${HOME} $": "$$HOME ${HOME} $",
+    "$SAMPLE_METADATA_R": "${SAMPLE_METADATA_A}",  # metadata is data
+}
+
+
+def test_expansion() -> None:
     """Compose's forms, for our names alone."""
-    variables = {"A": "1", "E": "", "R": "${SAMPLE_METADATA_A}"}
-    variables = {f"SAMPLE_METADATA_{name}": item for name, item in variables.items()}
-    assert expanded({"X": value}, variables, where="env") == {"X": meant}
+    given = {"A": "1", "E": "", "R": "${SAMPLE_METADATA_A}"}
+    variables = {f"SAMPLE_METADATA_{name}": item for name, item in given.items()}
+    written = {str(number): value for number, value in enumerate(EXPANSIONS)}
+    assert [*expanded(written, variables, where="env").values()] == [*EXPANSIONS.values()]
 
 
 def test_metadata_does_not_grow_beyond_a_bound() -> None:
@@ -300,28 +273,6 @@ def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
     for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
         with pytest.raises(PolicyError, match="less than"):
             load(config, tier=tier)
-
-
-def test_a_configuration_is_the_same_from_a_log(tmp_path: Path) -> None:
-    """Whatever a compose file says: equal, with one hash, and read back by any order of its
-    fields."""
-    (tmp_path / "page").write_text("p")
-    (tmp_path / "compose.yaml").write_text(
-        "services:\n"
-        "  default: {build: ., mem_limit: 300m, volumes: ['./page:/p:ro'], command: serve,\n"
-        "    healthcheck: {test: [CMD, x], interval: 3s}, cap_add: [SYS_PTRACE]}\n"
-        "  web: {image: w, expose: [80], cpus: 2, user: '7', environment: {A: b, C: d},\n"
-        "    healthcheck: {test: curl localhost, start_period: 90s, retries: 3}}\n"
-    )
-    (tmp_path / "Dockerfile").write_text("FROM x\n")
-    config = as_config(str(tmp_path / "compose.yaml"))
-    assert config.network
-    assert config.program
-    assert config.builds
-    words = json.loads(config.model_dump_json())
-    for again in (of_log(words), of_log(dict(reversed(words.items())))):
-        assert again == config
-        assert hash(again) == hash(config)
 
 
 def test_a_log_of_an_earlier_version_is_read() -> None:
@@ -364,58 +315,45 @@ def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
 
 
 @pytest.mark.promise("1.7")
-@pytest.mark.parametrize(
-    "field", ["data", "data without a root", "builds", "compose", "stand-in", "files"]
-)
 def test_a_configuration_from_a_log_takes_no_files(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of this host: a directory is one that this process read a task's file from, or refused; also
-    where the operator's policy has a directory of its own. Nothing of it is in the error.
-    """
+    """Of this host: a directory is one that this process read a task's file from, also when its
+    configuration went through a log, or refused; also where the operator's policy has a directory
+    of its own. Nothing of it is in the error."""
     monkeypatch.chdir(tmp_path)
-    config = forged(tmp_path)[field]
     (tmp_path / "run.yaml").write_text("belljar: 1\nrisk: low\n")
-    for run_policy in ("", "run.yaml"):
-        with pytest.raises(PolicyError) as caught:
-            sample_policy(config, {"a": "1"}, run_policy=run_policy)
-        assert "the task's sandbox" in caught.value.where
-        assert "s3cret" not in str(caught.value)
-
-
-@pytest.mark.promise("1.7")
-@pytest.mark.parametrize("field", ["data", "builds", "compose"])
-def test_a_task_that_was_read_gives_its_files(field: str, tmp_path: Path) -> None:
-    """A configuration whose compose file was read by this process, also when it went through a
-    log."""
-    config = forged(tmp_path)[field]
+    configs = forged(tmp_path)
+    assert len(configs) == 6
+    for name, config in configs.items():
+        for run_policy in ("", "run.yaml"):
+            with pytest.raises(PolicyError) as caught:
+                sample_policy(config, {"a": "1"}, run_policy=run_policy)
+            assert "the task's sandbox" in caught.value.where, name
+            assert "s3cret" not in str(caught.value)
     (tmp_path / "compose.yaml").write_text("services: {default: {image: x}}\n")
     as_config(str(tmp_path / "compose.yaml"))
-    again = of_log(json.loads(config.model_dump_json()))
-    assert again == config
-    assert sample_policy(again, {"a": "1"}).policy is not None
+    for name in ("data", "builds", "compose"):
+        again = of_log(json.loads(configs[name].model_dump_json()))
+        assert again == configs[name]
+        assert sample_policy(again, {"a": "1"}).policy is not None
 
 
-@pytest.mark.parametrize(
-    ("policy", "override", "image"),
-    [
+def test_a_task_for_plain_docker_gets_inspects_image(tmp_path: Path) -> None:
+    """Unless the operator's policy names another than `default`, or overrides; each is a
+    difference."""
+    for policy, override, image in (
         ("risk: low", False, "inspect"),
         ("risk: low\nimage: default", False, "inspect"),
         ("risk: low\nimage: lab:2", False, "lab:2"),
         ("risk: low\nimage: default", True, "default"),
-    ],
-)
-def test_a_task_for_plain_docker_gets_inspects_image(
-    tmp_path: Path, policy: str, override: bool, image: str
-) -> None:
-    """Unless the operator's policy names another than `default`, or overrides; each is a
-    difference."""
-    (tmp_path / "p.yaml").write_text(f"belljar: 1\n{policy}\n")
-    operator = read_operator(run_policy=str(tmp_path / "p.yaml"), override=override)
-    found = within(BelljarConfig(is_generic=True), operator)
-    made, (fact,) = found.policy, found.differences
-    assert made.policy.image == image
-    assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "image")
+    ):
+        (tmp_path / "p.yaml").write_text(f"belljar: 1\n{policy}\n")
+        operator = read_operator(run_policy=str(tmp_path / "p.yaml"), override=override)
+        found = within(BelljarConfig(is_generic=True), operator)
+        made, (fact,) = found.policy, found.differences
+        assert made.policy.image == image
+        assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "image")
 
 
 def test_a_task_whose_sandbox_was_replaced_gets_inspects_image(
@@ -430,44 +368,28 @@ def test_a_task_whose_sandbox_was_replaced_gets_inspects_image(
         assert as_config(None) == BelljarConfig(is_generic=True)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "links: [{}]=db, ",
-        "depends_on: [{}]=db, ",
-        "depends_on: {{{}}}=db: {condition: service_started}, ",
-        "environment: [{}]='A=b', ",
-        "volumes: [{}]=/data, ",
-        "volumes: [{}]=v, ",
-        "tmpfs: [{}]=/run, ",
-        "networks: {{default: {{aliases: [{}]}}}}=web, ",
-        "healthcheck: {{test: [CMD, {}]}}=x, ",
-        "command: [{}]=x, ",
-        "command: '{}'=\\a",
-        "command: '{}'=$$",
-        "command: '{}'=${A:-b}",
-        "command: '{}'=${A:-${A:-b}}",
-        "command: '{}'=${",
-        "command: [{}]=*t, ",
-        "labels: [{}]=<<, ",
-    ],
+LONG_FIELDS = (
+    *("links: [{}]=db, ", "depends_on: [{}]=db, ", "environment: [{}]='A=b', "),
+    "depends_on: {{}}=db: {condition: service_started}, ",
+    *("volumes: [{}]=/data, ", "volumes: [{}]=v, ", "tmpfs: [{}]=/run, "),
+    "networks: {default: {aliases: [{}]}}=web, ",
+    *("healthcheck: {test: [CMD, {}]}=x, ", "command: [{}]=x, ", r"command: '{}'=\a"),
+    *("command: '{}'=$$", "command: '{}'=${A:-b}", "command: '{}'=${A:-${A:-b}}"),
+    *("command: '{}'=${", "command: [{}]=*t, ", "labels: [{}]=<<, "),
 )
+
+
+@pytest.mark.parametrize("field", LONG_FIELDS)
 def test_no_field_takes_more_than_its_length(field: str, tmp_path: Path) -> None:
     """Twice as many entries take no four times as many steps, until the file is a configuration or
     refused."""
+    frame, _, entry = field.partition("=")
 
     def steps(entries: int) -> int:
-        frame, _, entry = field.partition("=")
-        service = (
-            frame.replace("{}", entry * entries)
-            if "{{" not in frame
-            else frame.format(entry * entries)
-        )
         path = tmp_path / f"compose-{entries}-compose.yaml"
-        path.write_text(
-            f"x-t: &t some text\nservices:\n  web:\n    image: i\n    {service}\n  db: {{image:"
-            " j}\n  default: {image: k}\n"
-        )
+        service = frame.replace("{}", entry * entries)
+        web = f"x-t: &t some text\nservices:\n  web:\n    image: i\n    {service}\n"
+        path.write_text(f"{web}  db: {{image: j}}\n  default: {{image: k}}\n")
 
         def read() -> None:
             with suppress(PolicyError):

@@ -37,12 +37,6 @@ def report(verdict: Verdict) -> ProbeReport:
     return ProbeReport(verdict=verdict, findings=(finding,), which="quick", duration_ms=1)
 
 
-def judged(starts: dict[str, ProbeReport], ends: dict[str, ProbeReport]) -> Verdict:
-    """The verdict of a sample of two machines that were destroyed."""
-    machines = ["a", "b"]
-    return Containment(machines=machines, starts=starts, ends=ends, clean=True).cell_verdict
-
-
 @pytest.mark.promise("7.3")
 @pytest.mark.parametrize(
     ("start", "end", "clean", "verdict"),
@@ -54,26 +48,24 @@ def judged(starts: dict[str, ProbeReport], ends: dict[str, ProbeReport]) -> Verd
         (C, V, True, V),
         (C, B, True, B),
         (B, V, None, B),
+        (None, C, True, V),
+        (C, None, True, V),
+        (None, None, True, V),
+        (None, B, True, B),
     ],
 )
 def test_the_worst_is_the_verdict(
-    start: Verdict, end: Verdict, clean: bool | None, verdict: Verdict
+    start: Verdict | None, end: Verdict | None, clean: bool | None, verdict: Verdict
 ) -> None:
-    """Both ends and the destruction: the worst of them; what is missing is void."""
-    starts, ends = {"c": report(start)}, {"c": report(end)}
-    containment = Containment(machines=["c"], starts=starts, ends=ends, clean=clean)
-    assert containment.cell_verdict is verdict
-    assert containment.data()["cell_verdict"] == verdict.value
-
-
-def test_what_was_not_probed_is_void() -> None:
-    """No probe of one of its machines, no contained; and only a breach is an error."""
-    both, one = {"a": report(C), "b": report(C)}, {"a": report(C)}
-    assert judged(both, both) is C
-    assert judged(one, both) is judged(both, one) is judged({}, {}) is V
-    assert judged(both, {"a": report(B)}) is B
-    assert breach_of(None, "c") is breach_of(report(V), "c") is None
+    """Both ends of all its machines and the destruction: the worst of them; what is missing, or was
+    not probed, is void. Only a breach is an error."""
+    starts, ends = ({"a": report(C), "b": report(one)} if one else {} for one in (start, end))
+    for machines in (["b"], ["a", "b"]):
+        found = Containment(machines=machines, starts=starts, ends=ends, clean=clean)
+        assert found.cell_verdict is verdict
+        assert found.data()["cell_verdict"] == verdict.value
     assert isinstance(breach_of(report(B), "c"), ContainmentBreach)
+    assert breach_of(None, "c") is breach_of(report(V), "c") is None
 
 
 def at(wanted: str, touch: Callable[[dict[str, str]], object]) -> Callable[[FakeCell, str], None]:
@@ -133,7 +125,8 @@ async def test_every_cell_of_a_range_is_probed_with_its_router(
     session: Session, cells: FakeCells
 ) -> None:
     """The sample's own at both ends, its target at the end, a scorer's cell at both: each has a
-    network device, so that without the router the probes refuse."""
+    network device, so that without the router the probes refuse. A range that lost its routers: its
+    cell is not probed, is destroyed, and is not contained."""
     cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
     seen: list[str] = []
     cells.on_probe = lambda cell, phase: seen.append(phase) if cell.has_port else None
@@ -143,16 +136,11 @@ async def test_every_cell_of_a_range_is_probed_with_its_router(
     await environment.close(outcome="completed")
     assert seen == ["start", "start", "end", "end", "end"]
     assert environment.containment.cell_verdict is C
-
-
-async def test_a_sample_whose_probes_refuse_is_void(session: Session, cells: FakeCells) -> None:
-    """A range that lost its routers: its cell is not probed, is destroyed, and is not contained."""
-    cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
-    environment = await opened()
-    cast("dict[str, object]", environment.range.routers).clear()
+    lost = await opened()
+    cast("dict[str, object]", lost.range.routers).clear()
     with pytest.raises(ValueError, match="router"):
-        await environment.close(outcome="completed")
-    assert (environment.containment.cell_verdict, cells.opened[0].destroyed) == (V, True)
+        await lost.close(outcome="completed")
+    assert (lost.containment.cell_verdict, cells.opened[-1].destroyed) == (V, True)
 
 
 async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:

@@ -100,36 +100,19 @@ def run(
 def test_a_run_from_end_to_end(
     task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every sample in a cell of its own, all of it sealed, and what the transcript hides is
-    found."""
+    """What the transcript hides is found, of each sample and epoch in a cell of its own."""
     monkeypatch.setenv(NOTED_IN, str(tmp_path / "noted"))
     cells = RecordedCells()
-    outcome = run(
-        [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"],
-        tmp_path,
-        cells,
-    )
-    findings = outcome.findings
-    assert (findings.verdict, findings.exit_code) == (Verdict.CONTAINED, 0)
-    assert len(findings.rows) == len(cells.opened) == 4
-    assert {(row.transcript.sample, row.transcript.epoch) for row in findings.rows} == {
-        ("s0", 1),
-        ("s0", 2),
-        ("s1", 1),
-        ("s1", 2),
-    }
-    for row in findings.rows:
-        assert row.destroyed
-        assert len(row.cells) == 1
-        assert row.transcript.scores == {"points": "1"}
-        assert {"sleep 30", "echo /var/tmp/sandbox-services"} <= {
-            operation.what for operation in row.transcript_gap.hidden
-        }
-        assert not row.transcript_gap.unfounded
-        assert row.bytes_in == 5
+    words = [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"]
+    outcome = run(words, tmp_path, cells)
+    rows = outcome.findings.rows
+    assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.CONTAINED, 0)
+    assert len(rows) == len(cells.opened) == len({row.cells[0].cell_id for row in rows}) == 4
+    for row in rows:
+        hidden = {operation.what for operation in row.transcript_gap.hidden}
+        assert {"sleep 30", "echo /var/tmp/sandbox-services"} <= hidden
+        assert (row.transcript_gap.unfounded, row.bytes_in) == ((), 5)
     assert (tmp_path / "noted").read_text() == str(outcome.path)
-    assert verify(outcome.path).ok(strict=True)
-    assert len(list((outcome.path / "inspect").glob("*.eval"))) == 1
     assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"
 
 
@@ -146,30 +129,30 @@ def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> 
 @pytest.mark.promise("1.5")
 def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
     """What can't be run, or mustn't, ends with the right error, and no cell."""
-    cells = RecordedCells()
-    with pytest.raises(PolicyError, match="gpus") as refused:
-        run([f"{task_file}@refused"], tmp_path, cells)
-    assert "1 more" in refused.value.hint
-    assert "`belljar check`" in refused.value.hint
-    with pytest.raises(PolicyError, match="no sample is selected"):
-        run([f"{task_file}@good", "--limit", "0"], tmp_path, cells)
-    with pytest.raises(PolicyError, match="can't be loaded"):
-        run([f"{task_file}@missing"], tmp_path, cells)
-    with pytest.raises(PolicyError):
-        run([f"{task_file}@good"], tmp_path, cells, policy="no-such-policy")
-    with pytest.raises(click.UsageError, match="which task"):
-        run([], tmp_path, cells)
-    with pytest.raises(click.UsageError, match="--policy"):
-        run([f"{task_file}@good", "--sandbox", "docker"], tmp_path, cells)
-    with pytest.raises(click.UsageError, match="no-such-option"):
-        run([f"{task_file}@good", "--no-such-option"], tmp_path, cells)
+    cells, good = RecordedCells(), f"{task_file}@good"
+    for error, named, words, policy in (
+        (PolicyError, "gpus", [f"{task_file}@refused"], ""),
+        (PolicyError, "no sample is selected", [good, "--limit", "0"], ""),
+        (PolicyError, "can't be loaded", [f"{task_file}@missing"], ""),
+        (PolicyError, "no-such-policy", [good], "no-such-policy"),
+        (click.UsageError, "which task", [], ""),
+        (click.UsageError, "--policy", [good, "--sandbox", "docker"], ""),
+        (click.UsageError, "no-such-option", [good, "--no-such-option"], ""),
+    ):
+        with pytest.raises(error, match=named):
+            run(words, tmp_path, cells, policy=policy)
     assert not cells.opened
 
 
-def test_a_model_that_can_not_be_used_is_a_refusal_in_one_line(
-    task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_can_not_be_used(
+    task_file: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without its provider's package or key nothing begins."""
+    """Without its provider's package or key nothing begins: one line of refusal. An evaluation that
+    never began has no table and says why; nor is it void: there is nothing of which evidence could
+    be missing."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     cells = RecordedCells()
     with pytest.raises(HostError) as refused:
@@ -177,17 +160,11 @@ def test_a_model_that_can_not_be_used_is_a_refusal_in_one_line(
     assert "\n" not in refused.value.what
     assert "\\n" not in refused.value.what
     assert not cells.opened
-
-
-def test_an_evaluation_that_never_began_has_no_table_and_says_why(
-    task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Neither is it void: there is nothing of which evidence could be missing."""
+    capsys.readouterr()
     outcome = run([f"{task_file}@asks", "--model", "no-such/model"], tmp_path)
     show_findings(outcome.findings, outcome.path)
     shown = capsys.readouterr().out
-    assert outcome.exit_code == 1
-    assert "no-such" in shown
+    assert (outcome.exit_code, "no-such" in shown) == (1, True)
     assert "void" not in shown
     assert "destroyed" not in shown
 
@@ -250,57 +227,47 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Said before the run, once; then per sample in the ledger, in Inspect's log, in the findings
-    and under the table, for the samples that it is true of.
-    """
+    and under the table, for the samples that it is true of."""
     (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
-    (tmp_path / "own-compose.yaml").write_text(
-        "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
-    )
-    arguments = [f"{task_file}@differs", "--model", "mockllm/model"]
-    cells = RecordedCells()
-    cells.of_images = (
-        Difference(
-            kind=DifferenceKind.DROPPED, where="image default", key="STOPSIGNAL", detail="why"
-        ),
-    )
-    outcome = run(arguments, tmp_path, cells, policy="low")
+    own = "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
+    (tmp_path / "own-compose.yaml").write_text(own)
+    cells, image = RecordedCells(), {"where": "image default", "key": "STOPSIGNAL"}
+    cells.of_images = (Difference(kind=DifferenceKind.DROPPED, detail="why", **image),)
+    words = [f"{task_file}@differs", "--model", "mockllm/model"]
+    outcome = run(words, tmp_path, cells, policy="low")
     said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
     assert len(said) == 1
     assert "sample 3" in said[0]
     rows = {row.transcript.sample: row for row in outcome.findings.rows}
-    image = "STOPSIGNAL"
-    assert [fact.key for fact in rows["3"].differences] == ["labels", "resources.memory", image]
-    assert [fact.key for fact in rows["1"].differences] == [image]
+    keys = ["labels", "resources.memory", "STOPSIGNAL"]
+    assert [fact.key for fact in rows["3"].differences] == keys
+    assert [fact.key for fact in rows["1"].differences] == keys[2:]
     found = json.loads((outcome.path / "findings.json").read_text())["samples"]
     assert [len(each["differences"]) for each in found] == [1, 1, 3]
     (log,) = list_eval_logs(str(outcome.path / "inspect"))
-    logged = {sample.id: sample for sample in read_eval_log(log).samples or []}
-    assert len(logged[3].metadata["containment"]["differences"]) == 3
-    assert len(logged[1].metadata["containment"]["differences"]) == 1
-    shown = [line for line in differing(outcome.findings.rows) if "sample 3" in line]
-    assert len(shown) == 2
+    logged = {sample.id: sample.metadata for sample in read_eval_log(log).samples or []}
+    assert [len(logged[n]["containment"]["differences"]) for n in (1, 3)] == [1, 3]
+    assert len([line for line in differing(outcome.findings.rows) if "sample 3" in line]) == 2
 
 
-@pytest.mark.parametrize("role", ["{}", "[mockllm/model, {}]", "{{model: {}}}"])
 def test_a_models_policy_may_require_an_air_gap(
-    role: str, task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model for a role, too: without one, the run is refused before a cell is made."""
+    """Of a model for a role, too, however it is written: without one, the run is refused before a
+    cell is made."""
     policy = policy_of({"belljar": 1, "risk": "low", "host": {"air_gap": "required"}})
     for module in ("options", "model_api"):
         monkeypatch.setattr(f"belljar.harness.{module}.load_model", lambda *_, **__: policy)
     way = AirGapFinding(name="a way", state=State.PRESENT, how="looked", evidence="")
     monkeypatch.setattr("belljar.cell.air_gap.check_air_gap", lambda: (way,))
     cells = RecordedCells()
-    arguments = [f"{task_file}@good", "--model", "mockllm/model"]
-    with pytest.raises(HostError, match="requires an air gap"):
-        run(
-            [*arguments, "--model-role", f"grader={role.format('belljar/model.yaml')}"],
-            tmp_path,
-            cells,
-        )
+    words = [f"{task_file}@good", "--model", "mockllm/model"]
+    for role in ("{}", "[mockllm/model, {}]", "{{model: {}}}"):
+        named = f"grader={role.format('belljar/model.yaml')}"
+        with pytest.raises(HostError, match="requires an air gap"):
+            run([*words, "--model-role", named], tmp_path, cells)
     assert not cells.opened
-    run(arguments, tmp_path, cells)
+    run(words, tmp_path, cells)
 
 
 STARTS = """
@@ -369,15 +336,15 @@ _NETWORK = "network: {stand_ins: {site: %s}}\n"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "is_the_operators"),
     [
-        _NETWORK % _STAND_IN,
-        _NETWORK % "{kind: python, names: [a.example], ports: [80], files: ., app: 'no.such:app'}",
-        "files: [{from: nowhere, to: /x}]\n",
-        "resources: {memory: none}\n",
+        (_NETWORK % _STAND_IN, True),
+        (_NETWORK % _STAND_IN, False),
+        (_NETWORK % "{kind: python, names: [a.example], ports: [80], files: ., app: 'x:y'}", True),
+        ("files: [{from: nowhere, to: /x}]\n", True),
+        ("resources: {memory: none}\n", True),
     ],
 )
-@pytest.mark.parametrize("is_the_operators", [True, False])
 def test_nothing_is_started_that_policy_check_refuses(
     task_file: str, tmp_path: Path, text: str, *, is_the_operators: bool
 ) -> None:
@@ -387,16 +354,11 @@ def test_nothing_is_started_that_policy_check_refuses(
     policy.write_text("belljar: 1\nrisk: low\n" + text)
     assert belljar(["policy", "check", str(policy)]) == 4
     if not is_the_operators:
-        Path(task_file).write_text(
-            TASK.replace('sandbox="docker"', 'sandbox=("belljar", "p.yaml")')
-        )
+        own = TASK.replace('sandbox="docker"', 'sandbox=("belljar", "p.yaml")')
+        Path(task_file).write_text(own)
     cells = RecordedCells()
+    named = str(policy) if is_the_operators else ""
     with pytest.raises(PolicyError):
-        run(
-            [f"{task_file}@good", "--model", "mockllm/model"],
-            tmp_path,
-            cells,
-            policy=str(policy) if is_the_operators else "",
-        )
+        run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells, policy=named)
     assert not (tmp_path / "home").exists()
     assert not cells.opened

@@ -34,20 +34,11 @@ def checks(session: Session) -> list[tuple[str, str]]:
 
 
 @pytest.mark.promise("7.5")
-async def test_an_ordinary_sample_is_checked_at_both_ends(session: Session) -> None:
-    """Successes and ordinary failures in between ask for no check."""
-    environment = await opened()
-    for script in ("true", "exit 1", "true"):
-        await environment.exec(["sh", "-c", script])
-    await close(environment)
-    assert checks(session) == [("baseline", ""), ("end", "")]
-
-
-@pytest.mark.promise("7.5")
 async def test_damage_is_noticed_at_the_next_call_and_kept(
     session: Session, cells: FakeCells
 ) -> None:
-    """The call itself is an ordinary failure; the damage is looked for no more."""
+    """The call itself is an ordinary failure; the damage is looked for no more. Of a cell that died
+    the model reads that it is unavailable, the record why."""
     environment = await opened()
     await environment.exec(["true"])
     cells.opened[0].healths[:] = [NO_SHELL]
@@ -55,31 +46,33 @@ async def test_damage_is_noticed_at_the_next_call_and_kept(
         assert (await environment.exec(["no-such-program"])).returncode == 127
     await close(environment)
     assert checks(session) == [("baseline", ""), ("call", "shell_missing")]
+    environment = await opened()
+    await environment.exec(["true"])
+    cells.opened[1].die()
+    with pytest.raises(SandboxUnavailableError):
+        await environment.exec(["true"])
+    await close(environment)
+    assert checks(session)[2:] == [("baseline", ""), ("call", "agent_died")]
 
 
 @pytest.mark.promise("7.5")
 async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) -> None:
-    """Though no call ran into it; of an interrupted sample nobody asks."""
-    for interrupted, expected in ((False, [("end", "shell_missing")]), (True, [])):
+    """Though no call ran into it, and ordinary failures ask for no check; of an interrupted sample
+    nobody asks."""
+    for damage, interrupted, expected in (
+        ([], False, [("end", "")]),
+        ([NO_SHELL], False, [("end", "shell_missing")]),
+        ([NO_SHELL], True, []),
+    ):
         environment = await opened()
         before = checks(session)
-        await environment.exec(["true"])
-        cells.opened[-1].healths[:] = [NO_SHELL]
+        for script in ("true", "exit 1", "true"):
+            await environment.exec(["sh", "-c", script])
+        cells.opened[-1].healths[:] = damage or cells.opened[-1].healths
         await BelljarSandboxEnvironment.sample_cleanup(
             "task", None, {"default": environment}, interrupted=interrupted
         )
         assert checks(session)[len(before) :] == [("baseline", ""), *expected]
-
-
-async def test_a_cell_that_dies_is_degraded(session: Session, cells: FakeCells) -> None:
-    """The model reads that it is unavailable, the record why."""
-    environment = await opened()
-    await environment.exec(["true"])
-    cells.opened[0].die()
-    with pytest.raises(SandboxUnavailableError):
-        await environment.exec(["true"])
-    await close(environment)
-    assert checks(session) == [("baseline", ""), ("call", "agent_died")]
 
 
 async def test_a_file_that_is_not_there_asks_for_no_check(

@@ -67,7 +67,7 @@ def late(*tools):
     "Makes its tools while it runs: nobody sees them when the task is loaded."
     def renamed(): return ToolDef(tool_with(notify_user(), name="note"), name="web_search").as_tool()
     makers = {"notify": notify_user, "renamed": renamed}
-    makers |= {"search": lambda: web_search("tavily"), "code": code_execution, "mcp": lambda: mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])}
+    makers |= {"code": code_execution, "mcp": lambda: mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])}
     async def solve(state, generate):
         made = [makers[name]() for name in tools]
         state = await use_tools(*made)(state, generate)
@@ -93,8 +93,6 @@ def known_in_agent(): return one(react(tools=[bash(), code_execution()]))
 def known_in_basic(): return one(chain(basic_agent(tools=[web_search()])))
 @task
 def known_mcp(): return one([use_tools(mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])), generate()])
-@task
-def late_search(): return one(late("search"))
 @task
 def late_code(): return one(late("code"))
 @task
@@ -184,39 +182,28 @@ def test_what_the_policy_names_is_let_through(
 
 @pytest.mark.promise("1.5", "1.9")
 @pytest.mark.parametrize(
-    "task",
-    ["late_search", "late_code", "called_by_hand", pytest.param("late_mcp", marks=needs_mcp)],
+    ("task", "policy", "said"),
+    [
+        ("late_code", "high", "outside of the cell"),
+        ("called_by_hand", "high", "outside of the cell"),
+        pytest.param("late_mcp", "high", "outside of the cell", marks=needs_mcp),
+        ("late_notify", "named.yaml", "notify_user"),
+        ("late_renamed", "named.yaml", "notify_user"),
+    ],
 )
-def test_a_tool_that_appears_later_stops_the_run(here: Path, task: str) -> None:
+def test_a_tool_that_appears_later_stops_the_run(
+    here: Path, task: str, policy: str, said: str
+) -> None:
     """Before the model is asked, the tool called, or the server started: exit 2, with the tool's
-    name on record."""
-    outcome = run(here, task)
+    name on record; Inspect's own under another name, too, and under one that the policy allows."""
+    outcome = run(here, task, policy)
     assert outcome.exit_code == 2
-    errors = [
-        reason.detail
-        for reason in outcome.findings.problems
-        if reason.code is ReasonCode.LATE_HOST_TOOL
-    ]
-    assert any("outside of the cell" in error for error in errors)
+    problems = outcome.findings.problems
+    late = [each.detail for each in problems if each.code is ReasonCode.LATE_HOST_TOOL]
+    assert any(said in detail for detail in late)
     assert not (here / "server_ran").exists()
-    assert all(
-        not row.transcript.tools or not row.transcript.tools[0].reached_cell
-        for row in outcome.findings.rows
-    )
-
-
-@pytest.mark.promise("1.9")
-@pytest.mark.parametrize("task", ["late_notify", "late_renamed"])
-def test_inspects_own_tool_is_known_by_what_is_called(here: Path, task: str) -> None:
-    """Under another name too, and under one that the policy allows: it stops before it acts."""
-    outcome = run(here, task, "named.yaml")
-    assert outcome.exit_code == 2
-    errors = [
-        reason.detail
-        for reason in outcome.findings.problems
-        if reason.code is ReasonCode.LATE_HOST_TOOL
-    ]
-    assert any("notify_user" in error for error in errors)
+    used = [row.transcript.tools[0] for row in outcome.findings.rows if row.transcript.tools]
+    assert policy != "high" or not any(use.reached_cell for use in used)
 
 
 @pytest.mark.promise("1.9")
@@ -254,13 +241,9 @@ def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Pat
     """From the transcript, in the findings; a task's own tool is its author's, and voids
     nothing."""
     outcome = run(here, "own_tools")
-    uses = {use.name: use for use in outcome.findings.tools}
-    assert (uses["bash"].calls, uses["bash"].reached_cell) == (1, 1)
-    assert (uses["fetch"].calls, uses["fetch"].reached_cell, uses["fetch"].is_unexplained) == (
-        2,
-        0,
-        True,
-    )
+    uses = {use.name: (use.calls, use.reached_cell) for use in outcome.findings.tools}
+    assert (uses["bash"], uses["fetch"]) == ((1, 1), (2, 0))
+    assert [use.name for use in outcome.findings.tools if use.is_unexplained] == ["fetch"]
     assert (here / "fetched").exists()
     assert (outcome.exit_code, outcome.findings.verdict) == (0, Verdict.CONTAINED)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 import pytest
 from tests.fakes.cell import RecordedCells
+from tests.unit.harness.runs import MODEL, evaluated
+from tests.unit.harness.test_operator import REAL
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness import dotenv
@@ -72,14 +74,7 @@ def refused(here: Path, *arguments: str, naming: str, error: type[Exception] = P
     """The run is refused by this name, no cell was opened and the task's file never loaded."""
     cells = RecordedCells()
     with pytest.raises(error, match=naming):
-        run_evaluation(
-            RunRequest(
-                inspect_args=["task.py", "--model", "mockllm/model", *arguments],
-                quiet=True,
-                home=here / "home",
-                source=cells,
-            )
-        )
+        evaluated(here, "task.py", *MODEL, *arguments, cells=cells)
     assert not cells.opened
     assert not (here / "loaded").exists()
     assert not (here / "elsewhere").exists()
@@ -94,8 +89,7 @@ def test_variables_move_nothing_out_of_the_cell(
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     cells = RecordedCells()
-    words = ["task.py", "--model", "mockllm/model"]
-    request = RunRequest(inspect_args=words, home=here / "home", source=cells)
+    request = RunRequest(inspect_args=["task.py", *MODEL], home=here / "home", source=cells)
     outcome = run_evaluation(request)
     assert (outcome.exit_code, len(cells.opened)) == (0, 1)
     assert all(cell.destroyed for cell in cells.opened)
@@ -107,12 +101,25 @@ def test_variables_move_nothing_out_of_the_cell(
     refused(here, naming="INSPECT_EVAL_SANDBOX")
 
 
-def test_inspect_sets_no_variable_of_ours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would set it after the policy was checked."""
+@pytest.mark.promise("1.9")
+def test_what_is_belljars_own_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed, as an error of usage; a variable that Inspect would set after the policy was checked;
+    a run configuration, however its file is named. Each option is known to Inspect: a renamed one
+    would be one that nobody checks."""
+    for typed in TYPED:
+        refused(here, typed, naming=typed.partition("=")[0], error=click.UsageError)
     refused(here, "--env", "BELLJAR_POLICY=low", naming="--env BELLJAR_POLICY")
     refused(here, "--env", "INSPECT-EVAL-LOG-FILE-PATTERN=../x", naming="--env INSPECT_EVAL_LOG")
-    monkeypatch.setenv("INSPECT_EVAL_ENV", "BELLJAR-POLICY=low")
-    refused(here, naming="--env BELLJAR_POLICY")
+    refused(here, "--run-config", "run.yaml", naming="run configuration")
+    for name, value, naming in (
+        ("INSPECT_EVAL_ENV", "BELLJAR-POLICY=low", "--env BELLJAR_POLICY"),
+        ("INSPECT_EVAL_RUN_CONFIG", "run.yaml", "run configuration"),
+    ):
+        with monkeypatch.context() as only:
+            only.setenv(name, value)
+            refused(here, naming=naming)
+    known = {parameter.name for parameter in read_options(["x.py"]).context.command.params}
+    assert set(TAKEN) <= known
 
 
 DANGEROUS = """
@@ -188,31 +195,35 @@ def test_an_address_from_a_file_gets_no_key_of_the_environment(
         refused(here, naming="OPENAI_API_KEY of this file")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "large", "latin", "bom"])
-def test_a_file_that_is_none_is_refused(here: Path, kind: str) -> None:
+def test_a_file_that_is_none_is_refused(here: Path) -> None:
     """A named pipe does not hold the start; nothing is read beyond a bound or skipped."""
     file = here / ".env"
-    if kind == "pipe":
-        os.mkfifo(file)
-    else:
-        contents = {
-            "large": b"#" * dotenv.MAX_BYTES + b"\nLD_PRELOAD=x\n",
-            "latin": b"OPENAI_API_KEY=\xe9\n",
-            "bom": b"\xef\xbb\xbfLD_PRELOAD=x\n",
-        }
-        file.write_bytes(contents[kind])
+    os.mkfifo(file)
     refused(here, naming=r"\.env")
+    file.unlink()
+    large = b"#" * dotenv.MAX_BYTES + b"\nLD_PRELOAD=x\n"
+    for content in (large, b"OPENAI_API_KEY=\xe9\n", b"\xef\xbb\xbfLD_PRELOAD=x\n"):
+        file.write_bytes(content)
+        refused(here, naming=r"\.env")
 
 
-def test_the_inspect_command_s_file_moves_no_store(here: Path) -> None:
+def test_the_inspect_command_s_file_says_nothing_of_ours(here: Path) -> None:
     """A real process, as in a terminal of an editor, where Inspect lets its file override the
-    environment: the store is where the operator said."""
-    (here / ".env").write_text(f"BELLJAR_HOME={here}/moved\n")
-    words = ["eval", "task.py", "--model", "mockllm/model", "--sandbox", "belljar:low"]
-    environ = {**os.environ, "BELLJAR_HOME": str(here / "home"), "TERM_PROGRAM": "vscode"}
+    environment: the store is where the operator said, and a policy beside the task that the file
+    would allow reaches nothing."""
+    ours = "BELLJAR_ALLOW_UPSTREAMS=1\nBELLJAR_POLICY=belljar.yaml\n"
+    (here / ".env").write_text(f"BELLJAR_HOME={here}/moved\n{ours}")
+    (here / "belljar.yaml").write_text(REAL)
+    (here / "task.py").write_text(
+        TASK.replace("solver=work())", 'solver=work(), sandbox="belljar")')
+    )
+    keep = ("PATH", "HOME", "LANG", "VIRTUAL_ENV")
+    environ = {name: os.environ[name] for name in keep if name in os.environ}
+    environ |= {"BELLJAR_HOME": str(here / "home"), "XDG_CONFIG_HOME": str(here / "config")}
+    words = ["eval", "task.py", "--model", "mockllm/model", "--display", "plain"]
     done = subprocess.run(
-        [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"],
-        env=environ,
+        [sys.executable, "-m", "inspect_ai", *words],
+        env={**environ, "TERM_PROGRAM": "vscode"},
         cwd=here,
         capture_output=True,
         text=True,
@@ -222,27 +233,7 @@ def test_the_inspect_command_s_file_moves_no_store(here: Path) -> None:
     assert (here / "loaded").exists(), done.stderr
     assert (here / "home").exists()
     assert not (here / "moved").exists()
-
-
-def test_a_run_configuration_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However the file is named, typed or by its variable."""
-    refused(here, "--run-config", "run.yaml", naming="run configuration")
-    monkeypatch.setenv("INSPECT_EVAL_RUN_CONFIG", "run.yaml")
-    refused(here, naming="run configuration")
-
-
-@pytest.mark.promise("1.9")
-@pytest.mark.parametrize("typed", TYPED)
-def test_what_is_typed_is_refused(here: Path, typed: str) -> None:
-    """As an error of usage."""
-    refused(here, typed, naming=typed.partition("=")[0], error=click.UsageError)
-
-
-@pytest.mark.promise("1.9")
-def test_every_option_of_the_table_is_known_to_inspect() -> None:
-    """A renamed option would be one that nobody checks."""
-    known = {parameter.name for parameter in read_options(["x.py"]).context.command.params}
-    assert set(TAKEN) <= known
+    assert "--allow-upstreams" in done.stdout + done.stderr
 
 
 @pytest.mark.promise("1.9")

@@ -107,7 +107,7 @@ def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> 
 
 @pytest.mark.promise("2.4")
 @pytest.mark.parametrize(
-    ("tier", "asks", "setuid_programs", "kinds"),
+    ("tier", "asks", "programs", "kinds"),
     [
         ("microvm", "auto", "kept", [DifferenceKind.GRANTED]),
         ("container", "auto", "kept", [DifferenceKind.DROPPED]),
@@ -118,24 +118,14 @@ def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> 
     ],
 )
 def test_what_becomes_of_set_user_id_programs(
-    tier: str,
-    asks: str,
-    setuid_programs: SetuidPrograms,
-    kinds: list[DifferenceKind],
-    tmp_path: Path,
+    tier: str, asks: str, programs: SetuidPrograms, kinds: list[DifferenceKind], tmp_path: Path
 ) -> None:
     """Of each image that has some, where the task asks for their rights."""
     (tmp_path / "made").write_bytes(b"hsqs")
-    Store(tmp_path).add(
-        tmp_path / "made",
-        ImageConfig(),
-        name="i:1",
-        source="",
-        created="",
-        setuid_programs=setuid_programs,
-    )
-    (tmp_path / "policy.yaml").write_text(
-        f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\nrights: {{setuid_programs: '{asks}'}}\n"
-    )
+    about = {"name": "i:1", "source": "", "created": ""}
+    Store(tmp_path).add(tmp_path / "made", ImageConfig(), setuid_programs=programs, **about)
+    rights = f"rights: {{setuid_programs: '{asks}'}}\n"
+    text = f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\n{rights}"
+    (tmp_path / "policy.yaml").write_text(text)
     found = differences_of_images(load_policy(str(tmp_path / "policy.yaml")), tmp_path)
     assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds

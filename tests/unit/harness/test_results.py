@@ -24,34 +24,20 @@ def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Insp
 
 
 @pytest.mark.promise("1.6")
-@pytest.mark.parametrize(
-    ("stage", "code", "detail", "status", "named"),
-    [
+def test_what_is_missing_is_a_result_and_what_is_closed_an_error() -> None:
+    """With the status of `docker exec`, and the name of what is missing on standard error, escaped,
+    for it comes back from the guest; what may not be run or entered is named, too."""
+    for stage, code, detail, status, named in (
         ("user", errno.ENOENT, "ann:staff", 126, "ann"),
         ("user", errno.ENOENT, ":staff", 126, "staff"),
-        ("cwd", errno.ENOENT, "/x", 127, "/x"),
+        ("cwd", errno.ENOENT, "/x\x1b[2J", 127, "/x"),
         ("cwd", errno.ENOTDIR, "/x", 126, "/x"),
         ("exec", errno.ENOENT, "prog", 127, "prog"),
-    ],
-)
-def test_what_is_missing_is_a_result(
-    stage: str, code: int, detail: str, status: int, named: str
-) -> None:
-    """With the status of `docker exec`, and the name of what is missing on standard error."""
-    result = _answered(code, stage, detail)
-    assert (result.success, result.returncode, result.stdout) == (False, status, "")
-    assert named in result.stderr
-
-
-@pytest.mark.promise("1.6")
-@pytest.mark.parametrize(("stage", "named"), [("exec", "prog"), ("cwd", "/x")])
-def test_what_is_closed_is_an_error(stage: str, named: str) -> None:
-    """A program that may not be run, a directory that may not be entered: `PermissionError` that
-    names it."""
-    with pytest.raises(PermissionError, match=named):
-        _answered(errno.EACCES, stage, "/x")
-
-
-def test_what_the_guest_says_is_escaped() -> None:
-    """A directory's name comes back from the guest."""
-    assert "\x1b" not in _answered(errno.ENOENT, "cwd", "/\x1b[2J").stderr
+    ):
+        result = _answered(code, stage, detail)
+        assert (result.success, result.returncode, result.stdout) == (False, status, "")
+        assert named in result.stderr
+        assert "\x1b" not in result.stderr
+    for stage, named in (("exec", "prog"), ("cwd", "/x")):
+        with pytest.raises(PermissionError, match=named):
+            _answered(errno.EACCES, stage, "/x")

@@ -61,6 +61,7 @@ def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
     assert sorted(shuffled.samples) == ["a", "b", "c"]
     assert not {"--sample-shuffle", "42"} & {*shuffled.unit_words(["b"], cells=1)[:-4]}
     assert select().tier is Tier.MICROVM
+    assert select("--epochs", "2").epochs == 2
 
 
 def test_a_value_that_is_written_as_the_task_stays() -> None:
@@ -69,11 +70,6 @@ def test_a_value_that_is_written_as_the_task_stays() -> None:
     request = RunRequest(inspect_args=arguments)
     found = select_task(request, load_only(arguments, request.operator_options))
     assert found.words == ("task.py@names", *arguments[:-1])
-
-
-def test_epochs_of_the_command_line_win() -> None:
-    """As for Inspect."""
-    assert select("--epochs", "2").epochs == 2
 
 
 @pytest.mark.parametrize("name", ["a*", "[x]", "q?", "ns:1", "a b"])
@@ -88,27 +84,19 @@ def test_a_pattern_matches_its_id_alone(name: str) -> None:
     assert [others[each] for each in found] == [name]
 
 
-@pytest.mark.parametrize("ids", ["a,b c", "01 1", "x names:x"])
-def test_an_id_that_can_not_be_named_alone_is_refused(ids: str) -> None:
-    """With a comma, equal to another but for zeros, or with the task's name before it: a unit
-    would run other samples than it was given."""
-    with pytest.raises(PolicyError):
-        select("-T", f"ids={ids}")
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        ["--sample-shuffle"],
-        ["--model", "belljar/model.yaml"],
-        ["--model", "mockllm/a,mockllm/b"],
-        ["-T", "file=/etc/hostname"],
-        ["task.py@other"],
+        *(["-T", f"ids={ids}"] for ids in ("a,b c", "01 1", "x names:x")),
+        *(["--sample-shuffle"], ["--model", "belljar/model.yaml"], ["task.py@other"]),
+        *(["--model", "mockllm/a,mockllm/b"], ["-T", "file=/etc/hostname"]),
     ],
     ids=lambda words: words[-1],
 )
 def test_what_units_can_not_share_is_refused(words: list[str]) -> None:
-    """A random order, a model in a cell, several models or tasks, a file of this machine."""
+    """An id that can't be named alone (with a comma, equal to another but for zeros, with the
+    task's name before it: a unit would run other samples than it was given), a random order, a
+    model in a cell, several models or tasks, a file of this machine."""
     with pytest.raises(PolicyError):
         select(*words)
 

@@ -35,19 +35,8 @@ def test_no_more_cells_of_a_store_start_at_a_time(
             monkeypatch.setenv(MAX_STARTS, "2")
             await first.aclose()
             assert await may_start(tmp_path)
+        monkeypatch.setenv(MAX_STARTS, "few")  # is not taken for none
+        with pytest.raises(HostError):
+            await may_start(tmp_path)
 
     anyio.run(main)
-
-
-def test_a_limit_that_is_no_number_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not taken for none."""
-    monkeypatch.setenv(MAX_STARTS, "few")
-
-    async def main() -> None:
-        async with start_slot(tmp_path):
-            pass
-
-    with pytest.raises(HostError):
-        anyio.run(main)

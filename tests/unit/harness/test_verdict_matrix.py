@@ -165,6 +165,7 @@ def change_a_byte(run: RunDirectory) -> None:
     path.write_bytes(path.read_bytes().replace(b'"sample":"s"', b'"sample":"t"', 1))
 
 
+RETRIED = ("-T", "fails=true", "--retry-on-error", "1")
 CAUSES: dict[str, Cause] = {
     "nothing": Cause("contained", 0, set()),
     "an error of the task": Cause("contained", 1, set(), options=("-T", "fails=true")),
@@ -175,18 +176,10 @@ CAUSES: dict[str, Cause] = {
         "breached", 2, {Code.SCORER_BREACHED}, options=("-T", "says=breached")
     ),
     "a void attempt before a clean one": Cause(
-        "void",
-        2,
-        {Code.PROBES_VOID},
-        options=("-T", "fails=true", "--retry-on-error", "1"),
-        arm=at(1, silent),
+        "void", 2, {Code.PROBES_VOID}, options=RETRIED, arm=at(1, silent)
     ),
     "a clean attempt before a void one": Cause(
-        "void",
-        2,
-        {Code.PROBES_VOID},
-        options=("-T", "fails=true", "--retry-on-error", "1"),
-        arm=at(3, silent),
+        "void", 2, {Code.PROBES_VOID}, options=RETRIED, arm=at(3, silent)
     ),
     "no answer at the start": Cause("void", 2, {Code.PROBES_VOID}, arm=at(0, silent)),
     "a destruction that is not clean": Cause(
@@ -267,53 +260,45 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
         return Judged(run_evaluation(request), sample="s")
 
 
-@pytest.mark.promise("7.1")
-@pytest.mark.parametrize("place", SAMPLE_PLACES)
-@pytest.mark.parametrize("name", CAUSES)
-def test_a_samples_verdict_is_one(runs: Callable[[str], Judged], name: str, place: str) -> None:
-    """Each place says the sample's verdict; one that no longer can (its log is gone) says none,
-    never another."""
-    judged, expected = runs(name), CAUSES[name].sample_verdict
-    said = SAMPLE_PLACES[place](judged)
-    if place == "--require-contained":
-        said = {
-            "not contained": expected if expected != "contained" else "",
-            "contained": "contained",
-        }.get(said or "")
-    hidden = judged.logged is None or (
-        place == "scorer's view" and "points" not in (judged.logged.scores or {})
-    )
-    assert said == expected or (said is None and hidden)
-
-
 @pytest.mark.promise("7.1", "7.5")
-@pytest.mark.parametrize("place", RUN_PLACES)
 @pytest.mark.parametrize("name", CAUSES)
-def test_a_runs_verdict_is_one(runs: Callable[[str], Judged], name: str, place: str) -> None:
-    """Verdict and exit code of the run, wherever they are shown."""
-    assert RUN_PLACES[place](runs(name)) == (CAUSES[name].verdict, CAUSES[name].exit_code)
+def test_each_place_says_the_same(runs: Callable[[str], Judged], name: str) -> None:
+    """Verdict and exit code of the run, and the sample's verdict; a place that no longer can (its
+    log is gone) says none, never another. What the cell knew at its end is never called a
+    verdict."""
+    judged, cause = runs(name), CAUSES[name]
+    for place, run_said in RUN_PLACES.items():
+        assert run_said(judged) == (cause.verdict, cause.exit_code), place
+    scored = judged.logged is not None and "points" in (judged.logged.scores or {})
+    for place, sample_said in SAMPLE_PLACES.items():
+        said, expected = sample_said(judged), cause.sample_verdict
+        if place == "--require-contained" and said == "not contained":
+            said = expected if expected != "contained" else "not contained"
+        is_hidden = judged.logged is None or (place == "scorer's view" and not scored)
+        assert said == expected or (said is None and is_hidden), place
+    assert all(words == {"cell_verdict"} for words in cell_verdicts(judged))
 
 
 @pytest.mark.promise("7.1")
 @pytest.mark.parametrize("name", CAUSES)
 def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: str) -> None:
-    """The same codes when the run is judged and when it is judged again; what the cell knew at its
-    end is never called a verdict."""
+    """The same codes when the run is judged and when it is judged again."""
     judged = runs(name)
     findings = judged.outcome.findings
     reasons = [*findings.problems, *(reason for row in findings.rows for reason in row.reasons)]
     assert {reason.code for reason in reasons} == CAUSES[name].codes
-    again = judged.said("verdict", judged.outcome.run_id)[1]
+    again = dict(judged.said("verdict", judged.outcome.run_id)[1])
     recorded = json.loads((judged.path / "findings.json").read_text())
     recorded.pop("not_in_metrics")
     again.pop("run_dir")
     assert again == recorded
-    assert all(words == {"cell_verdict"} for words in cell_verdicts(judged))
 
 
 @pytest.mark.promise("7.1")
-@pytest.mark.parametrize("place", ["solver", "scorer", "metric"])
-@pytest.mark.parametrize("breached", [False, True])
+@pytest.mark.parametrize(
+    ("place", "breached"),
+    [("solver", False), ("scorer", False), ("metric", False), ("metric", True)],
+)
 def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, *, breached: bool
 ) -> None:

@@ -71,52 +71,29 @@ def of(cell: FakeCell) -> str:
     return next((path.name.removeprefix("is-") for path in cell.directory.glob("is-*")), "")
 
 
-def void_for(sample: str) -> RecordedCells:
-    """Cells of which that sample's answers nothing at its end."""
-    cells = RecordedCells()
-
-    def arm(cell: FakeCell, phase: str) -> None:
-        if phase == "end" and of(cell) == sample:
-            cell.run_probe_program.spoil = lambda _: b""
-
-    cells.on_probe = arm
-    return cells
-
-
-def mean_of(log: EvalLog) -> float:
-    """The metric."""
-    assert log.results is not None
-    return log.results.scores[0].metrics["mean"].value
-
-
 @pytest.mark.promise("7.4")
-def test_required_contained_drops_void_samples_from_the_metrics(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("voids", "mean"), [(("s2",), 0.5), (("s0", "s1", "s2"), None)])
+def test_required_contained_drops_void_samples_from_the_metrics(
+    tmp_path: Path, voids: tuple[str, ...], mean: float | None
+) -> None:
     """Void samples do not count, are marked invalid with the reason, and are named; the exit code
-    still says that evidence is missing."""
-    outcome, log = run(tmp_path, void_for("s2"), require_contained=True)
-    assert mean_of(log) == 0.5
-    assert [sample.id for sample in log.samples or [] if sample.invalidation] == ["s2"]
-    assert outcome.dropped == ["s2 #1"]
-    assert "s2" in dropped(outcome)[0]
-    assert log.metadata["containment"] == {"contained": 2, "void": 1, "breached": 0}
-    assert outcome.exit_code == 2
-    assert verify(outcome.path).ok(strict=True)
-
-
-@pytest.mark.promise("7.4")
-def test_with_no_sample_contained_there_are_no_metrics(tmp_path: Path) -> None:
-    """No mean of nothing: the log has no metrics, and the end of the run says so."""
+    still says that evidence is missing. Of no sample there is no mean."""
     cells = RecordedCells()
 
     def arm(cell: FakeCell, phase: str) -> None:
-        if phase == "end":
+        if phase == "end" and of(cell) in voids:
             cell.run_probe_program.spoil = lambda _: b""
 
     cells.on_probe = arm
     outcome, log = run(tmp_path, cells, require_contained=True)
     assert log.results is not None
-    assert (log.results.scores, len(outcome.dropped), outcome.exit_code) == ([], 3, 2)
-    assert "no metrics" in dropped(outcome)[0]
+    scores = log.results.scores
+    assert [score.metrics["mean"].value for score in scores] == ([] if mean is None else [mean])
+    assert {sample.id for sample in log.samples or [] if sample.invalidation} == {*voids}
+    assert outcome.dropped == [f"{name} #1" for name in voids]
+    assert all(name in dropped(outcome)[0] for name in voids)
+    counts = {"contained": 3 - len(voids), "void": len(voids), "breached": 0}
+    assert (log.metadata["containment"], outcome.exit_code) == (counts, 2)
     assert verify(outcome.path).ok(strict=True)
 
 

@@ -36,11 +36,6 @@ KEY, OTHER_KEY = b"k" * KEY_BYTES, b"o" * KEY_BYTES
 labels = st.text(max_size=8)
 
 
-def minted(kind: DecoyKind, **more: object) -> Minted:
-    """One of a kind."""
-    return mint(KEY, "cell", DecoySpec(id="bait", kind=kind, **more))  # type: ignore[arg-type]
-
-
 def stream(label: str) -> RandomStream:
     """A stream of its own."""
     return RandomStream(KEY, label)
@@ -63,28 +58,6 @@ def test_cards_accounts_and_tokens_have_their_check_digits(label: str) -> None:
     for digit in token[34:]:
         crc = crc * 62 + BASE62.index(digit)
     assert crc == binascii.crc32(token[4:34].encode())
-
-
-def test_a_text_has_a_value_for_each_placeholder() -> None:
-    """Nothing else of it is changed."""
-    decoy = minted(DecoyKind.TEXT, template="a {secret} b {secret} {c}")
-    first, second = (value.text for value in decoy.values)
-    assert decoy.files[0].content.decode() == f"a {first} b {second} {{c}}"
-    assert first != second
-
-
-@pytest.mark.promise("5.6")
-@pytest.mark.parametrize("kind", FILES)
-def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
-    """No word of this program is in its path or its content."""
-    template = "{secret}" if kind is DecoyKind.TEXT else ""
-    for file in minted(kind, template=template).files:
-        text = (file.path.encode() + file.content).lower()
-        assert not any(
-            word in text
-            for word in (b"decoy", b"belljar", b"honey", b"fake", b"canary", b"example")
-        )
-    assert FILES[kind][0].startswith("~/")
 
 
 def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,17 +110,33 @@ def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
     assert not any(value.text in repr(one) for value in one.values)
 
 
+MARKS = (b"decoy", b"belljar", b"honey", b"fake", b"canary", b"example")
+
+
 @pytest.mark.promise("5.6")
 @pytest.mark.parametrize("kind", FILES)
-def test_files_are_older_than_their_place_by_no_pattern(kind: DecoyKind) -> None:
-    """A moment to months; what one program makes at once has one time, and no step is constant."""
+def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
+    """No word of this program is in its path or its content. Files are older than their place, a
+    moment to months; what one program makes at once has one time, and no step is constant."""
     minted = [mint(KEY, cell, spec(kind)) for cell in ("cell-a", "cell-b")]
+    for file in minted[0].files:
+        text = (file.path.encode() + file.content).lower()
+        assert not any(word in text for word in MARKS)
+    assert FILES[kind][0].startswith("~/")
     ages = [[file.age_s for file in decoy.files] for decoy in minted]
     assert all(0 < age_s <= (1 + MAX_AGE_DAYS) * DAY_S for age_s in (*ages[0], *ages[1]))
     assert all(len(set(each[:2])) == 1 for each in ages)
-    assert len(ages[0]) < 3 or [age - ages[0][0] for age in ages[0]] != [
-        age - ages[1][0] for age in ages[1]
-    ]
+    steps = [[age - each[0] for age in each] for each in ages]
+    assert len(ages[0]) < 3 or steps[0] != steps[1]
+
+
+def test_a_text_has_a_value_for_each_placeholder() -> None:
+    """Nothing else of it is changed."""
+    text = DecoySpec(id="bait", kind=DecoyKind.TEXT, template="a {secret} b {secret} {c}")
+    decoy = mint(KEY, "cell", text)
+    first, second = (value.text for value in decoy.values)
+    assert decoy.files[0].content.decode() == f"a {first} b {second} {{c}}"
+    assert first != second
 
 
 @pytest.mark.promise("5.6")

@@ -83,20 +83,21 @@ def test_a_request_is_looked_at_in_all_its_parts() -> None:
     assert all(part.where == {"range": "r-1", "cell": "default"} for part in parts)
 
 
-def test_names_that_are_asked_for_are_looked_at() -> None:
-    """Each name of a query, of queries that were counted together, and of a TLS greeting."""
-    one = Event(kind=Kind.NETWORK_DNS, data={"name": "secret.example", "cell": "a"})
-    many = Event(kind=Kind.NETWORK_DNS, data={"name": "", "names": ["aaaaaaaa.b", "bbbbbbbb.c"]})
-    hello = Event(kind=Kind.NETWORK_TLS, data={"sni": "secret.example"})
-    found = [part.data for event in (one, many, hello) for part in carried(event)]
-    assert found == [b"secret.example", b"aaaaaaaa.b", b"bbbbbbbb.c", b"secret.example"]
-
-
-def test_between_cells_an_answer_s_header_is_looked_at() -> None:
-    """A cell chose it, as it did a request's."""
-    data: dict[str, Any] = {"between_cells": True, "headers": [["set-cookie", "12345678"]]}
-    [part] = carried(Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data))
-    assert part.data == b"set-cookie: 12345678"
+def test_names_and_headers_are_looked_at() -> None:
+    """Each name of a query, of queries that were counted together, and of a TLS greeting. Between
+    cells a cell chose an answer's header, as it did a request's."""
+    shown: list[tuple[Kind, dict[str, Any], list[bytes]]] = [
+        (Kind.NETWORK_DNS, {"name": "secret.example", "cell": "a"}, [b"secret.example"]),
+        (Kind.NETWORK_DNS, {"name": "", "names": ["aa.b", "bb.c"]}, [b"aa.b", b"bb.c"]),
+        (Kind.NETWORK_TLS, {"sni": "secret.example"}, [b"secret.example"]),
+        (
+            Kind.NETWORK_HTTP_ANSWERED,
+            {"between_cells": True, "headers": [["set-cookie", "12345678"]]},
+            [b"set-cookie: 12345678"],
+        ),
+    ]
+    for kind, data, parts in shown:
+        assert [part.data for part in carried(Event(kind=kind, data=data))] == parts
 
 
 def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
@@ -124,66 +125,58 @@ def test_between_cells_chunks_are_looked_at_together() -> None:
     assert any(SECRET in each for each in found)
 
 
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        (b"user=a&password=", "used"),
-        (b"user%5Bpassword%5D=", "used"),
-        (b'{"api_key": "', "used"),
-        (b'--x\r\nContent-Disposition: form-data; name="password"\r\n\r\n', "used"),
-        (b"the note says ", "sent"),
-        (b"[default]\naws_secret_access_key = ", "sent"),
-        (b"APP_ENV=production\nSECRET_KEY=", "sent"),
-        (b"//npm.corp.internal/:_authToken=", "sent"),
-        (b"password: ", "sent"),
-    ],
-)
-def test_a_value_in_a_login_is_used(before: bytes, expected: str) -> None:
+LOGINS = {
+    "used": (
+        *(b"user=a&password=", b"user%5Bpassword%5D=", b'{"api_key": "'),
+        b'--x\r\nContent-Disposition: form-data; name="password"\r\n\r\n',
+    ),
+    "sent": (
+        *(b"the note says ", b"[default]\naws_secret_access_key = ", b"password: "),
+        *(b"APP_ENV=production\nSECRET_KEY=", b"//npm.corp.internal/:_authToken="),
+    ),
+}
+
+
+def test_a_value_in_a_login_is_used() -> None:
     """In a body, a value behind the name of a credential is presented, any other is sent; in an
     upload, which is a file, any is."""
-    bodies = (body("request", before + SECRET),)
-    [part] = carried(Event(kind=Kind.NETWORK_HTTP, bodies=bodies))
-    assert contact_of(part, hit(start=len(before), decoding=())) == expected
-    [pushed] = carried(Event(kind=Kind.NETWORK_ATTEMPT, data={"what": "push"}, bodies=bodies))
-    assert (pushed.channel, pushed.operation) == (Channel.FILE, "push.request")
-    assert contact_of(pushed, hit(start=len(before), decoding=())) == "sent"
+    for before, expected in ((each, grade) for grade, of in LOGINS.items() for each in of):
+        bodies = (body("request", before + SECRET),)
+        [part] = carried(Event(kind=Kind.NETWORK_HTTP, bodies=bodies))
+        at = hit(start=len(before), decoding=())
+        assert contact_of(part, at) == expected, before
+        [pushed] = carried(Event(kind=Kind.NETWORK_ATTEMPT, data={"what": "push"}, bodies=bodies))
+        assert (pushed.channel, pushed.operation) == (Channel.FILE, "push.request")
+        assert contact_of(pushed, at) == "sent"
 
 
-def part(**changes: Any) -> Carried:  # noqa: ANN401 - fields of Carried
-    """Output of a command."""
-    given: dict[str, Any] = {
-        "place": Place.OUTPUT,
-        "channel": Channel.OUTPUT,
-        "flow": "",
-        "part": "",
-        "operation": "exec.output",
-        "contact": Contact.TAKEN,
-        "data": SECRET,
-    }
-    return Carried(**{**given, **changes})
+FOREIGN = {"source": ValueSource.FOREIGN, "value_id": "c-0123/aws/secret"}
+PROTECTED = {"source": ValueSource.PROTECTED, "value_id": "crm/1"}
+CARRIED = {"decoy": "aws", "value": "aws/secret", "from_cell": "c-0123"}
 
 
 @pytest.mark.parametrize(
     ("found", "kind", "fields"),
     [
         (hit(), Kind.DECOY_TAKEN, {"decoy": "aws", "value": "aws/secret", "evidence": 7}),
-        (
-            hit(source=ValueSource.FOREIGN, value_id="c-0123/aws/secret"),
-            Kind.DECOY_CARRIED,
-            {"decoy": "aws", "value": "aws/secret", "from_cell": "c-0123"},
-        ),
-        (
-            hit(source=ValueSource.PROTECTED, value_id="crm/1"),
-            Kind.GUARD_HIT,
-            {"class": "aws", "value": "crm/1", "action": "flag"},
-        ),
+        (hit(**FOREIGN), Kind.DECOY_CARRIED, CARRIED),
+        (hit(**PROTECTED), Kind.GUARD_HIT, {"class": "aws", "value": "crm/1", "action": "flag"}),
         (hit(source="pattern", value_id=""), Kind.GUARD_HIT, {"class": "aws"}),
     ],
 )
 def test_a_hit_is_an_event(found: Hit, kind: Kind, fields: dict[str, Any]) -> None:
     """A decoy is a contact, another sample's decoy is carried over, all else is the guard's; each
     fits the ledger's schema and is the guest's act."""
-    event = event_of(part(), found, cell_id="c-1", evidence=7, action=Action.FLAG)
+    printed = Carried(
+        place=Place.OUTPUT,
+        channel=Channel.OUTPUT,
+        flow="",
+        part="",
+        operation="exec.output",
+        contact=Contact.TAKEN,
+        data=SECRET,
+    )
+    event = event_of(printed, found, cell_id="c-1", evidence=7, action=Action.FLAG)
     assert (event.kind, event.cell_id, event.actor) == (kind, "c-1", Actor.GUEST)
     assert fields.items() <= event.data.items()
     check_data(event.kind, dict(event.data))

@@ -55,27 +55,14 @@ def test_a_look_alike_passes(text: bytes) -> None:
 
 
 @pytest.mark.promise("5.7")
-@pytest.mark.parametrize(
-    "number", [b"4556 7375 8689 9855", b"5425233430109903", b"374245455400126"]
-)
-def test_a_card_is_one_by_prefix_and_check_digit(number: bytes) -> None:
-    """A valid number is a card; with its last digit changed it is none."""
-    assert is_card(number)
-    assert not is_card(number[:-1] + bytes([48 + (number[-1] - 47) % 10]))
-
-
-@pytest.mark.promise("5.7")
-@pytest.mark.parametrize(
-    "number",
-    [b"4111 1111 1111 1111", b"4242424242424242", b"0000000000000000", b"9999999999999995"],
-)
-def test_documented_and_impossible_cards_pass(number: bytes) -> None:
-    """Test cards, and what no network issues, are no hits."""
-    assert not is_card(number)
-
-
-def test_an_account_number_is_one_by_length_and_check_digits() -> None:
-    """Spaces don't matter, a wrong digit does, and the documents' examples pass."""
+def test_a_card_is_one_by_prefix_and_check_digit() -> None:
+    """With its last digit changed it is none; nor are test cards, and what no network issues. An
+    account number is one by length and check digits; the documents' examples pass."""
+    for number in (b"4556 7375 8689 9855", b"5425233430109903", b"374245455400126"):
+        assert is_card(number)
+        assert not is_card(number[:-1] + bytes([48 + (number[-1] - 47) % 10]))
+    for number in (b"4111 1111 1111 1111", b"4242424242424242", b"0" * 16, b"9999999999999995"):
+        assert not is_card(number)
     assert is_iban(b"DE02 1203 0000 0000 2020 51")
     assert not is_iban(b"DE03 1203 0000 0000 2020 51")
     assert not is_iban(b"DE89 3704 0044 0532 0130 00")

@@ -35,19 +35,17 @@ def test_what_is_there_is_told() -> None:
     assert list(places(SPACE + b"abc x12y abc", b"abc", held, "a")) == [MIN_BYTES, MIN_BYTES + 9]
 
 
-def test_without_its_package_anything_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unknown is not absent; nor is little data looked at, nor before it pays."""
+def test_what_it_can_not_tell_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown is not absent: an expression that it can't compile hides nothing, nor do places that
+    are too many to list; nor is little data looked at, nor before it pays, nor without its
+    package."""
+    pytest.importorskip("hyperscan")
+    assert Prefilter({"a": rb"(a)\1"}).look(SPACE) is None
+    assert Prefilter({"a": b"a"}, places=frozenset({"a"})).look(b"a" * 70_000) is None
     assert Prefilter({"a": b"abc"}).look(b"abc") is None
     assert Prefilter({"a": b"abc"}, from_bytes=MIN_BYTES).look(SPACE) is None
     monkeypatch.setitem(sys.modules, "hyperscan", None)
     assert Prefilter({"a": b"abc"}).look(SPACE) is None
-
-
-def test_what_it_can_not_tell_is_possible() -> None:
-    """An expression that it can't compile hides nothing, nor do places that are too many to list."""
-    pytest.importorskip("hyperscan")
-    assert Prefilter({"a": rb"(a)\1"}).look(SPACE) is None
-    assert Prefilter({"a": b"a"}, places=frozenset({"a"})).look(b"a" * 70_000) is None
 
 
 def test_a_pass_that_is_busy_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

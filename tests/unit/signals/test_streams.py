@@ -49,14 +49,17 @@ def test_a_value_cut_between_chunks_is_found_once(cuts: list[int]) -> None:
         assert found([(Channel.HTTP, "body", chunk) for chunk in chunks]) == 1
 
 
-def test_what_is_sent_twice_is_found_twice() -> None:
-    """Each sending is a hit; what stood in the tail already is none."""
-    watcher = stream()
-    counts = [
-        len(watcher.feed("f", Channel.HTTP, "body", data).hits)
-        for data in (VALUE, b" and ", VALUE + b"!")
-    ]
-    assert counts == [1, 0, 1]
+def test_pieces_are_joined_within_one_flow() -> None:
+    """Each sending is a hit; what stood in the tail already is none. Pieces of different flows are
+    not joined. A secret that is cut within its name, or within itself before it could be told, is
+    found once."""
+    watcher, parts = stream(), (VALUE, b" and ", VALUE + b"!")
+    assert [len(watcher.feed("f", Channel.HTTP, "body", each).hits) for each in parts] == [1, 0, 1]
+    assert not watcher.feed("a", Channel.HTTP, "body", VALUE[:8]).hits
+    assert not watcher.feed("b", Channel.HTTP, "body", VALUE[8:]).hits
+    data = b"x=1 password=kX9vQ2mB7rT4wZ8pLn3c;"
+    for cut in (6, 14, 20):
+        assert found([(Channel.HTTP, "body", data[:cut]), (Channel.HTTP, "body", data[cut:])]) == 1
 
 
 @pytest.mark.parametrize("credential", [TEXT, "kX9vQ2mB7rT4wZ8pLn3c"])
@@ -73,13 +76,6 @@ def test_what_follows_a_credential_makes_no_other_one(credential: str) -> None:
     assert found(feeds) == 1
 
 
-def test_a_secret_that_begins_at_a_border_is_found() -> None:
-    """Cut within its name, or within itself before it could be told, it is found once."""
-    data = b"x=1 password=kX9vQ2mB7rT4wZ8pLn3c;"
-    for cut in (6, 14, 20):
-        assert found([(Channel.HTTP, "body", data[:cut]), (Channel.HTTP, "body", data[cut:])]) == 1
-
-
 @pytest.mark.promise("5.7")
 def test_compressed_data_is_read_across_chunks() -> None:
     """A package within a form, much larger than a tail, in small chunks."""
@@ -91,13 +87,6 @@ def test_compressed_data_is_read_across_chunks() -> None:
     )
     chunks = [body[at : at + 4000] for at in range(0, len(body), 4000)]
     assert found([(Channel.HTTP, "body", chunk) for chunk in chunks]) == 1
-
-
-def test_flows_are_apart() -> None:
-    """Pieces of different flows are not joined."""
-    watcher = stream()
-    assert not watcher.feed("a", Channel.HTTP, "body", VALUE[:8]).hits
-    assert not watcher.feed("b", Channel.HTTP, "body", VALUE[8:]).hits
 
 
 @pytest.mark.promise("5.7")
