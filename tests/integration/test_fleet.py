@@ -3,6 +3,7 @@ thorough."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -38,8 +39,13 @@ from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
 
-pytest.importorskip("ray", reason="the extra `fleet` is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.root]
+# To import it takes seconds, and here it would at each collection
+has_ray = importlib.util.find_spec("ray") is not None
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.root,
+    pytest.mark.skipif(not has_ray, reason="the extra `fleet` is not installed"),
+]
 
 
 class Nodes(Fleet):

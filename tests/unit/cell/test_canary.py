@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from tests.fakes import guest as g
-from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.guest import FakeGuest, GuestOp, Script
 from tests.fakes.vm import staged
 
 from belljar.cell.canary import canary_in, memory_has
@@ -19,6 +19,32 @@ from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Kind
 
 pytestmark = pytest.mark.anyio
+MACHINE = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
+
+
+def planting(said: bytes, end: str = "") -> Script:
+    """Leave what is said, and end when told to, at once (`program`), or with the guest."""
+
+    async def plant(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, said)
+        if end == "agent":
+            guest.close()
+        elif end == "program":
+            await guest.finish(op, g.SIGNALED, 9)
+        else:
+            while await guest.stdin(op):
+                pass
+            await guest.finish(op)
+
+    return plant
+
+
+async def found_nothing(guest: FakeGuest, op: GuestOp) -> None:
+    """A search to its end."""
+    await guest.started(op)
+    await guest.output(op, 1, b"end\n")
+    await guest.finish(op)
 
 
 @pytest.mark.promise("3.5")
@@ -27,12 +53,7 @@ async def test_the_old_machine_neither_forges_nor_hides_a_trace() -> None:
     the record says that this was not left there."""
     asked: dict[str, str] = {}
 
-    async def forge(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.output(op, 1, b"port 22\nfile /etc\nunseen all\nprocess\nend\n")
-        while await guest.stdin(op):
-            pass
-        await guest.finish(op)
+    forge = planting(b"port 22\nfile /etc\nunseen all\nprocess\nend\n")
 
     async def search(guest: FakeGuest, op: GuestOp) -> None:
         await guest.started(op)
@@ -62,21 +83,8 @@ async def test_the_old_machine_neither_forges_nor_hides_a_trace() -> None:
 @pytest.mark.parametrize("ends", ["program", "agent"])
 async def test_traces_that_ended_before_the_search_verify_nothing(ends: str) -> None:
     """The old machine's workload may end the program that left them, or all: the record says so."""
-
-    async def plant(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.output(op, 1, b"process\nmemory\nend\n")
-        if ends == "program":
-            await guest.finish(op, g.SIGNALED, 9)
-        else:
-            guest.close()
-
-    async def search(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.output(op, 1, b"end\n")
-        await guest.finish(op)
-
-    async with staged({b"sh": plant}) as old, staged({b"sh": search}) as new:
+    plant = planting(b"process\nmemory\nend\n", ends)
+    async with staged({b"sh": plant}) as old, staged({b"sh": found_nothing}) as new:
         async with canary_in(old.cell) as canary:
             await canary.search(new.cell)
         data = new.last(Kind.CELL_REVERT_VERIFIED).data
@@ -104,13 +112,6 @@ async def test_a_trace_that_ends_the_search_is_found(
 ) -> None:
     """What was found until then is on record and a breach; nothing found is no proof either."""
 
-    async def plant(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        await guest.output(op, 1, b"process\nmemory\nend\n")
-        while await guest.stdin(op):
-            pass
-        await guest.finish(op)
-
     async def search(guest: FakeGuest, op: GuestOp) -> None:
         await guest.started(op)
         await guest.output(op, 1, b"process 7\n" * (where == "guest") + b"unse")
@@ -121,6 +122,7 @@ async def test_a_trace_that_ends_the_search_is_found(
             await guest.finish(op, *((g.SIGNALED, 9) if killed else ()))
 
     monkeypatch.setattr("belljar.cell.canary.memory_has", lambda *_: where == "memory")
+    plant = planting(b"process\nmemory\nend\n")
     async with staged({b"sh": plant}) as old, staged({b"sh": search}) as new:
         async with canary_in(old.cell) as canary:
             with pytest.raises(ContainmentBreach if where else CellError):
@@ -136,14 +138,12 @@ def test_memory_is_searched_whatever_its_files_are_called(tmp_path: Path) -> Non
     file.write_bytes(bytes(mmap.PAGESIZE))
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert mapped[0] == 0
-        machine = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
-        assert memory_has(machine, needle, set())
+        assert memory_has(MACHINE, needle, set())
 
 
 def test_memory_that_is_not_searched_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mapping that is too large hides nothing silently."""
     monkeypatch.setattr("belljar.cell.canary._MAX_MAPPING_BYTES", 0)
-    machine = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
     skipped = set[int]()
-    assert not memory_has(machine, b"anything", skipped)
+    assert not memory_has(MACHINE, b"anything", skipped)
     assert skipped == {os.getpid()}

@@ -60,6 +60,7 @@ async def relay(guest: FakeGuest, op: GuestOp) -> None:
 @pytest.mark.promise("5.3")
 async def test_a_stream_is_on_record() -> None:
     """Its target before, its bytes both ways afterwards, with what nobody received."""
+    counts = {"sent_bytes": 3, "received_bytes": 2, "unread_bytes": 7}
     async with staged({b"connect": relay}) as stage:
         async with stage.cell.connect(8080) as stream:
             assert await stream.receive(2) == b"he"
@@ -67,29 +68,19 @@ async def test_a_stream_is_on_record() -> None:
         assert stage.kinds() == [Kind.CONNECT_STARTED, Kind.CONNECT_COMPLETED]
         assert stage.recorder.events[0].data["name"] == "8080"
         ended = stage.last(Kind.CONNECT_COMPLETED)
-        assert {
-            key: ended.data[key] for key in ("sent_bytes", "received_bytes", "unread_bytes")
-        } == {
-            "sent_bytes": 3,
-            "received_bytes": 2,
-            "unread_bytes": 7,
-        }
-        assert {body.name: body.content for body in ended.bodies} == {
-            "sent": b"you",
-            "received": b"he",
-        }
-
-
-async def refuse(guest: FakeGuest, op: GuestOp) -> None:
-    """Nothing listens."""
-    await guest.started(op)
-    await guest.output(op, 1, bytes([errno.ECONNREFUSED]))
-    await guest.finish(op, g.EXITED, 0)
+        assert {key: ended.data[key] for key in counts} == counts
+        bodies = {body.name: body.content for body in ended.bodies}
+        assert bodies == {"sent": b"you", "received": b"he"}
 
 
 @pytest.mark.promise("5.3")
 async def test_no_connection_is_on_record() -> None:
     """With the reason's number; a relay that says nothing at all is an error too."""
+
+    async def refuse(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, bytes([errno.ECONNREFUSED]))
+        await guest.finish(op, g.EXITED, 0)
 
     async def mute(guest: FakeGuest, op: GuestOp) -> None:
         await guest.started(op)

@@ -11,13 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cell.health import (
-    ARGV,
-    Cause,
-    HealthFinding,
-    damage,
-    read_health,
-)
+from belljar.cell.health import ARGV, Cause, HealthFinding, damage, read_health
 from belljar.channel import ExecOutput
 
 SOUND = HealthFinding(began=True, ended=True, ran=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
-from tests.fakes.recorder import MemoryRecorder
 from tests.fakes.vm import staged
 
 from belljar.cell import open as opens
 from belljar.cell.open import copy_in, open_cell
-from belljar.cell.parts import MachineParts, Parts, describe, gather_parts, prepare, start_run
+from belljar.cell.parts import MachineParts, Parts, describe, gather_parts, start_run
 from belljar.channel.frames import OpKind
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Actor, Kind
+from belljar.ledger.listing import read_events
 from belljar.ledger.verification import Status, verify
 from belljar.plan.make import make_plan
 from belljar.plan.model import MicrovmPlan
@@ -25,12 +25,6 @@ from belljar.policy.load import load_policy, parse_policy, resolve_policy
 from belljar.policy.loaded import LoadedPolicy
 
 pytestmark = pytest.mark.anyio
-
-
-def only_run(home: Path) -> Path:
-    """The one run directory of a store."""
-    (run,) = (home / "runs").iterdir()
-    return run
 
 
 @pytest.mark.parametrize("fields", ["workdir: /etc/hosts/d", "files: [{source: n, target: /n/n}]"])
@@ -56,13 +50,10 @@ async def test_what_a_cells_end_left_is_raised_whatever_else_is(
         monkeypatch.setattr(opens, "_sandbox", lambda *_args, **_options: nullcontext(stage.vm))
 
         async def use() -> None:
+            loaded = resolve_policy("high")
+            words = {"run_id": "20261123-000000000-abcdef", "home": tmp_path}
             async with opens.ready_cell(
-                resolve_policy("high"),
-                parts_for(resolve_policy("high")),
-                recorder=stage.recorder,
-                run_id="20261123-000000000-abcdef",
-                home=tmp_path,
-                actor=Actor.OPERATOR,
+                loaded, parts_for(loaded), recorder=stage.recorder, actor=Actor.OPERATOR, **words
             ):
                 if raised is not None:
                     raise raised
@@ -71,21 +62,14 @@ async def test_what_a_cells_end_left_is_raised_whatever_else_is(
             await use()
 
 
-async def test_an_unprepared_host_is_refused_on_record(tmp_path: Path) -> None:
-    """Without image and kernel nothing is made: a `HostError`, and `policy.refused` in the
-    record."""
-    recorder = MemoryRecorder()
-    with pytest.raises(HostError):
-        await prepare(resolve_policy("high"), recorder=recorder, home=tmp_path)
-    assert recorder.kinds() == [Kind.POLICY_REFUSED]
-
-
 async def test_a_refused_cell_leaves_a_sealed_run(tmp_path: Path) -> None:
     """`open_cell` without a run makes one of its own; a refusal is in it, sealed and verifiable."""
     with pytest.raises(HostError):
         async with open_cell("high", home=tmp_path):
             pytest.fail("it was opened")
-    assert verify(only_run(tmp_path)).status is Status.VERIFIED
+    (path,) = (tmp_path / "runs").iterdir()
+    assert verify(path).status is Status.VERIFIED
+    assert Kind.POLICY_REFUSED in [line.kind for line in read_events(path)]
 
 
 def parts_for(loaded: LoadedPolicy) -> Parts:
@@ -118,13 +102,8 @@ def test_all_images_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
         "network: {stand_ins: {db: {kind: cell, names: [db.example], ports: [1], image:"
         " 'postgres:16'}}}"
     )
-    policy = parse_policy(
-        f"belljar: 1\nrisk: high\nimage: team/tool\n{network}\n".encode(), source="x", base=None
-    )
+    text = f"belljar: 1\nrisk: high\nimage: team/tool\n{network}\n"
     with pytest.raises(HostError) as caught:
-        gather_parts(policy, tmp_path)
-    for command in (
-        "belljar image import docker://team/tool",
-        "belljar image import docker://postgres:16",
-    ):
-        assert command in str(caught.value)
+        gather_parts(parse_policy(text.encode(), source="x", base=None), tmp_path)
+    for image in ("team/tool", "postgres:16"):
+        assert f"belljar image import docker://{image}" in str(caught.value)

@@ -20,18 +20,16 @@ from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import KilledError, new_order
 from belljar.policy.load import resolve_policy
-from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import AttemptOutcome
 
 pytestmark = pytest.mark.anyio
 
 
 class Stand:
-    """A pool of fake cells and what it was made of."""
+    """A pool of fake cells and what it was made of. A test may replace `open` and `refuse`."""
 
     def __init__(self, cells: FakeCells, *, size: int) -> None:
         self.cells, self.run = cells, FakeRun("pool")
-        self.policy: LoadedPolicy = resolve_policy("high")
         self.ahead: list[FakeCell] = []
         self.pool = Pool(
             self.run.recorder,
@@ -40,28 +38,33 @@ class Stand:
             size=size,
             refuse=lambda: self.refuse(),
         )
-        # As `open_range`, and the owner's refusal; a test may replace them
         self.open: Callable[..., AbstractAsyncContextManager[Any]] = self.open_fake
         self.refuse: Callable[[], None] = lambda: None
+        self.cell = self.pool.cell
 
-    @property
-    def ids(self) -> list[str]:
-        """Of the cells that were made ahead."""
-        return [cell.id for cell in self.ahead]
+    def is_ahead(self, cell: Any) -> bool:
+        """Whether it was made ahead."""
+        return any(cell.id == one.id for one in self.ahead)
 
     @asynccontextmanager
     async def open_fake(self, *, ahead: bool) -> AsyncIterator[Any]:
         """A fake cell's range."""
-        async with self.cells.open_range(
-            self.policy, run=self.run, home=None, ahead=ahead
-        ) as opened:
+        policy = resolve_policy("high")
+        async with self.cells.open_range(policy, run=self.run, home=None, ahead=ahead) as opened:
             if ahead:
                 self.ahead.append(opened.cell)
             yield opened
 
-    def cell(self) -> AbstractAsyncContextManager[Any]:
-        """What a taker gets."""
-        return self.pool.cell()
+    def on_open(self, act: Callable[[Any, bool], None]) -> None:
+        """Do this with each range, and whether it is made ahead, once its cell is there."""
+
+        @asynccontextmanager
+        async def open_(*, ahead: bool) -> AsyncIterator[Any]:
+            async with self.open_fake(ahead=ahead) as opened:
+                act(opened, ahead)
+                yield opened
+
+        self.open = open_
 
     async def filled(self) -> None:
         """Until the shelf is full, or can't be filled."""
@@ -70,14 +73,19 @@ class Stand:
 
     def taken(self) -> list[str | None]:
         """The cells that were given out, by the record."""
-        return [
-            event.cell_id for event in self.run.recorder.events if event.kind is Kind.CELL_TAKEN
-        ]
+        events = self.run.recorder.events
+        return [event.cell_id for event in events if event.kind is Kind.CELL_TAKEN]
+
+    async def nobody_gets(self, error: type[Exception], match: str) -> None:
+        """Whoever wants a cell gets this."""
+        with pytest.raises(error, match=match):
+            async with self.cell():
+                pytest.fail("a cell was given out")
 
 
 @asynccontextmanager
 async def stand(size: int = 1, *, cells: FakeCells | None = None) -> AsyncIterator[Stand]:
-    """A pool, ended with the block."""
+    """A pool, ended with the block; then no cell is left."""
     it = Stand(cells or FakeCells(), size=size)
     try:
         yield it
@@ -85,23 +93,9 @@ async def stand(size: int = 1, *, cells: FakeCells | None = None) -> AsyncIterat
         await it.pool.aclose()
 
 
-async def test_a_cell_that_was_made_ahead_is_given_out_once() -> None:
-    """Warmed, taken, on record, destroyed when it is given back,
-    and another stands in its place."""
-    async with stand() as it:
-        await it.filled()
-        async with it.cell() as first:
-            assert first.id == it.ahead[0].id
-            assert (await first.exec(["echo", "hi"])).stdout == b"hi\n"
-            await it.filled()
-            async with it.cell() as second:
-                assert second.id == it.ahead[1].id
-                assert second is not first
-        assert first.destroyed
-        assert second.destroyed
-        assert it.taken() == [first.id, second.id]
-    assert all(cell.destroyed for cell in it.cells.opened)
-    assert len({cell.id for cell in it.ahead}) == len(it.ahead)
+def all_gone(it: Stand) -> bool:
+    """Whether no cell is left."""
+    return all(cell.destroyed for cell in it.cells.opened)
 
 
 @pytest.mark.promise("6.4")
@@ -116,9 +110,7 @@ async def test_a_hold_that_comes_while_a_cell_is_waited_for_counts() -> None:
     async with stand() as it:
         it.refuse = refuse
         await it.filled()
-        with pytest.raises(HostError, match="held"):
-            async with it.cell():
-                raise AssertionError("it was given out")
+        await it.nobody_gets(HostError, "held")
         assert it.ahead[0].destroyed
 
 
@@ -138,8 +130,9 @@ async def test_many_takers_never_share_a_cell() -> None:
             for _ in range(10):
                 tasks.start_soon(take)
     assert len(had) == len(set(had)) == 10
+    assert len(it.taken()) >= 2
     assert set(it.taken()) <= set(had)
-    assert all(cell.destroyed for cell in it.cells.opened)
+    assert all_gone(it)
 
 
 NOT_GIVEN = {
@@ -164,18 +157,13 @@ async def test_what_is_given_to_nobody(why: str, monkeypatch: pytest.MonkeyPatch
         if why == "killed in its warm-up":
             cell._live.killed = lambda: order
 
+    def kill(_opened: Any, ahead: bool) -> None:
+        if ahead and why == "killed in the making":
+            raise KilledError(order, where="cell c-1")
+
     cells.on_probe = on_probe
     async with stand(cells=cells) as it:
-        real = it.open
-
-        @asynccontextmanager
-        async def open_(*, ahead: bool) -> AsyncIterator[Any]:
-            async with real(ahead=ahead) as opened:
-                if ahead and why == "killed in the making":
-                    raise KilledError(order, where="cell c-1")
-                yield opened
-
-        it.open = open_
+        it.on_open(kill)
         await it.filled()
         if why == "stale":
             monkeypatch.setattr(pools, "STALE_SHARE", 0.0)
@@ -188,16 +176,16 @@ async def test_what_is_given_to_nobody(why: str, monkeypatch: pytest.MonkeyPatch
         elif why == "killed":
             monkeypatch.setattr(it.ahead[0]._live, "killed", lambda: order)
         async with it.cell() as cell:
-            assert cell.id not in it.ids
+            assert not it.is_ahead(cell)
         assert (it.taken(), it.pool.troubles) == ([], [])
     assert it.ahead[0].destroyed
     assert it.ahead[0].reason == NOT_GIVEN[why]
 
 
-@pytest.mark.parametrize("when", ["made", "warmed", "found", "destroyed"])
+@pytest.mark.parametrize("when", ["made", "warmed", "found", "destroyed", "taken"])
 async def test_a_way_out_of_a_cell_made_ahead_ends_the_pool(when: str) -> None:
     """Whoever wants a cell gets the breach instead, whether a probe found it, or making, probing or
-    destroying the cell raised it."""
+    destroying the cell raised it; also who opens one of his own meanwhile."""
     cells, breach = FakeCells(), ContainmentBreach("calls.mount")
 
     def on_probe(cell: Any, _phase: str) -> None:
@@ -208,63 +196,40 @@ async def test_a_way_out_of_a_cell_made_ahead_ends_the_pool(when: str) -> None:
         else:
             cell.run_probe_program.timed_out = True  # void: it is destroyed
 
+    def refuse(*, ahead: bool) -> Any:
+        raise breach
+
     cells.on_probe = on_probe
     cells.destroy_error = breach if when == "destroyed" else None
     async with stand(cells=cells) as it:
-        if when == "made":
-
-            def refuse(*, ahead: bool) -> Any:
-                raise breach
-
-            it.open = refuse
-        await it.filled()
-        with pytest.raises(ContainmentBreach, match=r"calls\.mount"):
-            async with it.cell():
-                pytest.fail("a cell was given out")
+        if when == "taken":
+            it.on_open(lambda *_: setattr(it.pool, "breach", breach))
+        else:
+            it.open = refuse if when == "made" else it.open
+            await it.filled()
+        await it.nobody_gets(ContainmentBreach, r"calls\.mount")
         await it.filled()
         assert len(it.cells.opened) == (when != "made")
-        assert all(each.destroyed for each in it.cells.opened)
-
-
-async def test_a_taker_whose_cell_opens_meanwhile_gets_the_breach_too() -> None:
-    """It came while the warm-up ran, and opened a cell of its own: that one is not given out."""
-    async with stand() as it:
-
-        @asynccontextmanager
-        async def open_meanwhile(*, ahead: bool) -> AsyncIterator[Any]:
-            async with it.open_fake(ahead=ahead) as opened:
-                it.pool.breach = ContainmentBreach("a way out", where="a cell", hint="")
-                yield opened
-
-        it.open = open_meanwhile
-        with pytest.raises(ContainmentBreach, match="a way out"):
-            async with it.cell():
-                pytest.fail("a cell was given out")
-        assert it.cells.opened[0].destroyed
+        assert all_gone(it)
 
 
 @pytest.mark.promise("3.4")
 async def test_a_cell_that_can_not_be_made_ahead_fails_nothing() -> None:
     """The taker opens his own and gets the real error if there is one."""
+
+    def refuse(*, ahead: bool) -> Any:
+        raise HostError("no room")
+
     async with stand() as it:
-        real, broken = it.open, True
-
-        def open_(*, ahead: bool) -> AbstractAsyncContextManager[Any]:
-            if broken:
-                raise HostError("no room")
-            return real(ahead=ahead)
-
-        it.open = open_
+        it.open = refuse
         await it.filled()
-        with pytest.raises(HostError, match="no room"):
-            async with it.cell():
-                pytest.fail("a cell was given out")
-        broken = False
+        await it.nobody_gets(HostError, "no room")
+        it.open = it.open_fake
         async with it.cell() as cell:
-            assert cell.id not in it.ids
+            assert not it.is_ahead(cell)
         await it.filled()
         async with it.cell() as cell:
-            assert cell.id in it.ids
+            assert it.is_ahead(cell)
     assert it.pool.troubles == []
 
 
@@ -302,10 +267,10 @@ async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.Mon
         cell = await taking.__aenter__()
     assert isinstance(cell, FakeCell)
     assert cell.dead
-    assert all(each.destroyed for each in it.cells.opened)
+    assert all_gone(it)
     await taking.__aexit__(None, None, None)
     async with it.cell() as late:
-        assert late.id not in it.ids
+        assert not it.is_ahead(late)
 
 
 @pytest.mark.promise("3.4")
@@ -331,16 +296,14 @@ async def test_a_pool_ends_after_the_last_of_its_cells(
         await it.pool.aclose()
         assert it.ahead[0].destroyed
 
+    @asynccontextmanager
+    async def open_(*, ahead: bool) -> AsyncIterator[Any]:
+        async with it.open_fake(ahead=ahead) as opened:
+            yield opened
+            if is_out and opened.cell is it.ahead[0]:  # not the next, which is destroyed too
+                await wait()
+
     async with stand() as it:
-        real = it.open
-
-        @asynccontextmanager
-        async def open_(*, ahead: bool) -> AsyncIterator[Any]:
-            async with real(ahead=ahead) as opened:
-                yield opened
-                if is_out and opened.cell is it.ahead[0]:  # not the next, which is destroyed too
-                    await wait()
-
         it.open = open_
         await it.filled()
         if not is_out:
@@ -365,17 +328,17 @@ async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:
                     pytest.fail("a cancelled taker went on")
         await it.filled()
         async with it.cell() as cell:
-            assert cell.id in it.ids
-    assert all(each.destroyed for each in it.cells.opened)
+            assert it.is_ahead(cell)
+    assert all_gone(it)
 
 
 async def test_what_is_in_the_making_is_given_up_at_the_end() -> None:
     """Its cell is destroyed as well."""
-    cells, never, begun = FakeCells(), anyio.Event(), anyio.Event()
+    cells, begun = FakeCells(), anyio.Event()
 
     async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
         begun.set()
-        await never.wait()
+        await anyio.sleep_forever()
 
     cells.probe = probe  # type: ignore[method-assign]
     async with stand(cells=cells) as it:

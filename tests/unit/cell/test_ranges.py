@@ -19,7 +19,6 @@ from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import load_policy
-from belljar.policy.loaded import LoadedPolicy
 
 POLICY = """\
 belljar: 1
@@ -40,7 +39,6 @@ class ANetwork:
 
     def __init__(self, layout: RangeLayout, error: BelljarError | None = None) -> None:
         self.layout, self._error = layout, error
-        self.attached: list[tuple[str, int, bool]] = []
 
     def check_now(self) -> None:
         """Raises what it has."""
@@ -51,20 +49,11 @@ class ANetwork:
         """Of the only cell."""
         return {OWN_CELL: 17}[name]
 
-    async def attach(self, name: str, pid: int, *, offloads: bool) -> None:
-        """Remembers."""
-        self.attached.append((name, pid, offloads))
-
-
-def loaded_of(folder: Path) -> LoadedPolicy:
-    """The policy."""
-    (folder / "policy.yaml").write_text(POLICY)
-    return load_policy(folder / "policy.yaml")
-
 
 def network_of(folder: Path) -> NetworkPlan:
-    """Its plan."""
-    network = loaded_of(folder).policy.network
+    """The plan of the policy's network."""
+    (folder / "policy.yaml").write_text(POLICY)
+    network = load_policy(folder / "policy.yaml").policy.network
     if network is None:
         raise ValueError("no network")
     return plan_network(network, folder)
@@ -143,25 +132,15 @@ async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]
     assert sorted(waited) == ["a", "b"]
 
 
-def test_nobody_answers_until_there_is_somebody() -> None:
-    """Before, a question is refused with what to do; then it is theirs, and so is what they
-    refuse."""
-    model_requests = ModelRequests()
+def test_nobody_answers_but_while_there_is_somebody() -> None:
+    """Before, a question is refused with what to do; then it is theirs, and so is what they refuse;
+    when the range has ended they are told once, and asked no more."""
+    model_requests, told = ModelRequests(), list[bool]()
     with pytest.raises(ValueError, match="belljar run"):
         model_requests("chat", b"?")
     model_requests.handler = lambda kind, body: kind.encode() + body
+    model_requests.on_close = lambda: told.append(True)
     assert model_requests("chat", b"?") == b"chat?"
-
-
-def test_nobody_answers_when_the_range_has_ended() -> None:
-    """Whoever answers is told once, and asked no more."""
-    unused, told = ModelRequests(), list[bool]()
-    unused.close()
-    model_requests = ModelRequests()
-    model_requests.handler, model_requests.on_close = (
-        (lambda _, body: body),
-        lambda: told.append(True),
-    )
     model_requests.close()
     with pytest.raises(ValueError, match="the range has ended"):
         model_requests("chat", b"?")

@@ -16,7 +16,7 @@ from tests.fakes.wires import with_exec
 from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.record import LimitWatch
-from belljar.channel import ExecOutput, ExecRequest, GuestClient, PtySize
+from belljar.channel import ExecOutput, ExecRequest, GuestClient
 from belljar.channel.messages import Result
 from belljar.channel.outcomes import output_of
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
@@ -51,17 +51,10 @@ def test_a_start_names_the_environment_but_not_its_values() -> None:
     )
     data = checked(record.exec_started(OPERATION, request))
     assert "hunter2" not in json.dumps(data)
-    assert (data["argv"], data["env_names"], data["cwd"], data["user"]) == (
-        ["env"],
-        ["A", "TOKEN"],
-        "/w",
-        "u",
-    )
-    assert (data["timeout_s"], data["stdin"], data["pty"]) == (3, False, False)
+    said = {"argv": ["env"], "env_names": ["A", "TOKEN"], "cwd": "/w", "user": "u", "timeout_s": 3}
+    assert data == data | said
     other = ExecRequest(argv=["env"], env={"TOKEN": "hunter3", "A": "b"})
     assert checked(record.exec_started(OPERATION, other))["env_sha256"] != data["env_sha256"]
-    on_a_terminal = ExecRequest(argv=["sh"], pty=PtySize(rows=1, cols=1), stdin=True)
-    assert checked(record.exec_started(OPERATION, on_a_terminal))["pty"] is True
 
 
 @given(argv=st.lists(ANY_TEXT | st.binary(max_size=20), min_size=1), name=ANY_TEXT, path=ANY_TEXT)
@@ -111,11 +104,7 @@ def test_whose_word_a_limit_is() -> None:
         ("disk", Trust.HOST_OBSERVED),
     }
     (event,) = record.write_limits(OPERATION, OSError(errno.ENOSPC, "full"))
-    assert (event.kind, checked(event)["limit"], event.trust) == (
-        Kind.LIMIT_HIT,
-        "disk",
-        Trust.GUEST_REPORTED,
-    )
+    assert (checked(event)["limit"], event.trust) == ("disk", Trust.GUEST_REPORTED)
     assert record.write_limits(OPERATION, OSError(errno.EACCES, "no")) == []
     assert record.write_limits(OPERATION, ValueError("no")) == []
 

@@ -131,10 +131,7 @@ def test_a_breach_that_is_raised_stops_the_run(world: World, is_grouped: bool) -
         error = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [error])])
     with start_run("cell", "test", [], home=world.home) as run:
         Journal(world.home).describe(OWN, CellAbout(run_id=run.run_id))
-        with (
-            pytest.raises(type(error)),
-            stop_rules(run, resolve_policy("low").policy, world.home),
-        ):
+        with pytest.raises(type(error)), stop_rules(run, resolve_policy("low").policy, world.home):
             raise error
         assert world.ended(OWN)
         with pytest.raises(CellError):

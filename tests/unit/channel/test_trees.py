@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from tests.fakes.talking import talking
 
 from belljar.channel import FileTooLargeError, trees
-from belljar.channel.trees import (
-    RecordKind,
-    TreeReader,
-    TreeRecord,
-    encode,
-    stream_bytes,
-)
+from belljar.channel.trees import RecordKind, TreeReader, TreeRecord, encode, stream_bytes
 from belljar.errors import ProtocolViolation
 
 LEAVE = TreeRecord(path="", kind=RecordKind.LEAVE)

@@ -26,11 +26,7 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.messages import (
-    Fatal,
-    Frozen,
-    GuestEvent,
-)
+from belljar.channel.messages import Fatal, Frozen, GuestEvent
 from belljar.channel.wire import HostConnection
 
 # ---- frames

@@ -25,13 +25,7 @@ from tests.fakes.wires import (
 
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, ResultFlag, SignalScope, Stage, Stream
-from belljar.channel.messages import (
-    Credit,
-    Data,
-    Eof,
-    Result,
-    Started,
-)
+from belljar.channel.messages import Credit, Data, Eof, Result, Started
 from belljar.channel.wire import HostConnection
 
 # ---- operations

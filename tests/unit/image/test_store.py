@@ -17,7 +17,12 @@ from belljar.image.store import Image, Store, find_images, missing_images, verif
 
 
 def put(
-    home: Path, name: str, content: bytes = b"hsqs", *, origins: Sequence[str] = (), **config: Any,  # noqa: ANN401 - parts of a configuration
+    home: Path,
+    name: str,
+    content: bytes = b"hsqs",
+    *,
+    origins: Sequence[str] = (),
+    **config: Any,  # noqa: ANN401 - parts of a configuration
 ) -> Image:
     """Add an image with this content."""
     home.mkdir(exist_ok=True)
