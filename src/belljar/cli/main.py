@@ -170,6 +170,7 @@ def run(argv: list[str] | None = None) -> int:
     json_wanted = console.wants_json(words)
     # Click colours a terminal whatever NO_COLOR says; elsewhere it never does.
     colour = False if os.environ.get("NO_COLOR") else None
+    completes = os.environ.get("_BELLJAR_COMPLETE")  # a shell asks click, which answers and leaves
     try:
         result: Any = root.main(
             args=words, prog_name="belljar", standalone_mode=False, color=colour
@@ -180,6 +181,8 @@ def run(argv: list[str] | None = None) -> int:
         # How rich and click leave for a reader that has gone
         if isinstance(leave.__context__, BrokenPipeError) or _without_a_reader():
             return _reader_gone()
+        if completes and isinstance(leave.code, int):
+            return leave.code
         # No command leaves so, and a library's or a task's 0 would read as "contained".
         raise RuntimeError(f"the command was left by sys.exit({leave.code!r})") from leave
     except BaseException as error:  # noqa: BLE001 - what is a defect of ours is raised again

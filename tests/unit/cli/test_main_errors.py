@@ -136,6 +136,18 @@ def test_no_command_succeeds_by_sys_exit(failing: Failing) -> None:
             failing(error)
 
 
+def test_a_shell_completes_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As docs/cli.md says: click answers, and leaves by `sys.exit`."""
+    monkeypatch.setenv("COMP_WORDS", "belljar verd")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    for asked, answer in (("bash_source", "_belljar_completion"), ("bash_complete", "verdict")):
+        monkeypatch.setenv("_BELLJAR_COMPLETE", asked)
+        assert run([]) == 0
+        assert answer in capsys.readouterr().out
+
+
 @pytest.fixture
 def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store that can't be one, not even for root."""
