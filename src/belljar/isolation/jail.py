@@ -271,9 +271,7 @@ class Jail:
                         kill(victim)
                 if await self._gone():
                     break
-            except (
-                OSError
-            ):  # without a descriptor its end can't be seen: the look for survivors says
+            except OSError:  # blind without a descriptor: the look for survivors says what is left
                 await anyio.sleep(_BLIND_S)
         self.read_status()
         self.diagnosis()
