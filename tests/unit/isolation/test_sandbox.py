@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
@@ -319,3 +320,16 @@ async def test_many_who_wait_do_not_shut_out_who_destroys(tmp_path: Path) -> Non
             for sandbox in sandboxes:
                 tasks.start_soon(live, sandbox, MemoryRecorder(), "destroyed early")
     assert [sandbox.destroyed for sandbox in sandboxes] == [1] * 50
+
+
+def test_a_group_that_cannot_be_read_does_not_end_the_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a descriptor left a cell's groups stay for the look, which says what it could not
+    see; its identity is free afterwards."""
+
+    def none_left(_groups: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(sandboxes.cgroup, "remove_empty", none_left)
+    assert Counted(tmp_path).look_once(0.0).survivors == ()
