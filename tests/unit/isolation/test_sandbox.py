@@ -18,6 +18,7 @@ from tests.unit.isolation.test_survivors import process
 
 from belljar.errors import CellError
 from belljar.events import Kind
+from belljar.isolation import cgroup
 from belljar.isolation import sandbox as sandboxes
 from belljar.isolation.hold import give_order, new_order
 from belljar.isolation.identity import HeldIdentity
@@ -331,5 +332,5 @@ def test_a_group_that_cannot_be_read_does_not_end_the_look(
     def none_left(_groups: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(sandboxes.cgroup, "remove_empty", none_left)
+    monkeypatch.setattr(cgroup, "remove_empty", none_left)
     assert Counted(tmp_path).look_once(0.0).survivors == ()
