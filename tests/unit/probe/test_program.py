@@ -10,7 +10,7 @@ import pytest
 from belljar.package import program_path
 
 NAMES = """
-files.read_host files.host_socket files.walk_up kernel.bpf kernel.control_groups
+files.read_host files.host_socket files.walk_up kernel.control_groups
 devices.memory_present devices.block_present doors.handles network.host_tcp
 """
 
