@@ -359,11 +359,10 @@ bool leader_ended(pid_t pid)
     for (int i = 0; i < leader_count; i++) {
         if (leaders[i]->pid != pid)
             continue;
-        struct leader *leader = leaders[i];
-        uint32_t op_id = leader->op_id, era = leader->era;
-        leader_ready(leader->id); /* its last message */
-        if (leader_find(leader->id) == leader)
-            leader_forget(leader);
+        uint32_t id = leaders[i]->id, op_id = leaders[i]->op_id, era = leaders[i]->era;
+        leader_ready(id); /* its last message, after which it may be forgotten */
+        if (leader_find(id) != NULL)
+            leader_forget(leader_find(id));
         bool program_ended = op_id != 0 && service_give_up(era);
         strays = true, strays_since_ns = now_ns(), next_pass_ns = 0;
         if (op_id != 0)

@@ -102,6 +102,10 @@ static void page_cache(struct finding *f)
     if (!same_kernel(f))
         return;
     int fd = open("/etc/passwd", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        refused(f, "/etc/passwd");
+        return;
+    }
     void *map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
     if (map != MAP_FAILED && mincore(map, 4096, &resident) == 0)
         reached(f, "mincore answers");
@@ -117,8 +121,7 @@ static void page_cache(struct finding *f)
         refused(f, "cachestat");
     if (map != MAP_FAILED)
         munmap(map, 4096);
-    if (fd >= 0)
-        close(fd);
+    close(fd);
 }
 
 static void other_processes(struct finding *f)

@@ -17,6 +17,8 @@ static void walk(struct finding *f, const char *directory, int depth, visit *loo
 {
     DIR *list = opendir(directory);
     struct dirent *entry;
+    if (list == NULL)
+        refused(f, directory);
     for (int seen = 0; list != NULL && seen < 2000 && (entry = readdir(list)) != NULL; seen++) {
         char path[512];
         struct stat s;
@@ -47,7 +49,7 @@ static void make_and_open(struct finding *f, mode_t kind, unsigned major, unsign
 {
     char directory[64], path[80];
     if (scratch_directory(directory) != 0) {
-        refused(f, "no place to make a device in");
+        failed(f, "no place to make a device in: %s", errno_name(errno));
         return;
     }
     path_of(path, sizeof path, "%s/d", directory);

@@ -86,8 +86,10 @@ static void handles(struct finding *f)
     for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++) {
         union handle root = {.head = {.handle_bytes = 8, .handle_type = INODE_AND_GENERATION}}, own = {.head = {.handle_bytes = 128}};
         int mount_id, fd = open(PLACES[i], O_RDONLY | O_CLOEXEC);
-        if (fd < 0)
+        if (fd < 0) {
+            refused(f, PLACES[i]);
             continue;
+        }
         memcpy(root.head.f_handle, &(uint32_t){2}, 4);
         open_handle(f, fd, &root, "the root of its file system");
         if (syscall(SYS_name_to_handle_at, AT_FDCWD, PLACES[i], &own, &mount_id, 0) == 0)
@@ -138,7 +140,7 @@ static void release_agent(struct finding *f)
     char place[64];
     unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWCGROUP);
     if (scratch_directory(place) != 0) {
-        refused(f, "no place to mount on");
+        failed(f, "no place to mount on: %s", errno_name(errno));
         return;
     }
     for (size_t i = 0; i < sizeof CONTROLLERS / sizeof *CONTROLLERS; i++)
@@ -172,7 +174,7 @@ static void root_twice(struct finding *f)
     char place[64];
     int above = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (scratch_directory(place) != 0) {
-        refused(f, "no place for a root");
+        failed(f, "no place for a root: %s", errno_name(errno));
         return;
     }
     if (chroot(place) != 0)

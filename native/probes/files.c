@@ -46,6 +46,10 @@ static void walk(struct finding *f, const char *from, int root)
 static void walk_up(struct finding *f)
 {
     int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0) {
+        refused(f, "/");
+        return;
+    }
     walk(f, ".", root);
     walk(f, "/", root);
     close(root);

@@ -57,10 +57,13 @@ static bool means_nothing_there(int error)
         error == EPROTONOSUPPORT || error == ESOCKTNOSUPPORT;
 }
 
+/* A lack of descriptors or memory, which another cell can bring about: then nobody was asked. */
+static bool says_nothing(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS; }
+
 void refused(struct finding *f, const char *what)
 {
     int error = errno;
-    (means_nothing_there(error) ? absent : denied)(f, "%s: %s", what, errno_name(error));
+    (says_nothing(error) ? failed : means_nothing_there(error) ? absent : denied)(f, "%s: %s", what, errno_name(error));
 }
 
 void permitted(struct finding *f, const char *what, long result)

@@ -199,7 +199,8 @@ static void control_groups(struct finding *f)
 {
     static char text[64 << 10];
     char point[256], *rest = text;
-    read_text("/proc/self/mountinfo", text, sizeof text);
+    if (read_text("/proc/self/mountinfo", text, sizeof text) < 0)
+        refused(f, "/proc/self/mountinfo");
     for (char *line; (line = strsep(&rest, "\n")) != NULL;)
         if (is_control_mount(line, point, sizeof point))
             control_group(f, point);

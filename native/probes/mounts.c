@@ -8,7 +8,7 @@ static void mounts_there(struct finding *f, const char *source, const char *type
 {
     char place[64];
     if (scratch_directory(place) != 0) {
-        refused(f, "no place to mount on");
+        failed(f, "no place to mount on: %s", errno_name(errno));
         return;
     }
     int result = mount(source, place, type, flags, data);

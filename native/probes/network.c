@@ -140,9 +140,11 @@ static void send_token(struct finding *f, const char *key, int type, int family)
         absent(f, "the host has none");
         return;
     }
+    char where[32];
+    snprintf(where, sizeof where, "port %lld", port);
     int s = connected(type, family, (int)port);
     if (s < 0) {
-        denied(f, "port %lld: %s", port, errno_name(errno));
+        refused(f, where);
         return;
     }
     ssize_t n = send(s, token, strlen(token), MSG_NOSIGNAL);
@@ -152,9 +154,9 @@ static void send_token(struct finding *f, const char *key, int type, int family)
     if (n > 0 && type == SOCK_DGRAM && poll(&refusal, 1, 5) == 1) /* a closed port says so at once on one machine */
         getsockopt(s, SOL_SOCKET, SO_ERROR, &pending, &size);
     if (n > 0 && pending == 0)
-        reached(f, "sent to port %lld", port);
+        reached(f, "sent to %s", where);
     else
-        denied(f, "port %lld: %s", port, errno_name(pending ? pending : errno));
+        denied(f, "%s: %s", where, errno_name(pending ? pending : errno));
     close(s);
 }
 

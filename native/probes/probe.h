@@ -47,7 +47,7 @@ __attribute__((format(printf, 2, 3))) void reached(struct finding *f, const char
 __attribute__((format(printf, 2, 3))) void denied(struct finding *f, const char *format, ...);
 __attribute__((format(printf, 2, 3))) void absent(struct finding *f, const char *format, ...);
 __attribute__((format(printf, 2, 3))) void failed(struct finding *f, const char *format, ...);
-void refused(struct finding *f, const char *what);         /* as errno says: there is nothing there, or it is denied */
+void refused(struct finding *f, const char *what);         /* as errno says: there is nothing there, it is denied, or it could not be tried */
 void permitted(struct finding *f, const char *what, long result); /* a call with arguments that can't work: only its permission counts */
 const char *errno_name(int error);
 void print_finding(const char *name, const struct finding *f);

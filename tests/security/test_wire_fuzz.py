@@ -173,13 +173,13 @@ def _session(seed: int, number: int) -> tuple[int, bool]:
         try:
             events = model.wire.feed(piece)
         except ProtocolViolation:
-            assert (model.wire.pending_bytes, model.wire.live_ops) == (0, 0)
+            assert (len(model.wire._pending), model.wire.live_ops) == (0, 0)
             return judged + 1, True
         judged += len(events)
         for event in events:
             if type(event) is Data:
                 taken[event.op] += len(event.content)
-        assert model.wire.pending_bytes < HELD_AT_MOST
+        assert len(model.wire._pending) < HELD_AT_MOST
         assert not taken or max(taken.values()) <= frames.OUTPUT_WINDOW_BYTES, (
             "no credit was ever returned"
         )

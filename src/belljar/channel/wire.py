@@ -82,7 +82,7 @@ class HostConnection:
     """
 
     def __init__(self) -> None:
-        self._pending = bytearray()
+        self._pending = bytearray()  # of an incomplete frame: at most a header and a full payload
         self._violation: ProtocolViolation | None = None
         self._ended = False
         self._ready: Ready | None = None
@@ -117,11 +117,6 @@ class HostConnection:
     def live_ops(self) -> int:
         """Operations that have no RESULT yet."""
         return len(self._live)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of an incomplete frame: at most a header and a full payload."""
-        return len(self._pending)
 
     def stdin_credit(self, op: int) -> int:
         """Bytes of stdin that may be sent now; 0 once the operation or its stdin has ended."""

@@ -42,6 +42,8 @@ from belljar.units import printable
 # A killed process is gone in milliseconds; one that the kernel holds for longer is reported as
 # left.
 _KILL_STEP_S: Final = 2.0
+# For a killed jail whose end can't be seen: it takes milliseconds.
+_BLIND_S: Final = 0.2
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10  # a runtime may print without end
 _MAX_STATUS_BYTES: Final = 8 << 10  # a compromised supervisor may, too
 
@@ -251,8 +253,9 @@ class Jail:
 
     def diagnosis(self) -> str:
         """Standard error of launcher and program, escaped, bounded, on one line."""
-        room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
-        self._diagnosed += _drain(self._diagnosis, room) if room > 0 else b""
+        with self._reading:
+            room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
+            self._diagnosed += _drain(self._diagnosis, room)
         lines = (line.strip() for line in self._diagnosed.splitlines())
         return printable(b"; ".join(line for line in lines if line), max_chars=2000)
 
@@ -262,11 +265,14 @@ class Jail:
         _close((lifeline,))
         # First the closed lifeline alone: then the supervisor can end all in order, and report how.
         for victim in (None, self.child, self.supervisor):
-            if victim is not None:
-                with contextlib.suppress(PermissionError):
-                    kill(victim)
-            if await self._gone():
-                break
+            try:
+                if victim is not None:
+                    with contextlib.suppress(PermissionError):
+                        kill(victim)
+                if await self._gone():
+                    break
+            except OSError:  # blind without a descriptor: the look for survivors says what is left
+                await anyio.sleep(_BLIND_S)
         self.read_status()
         self.diagnosis()
         self._close()
@@ -276,12 +282,12 @@ class Jail:
         give_up = time.monotonic() + timeout_s
         while (
             self.read_status() is None
-            and self._status is not None
+            and (status := self._status) is not None
             and (left_s := give_up - time.monotonic()) > 0
         ):
             # Not `select`, which takes no descriptor from 1,024 on
             poller = select.poll()
-            poller.register(self._status, select.POLLIN)
+            poller.register(status, select.POLLIN)
             is_told = poller.poll(left_s * 1000)
             if is_told and self.read_status() is None and self._process.poll() is not None:
                 break
@@ -332,9 +338,10 @@ class Jail:
         return self._process.poll() is not None
 
     def _close(self) -> None:
-        fds = (self._status, self._diagnosis, self._go)
-        self._status = self._diagnosis = self._go = None
-        _close(fds)
+        with self._reading:  # whoever reads has the number of a descriptor
+            fds = (self._status, self._diagnosis, self._go)
+            self._status = self._diagnosis = self._go = None
+            _close(fds)
 
     def _start_error(self) -> BelljarError:
         return start_error(

@@ -379,7 +379,8 @@ class Sandbox:
         if self._entry is not None and self.jail is not None and self.jail.child is None:
             # Its supervisor died before it named its child, which ends with it, in a moment
             wait_for_dying(self._entry, _NAMELESS_CHILD_S)
-        cgroup.remove_empty(self.groups)
+        with suppress(OSError):  # the look below finds what this could not look at
+            cgroup.remove_empty(self.groups)
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._release()

@@ -419,12 +419,15 @@ class GuestWatch:
             self._on_touched(touched)
 
     async def aclose(self) -> None:
-        """As `FileWatch.aclose`; a dead cell is fine."""
+        """As `FileWatch.aclose`. What a cell that died had seen last is lost, which is told."""
         if self._is_closed:
             return
         self._is_closed = True
-        with anyio.CancelScope(shield=True), suppress(CellError):
-            await self._client.watch_files(())
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._client.watch_files(())
+            except CellError as error:
+                self._tell(f"what it saw last is lost: {error.what}")
         self._report(self._limit.due(time.monotonic(), everything=True))
 
     def _on_touched(self, touched: Touched) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -16,6 +17,7 @@ import pytest
 from belljar.errors import CellError, HostError
 from belljar.isolation import jail as jails
 from belljar.isolation.jail import Jail, start_error
+from belljar.process import ProcessId
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,37 @@ def test_two_that_ask_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert jail.read_status() is not None
         early.join()
         assert b"ended" in jail._status_text
+
+
+def test_an_end_is_read_while_another_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for how a cell ended is not upset by its destruction meanwhile."""
+    asked = list[float]()
+    with jailed() as (jail, _told):
+
+        def closed_meanwhile() -> float:
+            if asked:
+                jail._status = None
+            asked.append(0.0)
+            return 0.0
+
+        monkeypatch.setattr(time, "monotonic", closed_meanwhile)
+        assert jail.final_status(0.01) is None
+    assert len(asked) == 2
+
+
+@pytest.mark.anyio
+async def test_an_end_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor left the jail is closed all the same: the look for survivors says what
+    is left of it."""
+
+    def none_left(_process: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with jailed() as (jail, _told):
+        closed: list[bool] = []
+        jail.child, jail._lifeline = ProcessId(pid=1 << 22, start_ticks=1), None
+        monkeypatch.setattr(jail, "_close", lambda: closed.append(True))
+        monkeypatch.setattr(os, "pidfd_open", none_left)
+        monkeypatch.setattr(jails, "is_alive", none_left)
+        await jail.end()
+    assert closed

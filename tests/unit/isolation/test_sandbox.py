@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tests.unit.isolation.test_survivors import process
 
 from belljar.errors import CellError
 from belljar.events import Kind
+from belljar.isolation import cgroup
 from belljar.isolation import sandbox as sandboxes
 from belljar.isolation.hold import give_order, new_order
 from belljar.isolation.identity import HeldIdentity
@@ -319,3 +321,16 @@ async def test_many_who_wait_do_not_shut_out_who_destroys(tmp_path: Path) -> Non
             for sandbox in sandboxes:
                 tasks.start_soon(live, sandbox, MemoryRecorder(), "destroyed early")
     assert [sandbox.destroyed for sandbox in sandboxes] == [1] * 50
+
+
+def test_a_group_that_cannot_be_read_does_not_end_the_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a descriptor left a cell's groups stay for the look, which says what it could not
+    see; its identity is free afterwards."""
+
+    def none_left(_groups: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(cgroup, "remove_empty", none_left)
+    assert Counted(tmp_path).look_once(0.0).survivors == ()

@@ -234,6 +234,20 @@ async def test_what_the_guests_kernel_dropped_is_said_once() -> None:
         assert "lost" in ends[0]
 
 
+@pytest.mark.promise("5.6")
+async def test_what_a_dead_cell_saw_last_is_lost_and_that_is_said() -> None:
+    """Nobody reads the channel between two operations: a cell that dies meanwhile may have seen
+    more than was told."""
+    async with talking() as (_guest, client):
+        watch = await watch_guest(client, ["/a"])
+        ends = list[str]()
+        watch.begin(list[Access]().append, ends.append)
+        await client.aclose()
+        await watch.aclose()
+        assert len(ends) == 1
+        assert "lost" in ends[0]
+
+
 async def test_a_callback_that_raises_ends_the_sensor_not_the_channel() -> None:
     """Nor does a guest agent that can't watch."""
 

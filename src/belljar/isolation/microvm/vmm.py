@@ -379,6 +379,7 @@ class Qmp:
 
 MAX_CONSOLE_BYTES: Final = 64 << 10  # a panic with its trace fits
 _PIPE_BYTES: Final = 256 << 10
+_READS: Final = 4
 # As Linux says it; on the console it is the only word of a guest that stopped.
 _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
@@ -398,7 +399,8 @@ class Console:
 
     def read(self) -> bytes:
         """Its last 64 KiB; guest-controlled."""
-        while self._open:
+        # All that is in the pipe: a VMM that writes on and on does not hold up the caller
+        for _ in range(_READS if self._open else 0):
             try:
                 chunk = os.read(self._reader, _PIPE_BYTES)
             except BlockingIOError:
