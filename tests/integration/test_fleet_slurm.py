@@ -53,7 +53,7 @@ def test_kill_reaches_a_busy_node(fleet: Fleet, tmp_path: Path) -> None:
 def test_a_dead_head_leaves_nothing(fleet: Fleet) -> None:
     """Its units end by themselves, with their records, and Slurm has no job of theirs."""
     with fleet.start_run("-T", "seconds=600") as process:
-        lines_until(process, "came back", 1)
+        lines_until(process, "came back", 3)
         process.kill()
     wait_for(lambda: nothing_runs(fleet), "the end of all units", within_s=300)
     wait_for(lambda: not fleet.output("squeue", "--noheader"), "its jobs", within_s=120)
