@@ -8,12 +8,22 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import HOSTILE, RANGE, REQUEST, findings_of, line, planned, story
+from tests.unit.report.stories import (
+    FLOW,
+    HOSTILE,
+    RANGE,
+    REQUEST,
+    findings_of,
+    line,
+    planned,
+    story,
+)
 
 from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA, Optional
@@ -22,6 +32,7 @@ from belljar.ledger.verification import Status, Verification
 from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
 from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
+from belljar.report.reading import MAX_STEPS, Activity
 from belljar.report.samples import Transcript
 from belljar.report.source import RunSource
 from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
@@ -254,6 +265,35 @@ def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
         bodies = {name: text for name, text, *_ in command[-1]}
         assert bodies["stdout"] == "\x1b[31m\r\\u202e\\x00"
         assert ("secret" in str(command)) is bool(keystrokes)
+
+
+def test_what_happened_when_is_counted_in_few_steps() -> None:
+    """A run of days has as many steps as a short one, and no count is lost."""
+    activity, start = Activity(), datetime(2026, 11, 20, tzinfo=UTC)
+    for minutes in (*range(5000), 0):
+        activity.add("command", start + timedelta(minutes=minutes))
+    found = activity.to_json()
+    assert MAX_STEPS / 2 < len(found["times"]) <= MAX_STEPS
+    assert sum(found["counts"]["command"]) == 5001
+
+
+def test_a_range_is_a_graph_of_what_was_used() -> None:
+    """Each exchange is a line with its count; Belljar's own probes are none; the unused is named."""
+    places = [
+        {"id": name, "kind": "http", "names": [f"{name}.example"], "ports": []} for name in "ab"
+    ]
+    plan = {"network": {"stand_ins": places, "upstreams": []}}
+    lines = story(
+        *[line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "a"})] * 2,
+        line(Kind.NETWORK_FLOW, **{**FLOW, "count": 3}),
+        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
+        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.8.8.8"}),
+    )
+    report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
+    (unit,) = report["units"]
+    assert unit["graphs"][0]["texts"] == ["default → a: 2 allowed", "default → 10.9.9.9: 3 refused"]
+    assert (unit["refusals"], unit["probed"]) == (1, 1)
+    assert [each["name"] for each in report["targets"] if not each["uses"]] == ["b: b.example"]
 
 
 def test_of_very_many_samples_the_worst_are_shown() -> None:
