@@ -153,10 +153,11 @@ def connection(number: int = 1, kept_bytes: int | None = None, **changes: object
     made = line(
         Kind.NETWORK_CONNECTION, **{**place, "connection": number, "phase": "closed", **changes}
     )
-    sizes: dict[str, Any] = {"total_bytes": 100, "kept_bytes": kept_bytes}
-    digests = dict.fromkeys(("sha256", "stored_sha256"), "0" * 64)
-    body = BodyRef(name="secrets", **sizes, **digests)
-    return made if kept_bytes is None else replace(made, bodies=(body,))
+    if kept_bytes is None:
+        return made
+    digests: dict[str, Any] = dict.fromkeys(("sha256", "stored_sha256"), "0" * 64)
+    body = BodyRef(name="secrets", total_bytes=100, kept_bytes=kept_bytes, **digests)
+    return replace(made, bodies=(body,))
 
 
 def tls(number: int, verdict: str = "allowed", reason: str = "") -> Line:
