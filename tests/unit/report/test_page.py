@@ -83,20 +83,10 @@ def source_of(lines: Sequence[Line], content: bytes = BYTES, **more: Any) -> Run
     timelines = Timelines()
     for seq, each in enumerate(lines):
         timelines.take(replace(each, seq=seq))
-    verification = Verification(
-        status=Status.VERIFIED,
-        problem=None,
-        warnings=(EVIL,),
-        run_id="R",
-        key="0" * 64,
-        key_checked=True,
-        key_mismatch=False,
-        events=len(lines),
-        signed_events=len(lines),
-        checkpoints=1,
-        bodies=1,
-        root="1" * 64,
-    )
+    about: dict[str, Any] = {"status": Status.VERIFIED, "problem": None, "warnings": (EVIL,)}
+    about |= {"run_id": "R", "key": "0" * 64, "key_checked": True, "key_mismatch": False}
+    about |= dict.fromkeys(("events", "signed_events"), len(lines))
+    verification = Verification(**about, checkpoints=1, bodies=1, root="1" * 64)
     given: dict[str, Any] = {"plans": {}, "host": {}, "versions": {}, **more}
     return RunSource(
         verification=verification,
