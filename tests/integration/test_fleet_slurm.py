@@ -35,8 +35,7 @@ def fleet(
 
 
 def test_kill_reaches_a_busy_node(fleet: Fleet, tmp_path: Path) -> None:
-    """Its processors are taken by the unit: the order doesn't wait for them. Each record that came
-    back was signed with the key of its node."""
+    """The order doesn't wait for its processors; each record is signed with its node's key."""
     hold = tmp_path / "hold.once"
     hold.touch()
     words = ("seconds=600", f"hold={hold.with_suffix('')}", "count=2")

@@ -208,8 +208,7 @@ def test_only_our_script_and_style_may_run() -> None:
 
 
 def test_a_revert_and_the_run_itself_have_their_entries() -> None:
-    """A revert with what it left, and what is no cell's, as a check of the air gap or an order to
-    stop, are on the page, and bad where they failed."""
+    """What a revert left, a check of the air gap, an order to stop: there, bad if they failed."""
     gap = {"air_gapped": False, "findings": [{"name": "dns", "state": "open", "evidence": "x"}]}
     traces = {"from": "c0", "planted": ["file"], "found": ["file"], "not_checked": ["memory"]}
     own = [
@@ -287,8 +286,7 @@ def test_a_range_is_a_graph_of_what_was_used() -> None:
 
 
 def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than a page has room for, each with hostile lists, are a bounded page that says how many
-    are left out; a breach is never among those."""
+    """More than a page has room for: it stays small, counts the rest, and has every breach."""
     monkeypatch.setattr("belljar.report.collect.MAX_UNITS", 100)
     monkeypatch.setattr("belljar.report.collect.MAX_DETAIL_BYTES", 512 << 10)  # as much for each
     lines, transcripts = many(150, 0)

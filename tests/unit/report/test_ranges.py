@@ -69,8 +69,7 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], why: str) -> Non
 def test_talk_of_cells_that_nobody_read_voids_the_sample(
     unread: int, not_recorded: int, said: list[str]
 ) -> None:
-    """Older runs read it from the packet record: overwritten packets are missing evidence, told
-    once. What is left in the packet record is not missing."""
+    """Overwritten packets are missing evidence, told once; what is left in the record is not."""
     limit = {"value": 1, "traffic_analysis": True, "effect": "", "count": unread}
     counters = {"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7}
     lines = story(counters={**counters, "packets_unaccounted": 0})
@@ -193,8 +192,7 @@ UNREAD: dict[str, tuple[list[Line], dict[str, int], list[ReasonCode]]] = {
 @pytest.mark.promise("5.4")
 @pytest.mark.parametrize("name", UNREAD)
 def test_what_nobody_can_read_voids_the_sample(name: str) -> None:
-    """Bytes of a connection that are in no event, secrets of TLS that were cut and a handshake
-    without any: nobody can tell what the connection's packets hold."""
+    """Bytes in no event, secrets of TLS that were cut, a handshake without any."""
     lines, counters, codes = UNREAD[name]
     events = story(*lines, counters=counters) if counters else lines
     (found,) = ranges_of(events).values()
