@@ -76,8 +76,7 @@ def of_section(title: str) -> list[list[str]]:
 @pytest.mark.root
 @pytest.mark.thorough  # a real model is fetched and talks: minutes
 def test_the_first_pages_models_and_air_gap_work(home: Path, tmp_path: Path) -> None:
-    """Each command of README.md on models in cells succeeds, in its order, and contains its samples;
-    the check of the air gap finds none where there is one."""
+    """README's commands on models in cells succeed in order; the air gap's check finds no way."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     env = {**os.environ, "BELLJAR_HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
     commands = of_section("A model in a cell")

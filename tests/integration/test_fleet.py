@@ -190,8 +190,7 @@ def test_a_fleet_gives_what_one_machine_gives_though_a_node_is_killed(
 
 @pytest.mark.thorough
 def test_ctrl_c_ends_every_unit_with_its_record(nodes: Nodes) -> None:
-    """Exit code 130; what ran is there, what was interrupted is destroyed with proof, what did not
-    begin has no row, and no node keeps a cell."""
+    """130; what ran is there, what was interrupted is destroyed with proof, no cell is left."""
     process = nodes.start_run("-T", "seconds=600")
     lines_until(process, "came back", 2)
     process.send_signal(signal.SIGINT)
@@ -206,8 +205,7 @@ def test_ctrl_c_ends_every_unit_with_its_record(nodes: Nodes) -> None:
 
 @pytest.mark.thorough
 def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None:
-    """Its units end by themselves; a new run takes over what had come back, verified again, and
-    runs the rest; the first attempt stays on record."""
+    """Its units end; a new run takes over what came back, verified, and runs the rest."""
     with held_run(nodes) as (process, old, _, _):
         process.kill()
     wait_for(lambda: nothing_runs(nodes), "the end of all units", within_s=300)

@@ -77,8 +77,7 @@ def session(belljar: Belljar) -> tuple[Path, str]:
 def test_a_cast_has_sizes_output_and_exit_codes(
     belljar: Belljar, session: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """The terminal's first size is the header's, the next an event; keystrokes are not in it; the
-    visitor's end and the shell's have their codes; `replay` plays it."""
+    """First size in the header, then events; no keystrokes; each end's code; `replay` plays it."""
     run, cell = session
     done = belljar("export", str(run), "--format", "cast", "--cell", cell)
     header, *events = map(json.loads, done.stdout.splitlines())

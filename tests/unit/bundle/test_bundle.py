@@ -51,18 +51,9 @@ def _any_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.bundle.install.adopt_kernel", lambda *_: None)
 
 
-ABOUT_IT: dict[str, Any] = {
-    "v": 1,
-    "created": "2026-11-26T12:00:00Z",
-    "belljar": "1",
-    "arch": "amd64",
-    "system": "bookworm",
-    "python": "3.11",
-    "size_bytes": 11,
-    "kernel": "0" * 64,
-    "images": [],
-    "weights": [],
-}
+ABOUT_IT: dict[str, Any] = {"v": 1, "created": "2026-11-26T12:00:00Z", "belljar": "1"}
+ABOUT_IT |= {"arch": "amd64", "system": "bookworm", "python": "3.11", "size_bytes": 11}
+ABOUT_IT |= {"kernel": "0" * 64, "images": [], "weights": []}
 
 
 def written(path: Path, key: SigningKey, files: dict[str, bytes], **changes: object) -> Path:

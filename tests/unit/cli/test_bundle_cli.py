@@ -59,8 +59,7 @@ CREATE = ["bundle", "create", "out", "--task", "task.py"]
 def test_the_images_of_a_task_are_in_the_bundle(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each service and each Dockerfile, with its base, and no more than that. Where the bundle
-    is installed, a run of the task has nothing to build."""
+    """Of each service and Dockerfile, with its base: there a run has nothing to build. No more."""
     kernel = kernel_in(tmp_path / "boot")
     monkeypatch.setattr("belljar.bundle.create.current_kernel", lambda _home: kernel)
     monkeypatch.setattr("belljar.bundle.create.tool", lambda name: f"/usr/bin/{name}")

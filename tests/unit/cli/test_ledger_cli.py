@@ -18,13 +18,6 @@ HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\n"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of the test's own, as the commands see it."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
 def run_dir(home: Path) -> Path:
     """A finished run with something hostile in it."""
     content = HOSTILE.encode()

@@ -20,8 +20,7 @@ from belljar.ledger.verification import Status, verify
 def test_a_page_is_beside_the_sealed_run_and_the_same_each_time(
     home: Path, ran: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page is written outside of the run directory, which still verifies; making it again, or
-    from a copy elsewhere, gives the same bytes."""
+    """Outside of the run directory, which verifies; again or from a copy: the same bytes."""
     assert belljar(["report"]) == 0
     page = home / "reports" / f"{ran.name}.html"
     assert str(page) in capsys.readouterr().out
@@ -105,8 +104,7 @@ def test_a_full_or_read_only_disk_ends_no_run(
 
 
 def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(ran: Path) -> None:
-    """Many and huge files, links, pipes, deep and odd JSON beside the ledger, and a ledger of other
-    bytes: the page says that nothing can be relied on, and stays small."""
+    """Huge files, links, pipes, odd JSON, another ledger: a small page that relies on nothing."""
     plan = json.dumps(
         {
             "layers": [{"name": "x" * 3000}] * 1000,

@@ -144,8 +144,7 @@ def test_a_data_set_cant_say_that_a_sample_is_another_runs(
 def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(
     home: Path, ran: Path, said: Said
 ) -> None:
-    """`eval-retry` of a run of ours: what it reuses is listed as that run's, what it makes is
-    judged, and an earlier run's attempts are not held against it."""
+    """What `eval-retry` reuses is the old run's; what it makes is judged, alone."""
     (log,) = (ran / "inspect").iterdir()
     retry = lambda: inspect_ai.eval_retry(str(log), log_dir="logs", display="none")  # noqa: E731
     assert under_inspect(home, retry) != ran

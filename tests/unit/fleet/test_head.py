@@ -70,14 +70,8 @@ class Scripted:
 
 
 PROBE: Mapping[str, JsonValue] = {"which": "quick", "phase": "start", "user": "0"}
-BREACH: Mapping[str, JsonValue] = {
-    **PROBE,
-    "duration_ms": 1,
-    "verdict": "breached",
-    "probes": 1,
-    "digest": "0" * 64,
-    "problem": "",
-}
+RESULT: Mapping[str, JsonValue] = {"verdict": "breached", "probes": 1, "digest": "0" * 64}
+BREACH: Mapping[str, JsonValue] = {**PROBE, **RESULT, "duration_ms": 1, "problem": ""}
 
 
 def unit_run(
@@ -99,13 +93,8 @@ def unit_run(
     return [archive, {**NO_RUN, "run_id": run.run_id, "exit_code": 0, "why": ""}]
 
 
-NO_RUN: Mapping[str, Any] = {
-    "run_id": "",
-    "exit_code": 5,
-    "why": "no space",
-    "lasted_s": 1.0,
-    "start_s": 0.5,
-}
+TIMES = {"lasted_s": 1.0, "start_s": 0.5}
+NO_RUN: Mapping[str, Any] = {"run_id": "", "exit_code": 5, "why": "no space", **TIMES}
 
 
 @dataclass

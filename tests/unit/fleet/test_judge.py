@@ -121,8 +121,7 @@ BREACHED = row("a", ReasonCode.SCORER_BREACHED)
     [(BAD, GOOD, BAD), (GOOD, BAD, GOOD), (GOOD, BREACHED, BREACHED), (BREACHED, GOOD, BREACHED)],
 )
 def test_a_retry_replaces_only_what_infrastructure_took(first: Row, second: Row, kept: Row) -> None:
-    """A sample is tried again for one lost epoch: the other's verdict stays, good or bad, whatever
-    the retry says; only a breach is worse than any."""
+    """For one lost epoch: the other's verdict stays whatever the retry says, but for a breach."""
     lost = row("a", ReasonCode.LEDGER_UNFINISHED, epoch=2)
     tries = [tried(FIRST, "n1", first, lost), tried(AGAIN, "n2", second, row("a", epoch=2))]
     whole = judge_fleet(replace(ASKED, samples=("a",), epochs=2), tries)

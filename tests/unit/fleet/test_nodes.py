@@ -112,8 +112,7 @@ def test_a_node_whose_answer_is_none_is_refused_alone(tmp_path: Path, said: obje
 
 
 def test_a_cell_counts_with_the_memory_of_its_policy(tmp_path: Path) -> None:
-    """Of two cells' room, 4 GiB hold one sample of 3 GiB and none of 5; a risk that demands
-    hardware virtualisation gets only a node that has it."""
+    """4 GiB hold one sample of 3 GiB, none of 5; who needs hardware gets a node that has it."""
     engine = Offering([{"key": "a" * 64}, {"key": "b" * 64, "offer": {HARDWARE: 1.0}}])
     cells = {
         memory_mib: [

@@ -82,8 +82,7 @@ async def test_another_site_cannot_act(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_an_action_needs_the_operators_token(tmp_path: Path) -> None:
-    """A viewer's secret, none, and an operator's at a server for viewers are refused; the right one
-    holds the store and releases it, and a stop names what it stops."""
+    """Neither a viewer's secret nor an operator's elsewhere acts; the right one does."""
     server = server_of(tmp_path, operator=True)
     async with client(server) as browser, client(server_of(tmp_path)) as other:
         operator, viewer = await secret_of(browser, "O"), await secret_of(browser, "V")

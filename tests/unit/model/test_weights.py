@@ -133,8 +133,7 @@ def test_weights_in_use_stay(added: StoredWeights) -> None:
 
 
 def test_what_can_be_no_weights_is_refused(tmp_path: Path) -> None:
-    """Nothing there; in a directory a pipe, a device, a link to a file or directory of this host,
-    or a name that would be two lines of the digest."""
+    """Nothing there; in a directory a pipe, a device, any link, or a name of two lines."""
     with pytest.raises(PolicyError):
         add_weights(tmp_path / "none", home=tmp_path / "home")
     odd = tmp_path / "odd"

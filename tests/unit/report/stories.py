@@ -16,60 +16,19 @@ from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, ju
 
 RANGE = "r-0123456789ab"
 HOSTILE = "\x1b]0;owned\x07[bold]x[/]\u202e\n"
-REQUEST: dict[str, Any] = {
-    "cell": "default",
-    "exchange": 1,
-    "stand_in": "shop",
-    "method": "GET",
-    "url": "http://shop.example/",
-    "verdict": "allowed",
-    "reason": "",
-    "bytes": 0,
-}
-ANSWER: dict[str, Any] = {
-    "cell": "default",
-    "exchange": 1,
-    "stand_in": "shop",
-    "status": 200,
-    "bytes": 412,
-    "duration_ms": 1,
-}
-STREAM: dict[str, Any] = {
-    "cell": "default",
-    "stand_in": "mail",
-    "address": "10.0.0.7",
-    "port": 25,
-    "verdict": "allowed",
-    "reason": "",
-    "bytes": 0,
-}
-FLOW: dict[str, Any] = {
-    "cell": "default",
-    "protocol": "tcp",
-    "address": "10.9.9.9",
-    "port": 22,
-    "verdict": "refused",
-    "reason": "address",
-    "bytes": 60,
-    "count": 1,
-}
+REQUEST: dict[str, Any] = {"cell": "default", "exchange": 1, "stand_in": "shop", "method": "GET"}
+REQUEST |= {"url": "http://shop.example/", "verdict": "allowed", "reason": "", "bytes": 0}
+ANSWER: dict[str, Any] = {"cell": "default", "exchange": 1, "stand_in": "shop"}
+ANSWER |= {"status": 200, "bytes": 412, "duration_ms": 1}
+STREAM: dict[str, Any] = {"cell": "default", "stand_in": "mail", "address": "10.0.0.7", "port": 25}
+STREAM |= {"verdict": "allowed", "reason": "", "bytes": 0}
+FLOW: dict[str, Any] = {"cell": "default", "protocol": "tcp", "address": "10.9.9.9", "port": 22}
+FLOW |= {"verdict": "refused", "reason": "address", "bytes": 60, "count": 1}
 NAME: dict[str, Any] = {"cell": "default", "type": "A", "longest_label": 4, "entropy": 1.0}
-PROBED: dict[str, Any] = {
-    "which": "quick",
-    "user": "",
-    "verdict": "contained",
-    "probes": 3,
-    "digest": "0" * 64,
-    "duration_ms": 80.0,
-    "problem": "",
-}
-CONTACT: dict[str, Any] = {
-    "decoy": "aws",
-    "value": "aws/secret_access_key",
-    "operation": "http.body",
-    "evidence": 7,
-    "decoding": [],
-}
+PROBED: dict[str, Any] = {"which": "quick", "user": "", "verdict": "contained", "probes": 3}
+PROBED |= {"digest": "0" * 64, "duration_ms": 80.0, "problem": ""}
+CONTACT: dict[str, Any] = {"decoy": "aws", "value": "aws/secret_access_key", "decoding": []}
+CONTACT |= {"operation": "http.body", "evidence": 7}
 ENDED: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1.0}
 
 

@@ -171,8 +171,7 @@ BREACH: dict[str, Any] = {
 def test_the_worst_of_both_ends_decides(
     phase: str, lines: Callable[[str], list[Line]], verdict: Verdict, reason: str
 ) -> None:
-    """Probes that are missing, cut off, void, without a start or breached, at either end: the
-    sample's verdict, with the reason, and exit code 2."""
+    """Missing, cut off, void, unstarted or breached at either end: verdict, reason, exit code 2."""
     rest = [each for each in STORY if each.data.get("phase") != phase]
     findings = judged(*rest[:-3], *lines(phase), *rest[-3:])
     assert (findings.verdict, findings.exit_code) == (verdict, 2)

@@ -138,8 +138,7 @@ REFUSED = dial(verdict="refused", address="", problem="10.0.0.1 is not a public 
 def test_what_left_is_told_from_what_was_stopped(
     lines: list[Line], claim: str, names: list[str]
 ) -> None:
-    """A name that was looked up has left, and so has whatever the process connected to; what the
-    guard stopped or an upstream was refused has not."""
+    """A look-up or a connection of the process has left; what was stopped or refused has not."""
     left = left_of(*lines)
     assert (left.claim, [each.name for each in left.destinations]) == (claim, names)
 

@@ -90,8 +90,7 @@ def test_without_a_sample_in_a_cell_a_model_is_judged_alone(
 
 
 def test_a_reverted_cell_is_of_its_sample() -> None:
-    """It needs its own probes and its own proof, whoever reverted; what was found of the old
-    machine in it is a breach, even if it was never handed over."""
+    """It needs its own probes and proof; what is left of the old machine in it is a breach."""
     ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
     exchange = {"from": "c1", "to": "c9", "from_pool": False, "duration_ms": 1.0}
     reverted = line(Kind.CELL_REVERTED, "c9", **exchange)

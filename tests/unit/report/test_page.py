@@ -8,20 +8,31 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import HOSTILE, RANGE, REQUEST, findings_of, line, planned, story
+from tests.unit.report.stories import (
+    FLOW,
+    HOSTILE,
+    RANGE,
+    REQUEST,
+    findings_of,
+    line,
+    planned,
+    story,
+)
 
 from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA, Optional
 from belljar.ledger.schema import BodyRef, Line
 from belljar.ledger.verification import Status, Verification
-from belljar.report.collect import MAX_DETAIL_BYTES, MAX_UNITS, collect
+from belljar.report.collect import collect
 from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
+from belljar.report.reading import MAX_STEPS, Activity
 from belljar.report.samples import Transcript
 from belljar.report.source import RunSource
 from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
@@ -72,20 +83,10 @@ def source_of(lines: Sequence[Line], content: bytes = BYTES, **more: Any) -> Run
     timelines = Timelines()
     for seq, each in enumerate(lines):
         timelines.take(replace(each, seq=seq))
-    verification = Verification(
-        status=Status.VERIFIED,
-        problem=None,
-        warnings=(EVIL,),
-        run_id="R",
-        key="0" * 64,
-        key_checked=True,
-        key_mismatch=False,
-        events=len(lines),
-        signed_events=len(lines),
-        checkpoints=1,
-        bodies=1,
-        root="1" * 64,
-    )
+    about: dict[str, Any] = {"status": Status.VERIFIED, "problem": None, "warnings": (EVIL,)}
+    about |= {"run_id": "R", "key": "0" * 64, "key_checked": True, "key_mismatch": False}
+    about |= dict.fromkeys(("events", "signed_events"), len(lines))
+    verification = Verification(**about, checkpoints=1, bodies=1, root="1" * 64)
     given: dict[str, Any] = {"plans": {}, "host": {}, "versions": {}, **more}
     return RunSource(
         verification=verification,
@@ -207,8 +208,7 @@ def test_only_our_script_and_style_may_run() -> None:
 
 
 def test_a_revert_and_the_run_itself_have_their_entries() -> None:
-    """A revert with what it left, and what is no cell's, as a check of the air gap or an order to
-    stop, are on the page, and bad where they failed."""
+    """What a revert left, a check of the air gap, an order to stop: there, bad if they failed."""
     gap = {"air_gapped": False, "findings": [{"name": "dns", "state": "open", "evidence": "x"}]}
     traces = {"from": "c0", "planted": ["file"], "found": ["file"], "not_checked": ["memory"]}
     own = [
@@ -256,23 +256,49 @@ def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
         assert ("secret" in str(command)) is bool(keystrokes)
 
 
-def test_of_very_many_samples_the_worst_are_shown() -> None:
-    """Thousands of samples and cells, each with hostile lists, are a bounded page that says how
-    many are left out; a breach is never among those."""
-    lines, transcripts = many(MAX_UNITS + 50, 0)
-    bad = f"s{MAX_UNITS + 49}"
-    breach = {**any_data(Kind.PROBE_COMPLETED), "phase": "start", "verdict": "breached"}
-    cell = f"c{MAX_UNITS + 49}"
-    lines += [
-        line(Kind.PROBE_STARTED, cell, which="quick", phase="start", user=""),
-        line(Kind.PROBE_COMPLETED, cell, **breach),
+def test_what_happened_when_is_counted_in_few_steps() -> None:
+    """A run of days has as many steps as a short one, and no count is lost."""
+    activity, start = Activity(), datetime(2026, 11, 20, tzinfo=UTC)
+    for minutes in (*range(5000), 0):
+        activity.add("command", start + timedelta(minutes=minutes))
+    found = activity.to_json()
+    assert MAX_STEPS / 2 < len(found["times"]) <= MAX_STEPS
+    assert sum(found["counts"]["command"]) == 5001
+
+
+def test_a_range_is_a_graph_of_what_was_used() -> None:
+    """Each exchange is a line with its count; Belljar's own probes are none; the unused is named."""
+    places = [
+        {"id": name, "kind": "http", "names": [f"{name}.example"], "ports": []} for name in "ab"
     ]
+    plan = {"network": {"stand_ins": places, "upstreams": []}}
+    lines = story(
+        *[line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "a"})] * 2,
+        line(Kind.NETWORK_FLOW, **{**FLOW, "count": 3}),
+        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
+        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.8.8.8"}),
+    )
+    report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
+    (unit,) = report["units"]
+    assert unit["graphs"][0]["texts"] == ["default → a: 2 allowed", "default → 10.9.9.9: 3 refused"]
+    assert (unit["refusals"], unit["probed"]) == (1, 1)
+    assert [each["name"] for each in report["targets"] if not each["uses"]] == ["b: b.example"]
+
+
+def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a page has room for: it stays small, counts the rest, and has every breach."""
+    monkeypatch.setattr("belljar.report.collect.MAX_UNITS", 100)
+    monkeypatch.setattr("belljar.report.collect.MAX_DETAIL_BYTES", 512 << 10)  # as much for each
+    lines, transcripts = many(150, 0)
+    breach = {**any_data(Kind.PROBE_COMPLETED), "phase": "start", "verdict": "breached"}
+    lines.append(line(Kind.PROBE_STARTED, "c149", which="quick", phase="start", user=""))
+    lines.append(line(Kind.PROBE_COMPLETED, "c149", **breach))
     noted = [replace(each, notes=("<&>" * 1000,) * 300) for each in transcripts]
     report = collect(findings_of(noted, lines), source_of(lines))
-    assert len(report["units"]) == MAX_UNITS
+    assert len(report["units"]) == 100
     assert report["units_left_out"] == 50
-    assert bad in {unit["name"] for unit in report["units"]}
-    assert len(render(report)) < 4 * MAX_DETAIL_BYTES
+    assert "s149" in {unit["name"] for unit in report["units"]}
+    assert len(render(report)) < 4 * (512 << 10)
 
 
 def test_events_of_another_shape_are_shown_as_such() -> None:
@@ -327,11 +353,12 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
     assert shown("y" * (10 << 20)).endswith("characters)")
 
 
-def test_many_samples_share_the_bound() -> None:
-    """A run of 500 samples with large outputs has a page below it, with each one's entries."""
-    lines, transcripts = many(500, 20)
+def test_many_samples_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs that exceed the bound give a page below it, with each sample's entries."""
+    monkeypatch.setattr("belljar.report.collect.MAX_DETAIL_BYTES", 2 << 20)
+    lines, transcripts = many(100, 20)
     report = collect(findings_of(transcripts, lines), source_of(lines, b"z" * 8000))
-    assert len(render(report)) < 1.5 * MAX_DETAIL_BYTES
+    assert len(render(report)) < 3 << 20
     assert all(len(unit["entries"]) == 20 for unit in report["units"])
     assert all(unit["entries"][0][-1] for unit in report["units"])
 

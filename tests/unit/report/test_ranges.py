@@ -69,8 +69,7 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], why: str) -> Non
 def test_talk_of_cells_that_nobody_read_voids_the_sample(
     unread: int, not_recorded: int, said: list[str]
 ) -> None:
-    """Older runs read it from the packet record: overwritten packets are missing evidence, told
-    once. What is left in the packet record is not missing."""
+    """Overwritten packets are missing evidence, told once; what is left in the record is not."""
     limit = {"value": 1, "traffic_analysis": True, "effect": "", "count": unread}
     counters = {"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7}
     lines = story(counters={**counters, "packets_unaccounted": 0})
@@ -153,10 +152,11 @@ def connection(number: int = 1, kept_bytes: int | None = None, **changes: object
     made = line(
         Kind.NETWORK_CONNECTION, **{**place, "connection": number, "phase": "closed", **changes}
     )
-    sizes: dict[str, Any] = {"total_bytes": 100, "kept_bytes": kept_bytes}
-    digests = dict.fromkeys(("sha256", "stored_sha256"), "0" * 64)
-    body = BodyRef(name="secrets", **sizes, **digests)
-    return made if kept_bytes is None else replace(made, bodies=(body,))
+    if kept_bytes is None:
+        return made
+    digests: dict[str, Any] = dict.fromkeys(("sha256", "stored_sha256"), "0" * 64)
+    body = BodyRef(name="secrets", total_bytes=100, kept_bytes=kept_bytes, **digests)
+    return replace(made, bodies=(body,))
 
 
 def tls(number: int, verdict: str = "allowed", reason: str = "") -> Line:
@@ -192,8 +192,7 @@ UNREAD: dict[str, tuple[list[Line], dict[str, int], list[ReasonCode]]] = {
 @pytest.mark.promise("5.4")
 @pytest.mark.parametrize("name", UNREAD)
 def test_what_nobody_can_read_voids_the_sample(name: str) -> None:
-    """Bytes of a connection that are in no event, secrets of TLS that were cut and a handshake
-    without any: nobody can tell what the connection's packets hold."""
+    """Bytes in no event, secrets of TLS that were cut, a handshake without any."""
     lines, counters, codes = UNREAD[name]
     events = story(*lines, counters=counters) if counters else lines
     (found,) = ranges_of(events).values()
