@@ -133,7 +133,7 @@ def test_a_breach_wins_over_everything(
         BaseExceptionGroup("tasks", [KeyboardInterrupt(), breach, looped]),
         caused_by(KeyboardInterrupt(), breach),
         caused_by(LedgerError("no space left"), BaseExceptionGroup("tasks", [lack, breach])),
-        ExceptionGroup("tasks", [lack, caused_by(CellError("it is gone"), breach)]),
+        BaseExceptionGroup("tasks", [lack, caused_by(CellError("it is gone"), breach)]),
     ):
         assert failing(error) == 2
     assert failing(looped) == 5
