@@ -228,13 +228,16 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 def breach_of(error: BaseException) -> ContainmentBreach | None:
     """Return the breach in what was raised: beside an interrupt, or what another error hides."""
-    raised: BaseException | None = error
-    seen = set[int]()  # an error may be its own cause
-    while raised is not None and id(raised) not in seen:
-        if (breach := first_of(raised, ContainmentBreach)) is not None:
-            return breach
-        seen.add(id(raised))
-        raised = raised.__cause__ or (None if raised.__suppress_context__ else raised.__context__)
+    waiting, seen = [error], set[int]()  # an error may be its own cause
+    while waiting:
+        raised = waiting.pop(0)
+        if isinstance(raised, ContainmentBreach):
+            return raised
+        if id(raised) not in seen:
+            seen.add(id(raised))
+            waiting += raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
+            hidden = None if raised.__suppress_context__ else raised.__context__
+            waiting += filter(None, (raised.__cause__ or hidden,))
     return None
 
 

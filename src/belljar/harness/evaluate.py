@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
-from belljar.errors import BelljarError, HostError, PolicyError, first_of
+from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
 from belljar.export.traces import TraceExport
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
@@ -125,7 +125,12 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             for policy in policies:
                 session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
             session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
-        return _run_tasks(request, options, tasks, session, [*policies, *models])
+        try:
+            return _run_tasks(request, options, tasks, session, [*policies, *models])
+        except LedgerError as error:  # a full disk hides no breach
+            if session.stopped is None:
+                raise
+            raise session.stopped from error
 
 
 def check_policy(policy: str, tier: str) -> None:

@@ -93,6 +93,7 @@ def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.Mon
         BaseExceptionGroup("tasks", [KeyboardInterrupt(), breach, looped]),
         caused_by(KeyboardInterrupt(), breach),
         caused_by(LedgerError("no space left"), BaseExceptionGroup("tasks", [lack, breach])),
+        BaseExceptionGroup("tasks", [lack, caused_by(CellError("it is gone"), breach)]),
     ):
         assert failing(error) == 2
     assert failing(looped) == 5

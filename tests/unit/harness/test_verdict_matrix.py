@@ -24,6 +24,7 @@ from belljar.harness import evaluate
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import RunRequest
 from belljar.ledger.rundir import RunDirectory
+from belljar.ledger.writer import LedgerWriter
 from belljar.report.reasons import ReasonCode as Code
 
 TASK = """
@@ -313,19 +314,26 @@ def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
         assert RUN_PLACES["outcome"](judged) == ("breached", 2)
 
 
+@pytest.mark.parametrize("what", ["findings.json", Kind.RUN_EVALUATED, Kind.RUN_FINISHED])
 def test_a_breach_is_told_though_its_verdict_can_not_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """A full disk would read as a fault of the record; without a breach it is one."""
-    write_json = RunDirectory.write_json
+    write_json, record = RunDirectory.write_json, LedgerWriter.record
 
     def full(run: RunDirectory, name: str, value: Any) -> Path:  # noqa: ANN401 - JSON's
-        if name == "findings.json":
+        if name == what:
             raise LedgerError("no space left on device")
         return write_json(run, name, value)
 
+    def full_ledger(ledger: LedgerWriter, event: Event) -> int:
+        if event.kind == what:
+            raise LedgerError("no space left on device")
+        return record(ledger, event)
+
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     monkeypatch.setattr(RunDirectory, "write_json", full)
+    monkeypatch.setattr(LedgerWriter, "record", full_ledger)
     with pytest.raises(LedgerError):
         suffer(CAUSES["nothing"], tmp_path, monkeypatch)
     with pytest.raises(ContainmentBreach):
