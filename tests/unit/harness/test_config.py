@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -57,16 +57,12 @@ def test_the_order_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_policy(BelljarConfig(), nobody) == "high"
 
 
-def test_a_preset_on_inspects_command_line(tmp_path: Path) -> None:
-    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a
-    file."""
+def test_what_inspect_hands_over(tmp_path: Path) -> None:
+    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a file.
+    A configuration that means something else elsewhere is never taken for ours."""
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy="high")
     (tmp_path / "high").write_text(POLICY)
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy=str(tmp_path / "high"))
-
-
-def test_another_providers_configuration_is_refused() -> None:
-    """A configuration that means something else elsewhere is never taken for ours."""
     with pytest.raises(PolicyError, match="not Belljar's"):
         as_config(SandboxEnvironmentSpec("docker", None))
 
@@ -139,19 +135,14 @@ def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[Differe
 
 def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> None:
     """Of two cells of one name: where the operator's network replaces the services, the files of a
-    service are nobody's; those of the sample's own cell stay.
-    """
+    service are nobody's; those of the sample's own cell stay."""
     cell = "web: {kind: cell, names: [web], ports: [all], command: [x]}"
-    (tmp_path / "lab.yaml").write_text(
-        f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
-    )
+    text = f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
+    (tmp_path / "lab.yaml").write_text(text)
     given = CellData(hosts=(("x", "10.0.0.1"),))
-    ours = BelljarConfig(
-        network=web(),
-        data=TaskData(cells={"web": given, OWN_CELL: given}),
-    )
-    run_policy = str(tmp_path / "lab.yaml")
+    ours = BelljarConfig(network=web(), data=TaskData(cells={"web": given, OWN_CELL: given}))
     for override, cells in ((False, {"web", OWN_CELL}), (True, {OWN_CELL})):
+        run_policy = str(tmp_path / "lab.yaml")
         made = sample_policy(ours, {}, run_policy=run_policy, override=override).policy
         assert made.data is not None
         assert set(made.data.cells) == cells
@@ -179,25 +170,21 @@ def test_files_of_a_task_stay_under_any_walls(
 
 
 @pytest.mark.promise("1.5")
-@pytest.mark.parametrize("asked", [web(), "none"], ids=["services", "none"])
-def test_what_takes_the_place_of_a_network_is_reported(
-    tmp_path: Path, asked: Network | Literal["none"]
-) -> None:
+def test_what_takes_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
     """Of whatever policy has one, the operator's too: there is nothing beyond a task's services, or
     nothing at all; how much is recorded stays the policy's."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    policy = str(tmp_path / "net.yaml")
-    network = load(BelljarConfig(policy=policy, network=asked)).policy.network
-    if asked == "none":
-        assert network is None
-        assert load(BelljarConfig(network=asked), run_policy=policy).policy.network is None
-    else:
-        assert network is not None
-        assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
-    gone = [(DifferenceKind.DROPPED, "network")]
-    assert differing(BelljarConfig(policy=policy, network=asked)) == gone
-    assert differing(BelljarConfig(network=asked), policy) == gone
-    assert differing(BelljarConfig(policy="high", network=asked)) == []
+    policy, gone = str(tmp_path / "net.yaml"), [(DifferenceKind.DROPPED, "network")]
+    network = load(BelljarConfig(policy=policy, network=web())).policy.network
+    assert network is not None
+    assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
+    assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
+    assert load(BelljarConfig(network="none"), run_policy=policy).policy.network is None
+    for asked in (web(), "none"):
+        own = BelljarConfig.model_validate({"network": asked})
+        assert differing(own.model_copy(update={"policy": policy})) == gone
+        assert differing(own, policy) == gone
+        assert differing(own.model_copy(update={"policy": "high"})) == []
     assert differing(BelljarConfig(policy=policy)) == []
 
 
