@@ -67,24 +67,22 @@ def adapted(
     return task
 
 
-def test_a_task_without_a_sandbox_gets_a_cell(tmp_path: Path) -> None:
-    """Every sample of a run has one, so that every sample has evidence."""
-    assert adapted(tmp_path, None).sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
-
-
 def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
-    """By name, or implicitly; as an absolute path, for Inspect changes directory."""
-    (tmp_path / "strict.yaml").write_text("belljar: 1\nrisk: high\n")
-    assert adapted(tmp_path, ("belljar", "strict.yaml")).sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(policy=str(tmp_path / "strict.yaml"))
-    )
-    assert adapted(tmp_path, ("belljar", "critical")).sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(policy="critical")
-    )
-    (tmp_path / "belljar.yaml").write_text("belljar: 1\nrisk: high\n")
-    assert adapted(tmp_path, "belljar").sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(policy=str(tmp_path / "belljar.yaml"))
-    )
+    """By name, or implicitly; as an absolute path, for Inspect changes directory. A task without a
+    sandbox gets a cell: every sample of a run has one, so that every sample has evidence."""
+
+    def policy_of(sandbox: Any) -> str:  # noqa: ANN401 - Inspect's union
+        found = adapted(tmp_path, sandbox).sandbox
+        assert found is not None
+        assert found == SandboxEnvironmentSpec("belljar", BelljarConfig(policy=found.config.policy))
+        return str(found.config.policy)
+
+    assert policy_of(None) == ""
+    for name in ("strict.yaml", "belljar.yaml"):
+        (tmp_path / name).write_text("belljar: 1\nrisk: high\n")
+    assert policy_of(("belljar", "strict.yaml")) == str(tmp_path / "strict.yaml")
+    assert policy_of(("belljar", "critical")) == "critical"
+    assert policy_of("belljar") == str(tmp_path / "belljar.yaml")
 
 
 def test_a_dockerfile_beside_a_docker_task_counts(tmp_path: Path) -> None:

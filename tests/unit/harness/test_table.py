@@ -27,21 +27,11 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
     transcript = Transcript(
         task=text, sample=text, epoch=2, uuid="u", scores={text: text}, error=text, notes=(text,)
     )
-    return judge(
-        Evidence(
-            logs=[
-                LogRecord(
-                    transcripts=(transcript,),
-                    task=text,
-                    status=LogStatus.ERROR,
-                    error=text,
-                    problem="",
-                )
-            ],
-            cells={"c-1": cell, "c-2": CellFindings(cell_id="c-2", sample=text, survivors=[text])},
-            run=RunRecord(run_id=text, ended=True, errors=[text], refusal=text),
-        )
-    )
+    about = {"task": text, "status": LogStatus.ERROR, "error": text, "problem": ""}
+    logs = [LogRecord(transcripts=(transcript,), **about)]  # type: ignore[arg-type]
+    cells = {"c-1": cell, "c-2": CellFindings(cell_id="c-2", sample=text, survivors=[text])}
+    run = RunRecord(run_id=text, ended=True, errors=[text], refusal=text)
+    return judge(Evidence(logs=logs, cells=cells, run=run))
 
 
 def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
