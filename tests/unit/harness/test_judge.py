@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from inspect_ai.log import EvalSample
+from inspect_ai.scorer import Score
 from tests.unit.harness.runs import one_sample
 
 from belljar.harness.evaluate import RunOutcome
-from belljar.harness.evidence import FINDINGS, stored_evidence
+from belljar.harness.evidence import FINDINGS, read_sample, stored_evidence
 from belljar.ledger.keys import local_fingerprint
+from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.verdict import judge
 
@@ -66,3 +69,17 @@ def test_what_is_missing_or_changed_is_found(outcome: RunOutcome, tmp_path: Path
     problems = judge(stored_evidence(outcome.path)).problems
     assert {reason.code for reason in problems} == {Code.LEDGER_BAD}
     assert Code.LEDGER_BAD in codes(outcome, key="0" * 64)
+
+
+@pytest.mark.promise("7.2")
+def test_a_scorers_word_makes_a_verdict_worse() -> None:
+    """In whatever case; one that is not known is void, none at all changes nothing."""
+    for expected, words in {
+        Verdict.BREACHED: ("breached", "Breached"),
+        Verdict.VOID: (" VOID\n", "escaped!", True),
+        Verdict.CONTAINED: ("contained", "", None),
+    }.items():
+        for word in words:
+            score = Score(value="C", metadata={"containment": word})
+            sample = EvalSample(id="s", epoch=1, input="x", target="", scores={"mine": score})
+            assert read_sample("task", sample, "run").lowered is expected, word
