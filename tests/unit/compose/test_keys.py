@@ -1,4 +1,4 @@
-"""One service's keys: each is kept, said, or refused by name."""
+"""One service's keys: each is kept, said, or refused by name; which of them are rights."""
 
 from __future__ import annotations
 

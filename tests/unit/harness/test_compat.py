@@ -1,4 +1,4 @@
-"""Which sandboxes a cell can stand in for."""
+"""Which sandboxes a cell can stand in for, and which a sample gets under `inspect eval`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in the default service's cell."""
+"""What runs in the default service's cell, and a cell's answer in Inspect's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Inspect makes of a tool call's arguments that a hostile model or server chose."""
+"""Arguments of tool calls that a hostile model or server chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an event is looked at, and what a hit in it is."""
+"""What of an event is looked at, what a hit or a contact is, and what it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefilter never hides anything."""
+"""Each decoder takes any bytes, and the prefilter never hides anything."""
 
 from __future__ import annotations
 

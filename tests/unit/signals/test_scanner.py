@@ -1,4 +1,4 @@
-"""The scanner: what it finds, where, and where it stops."""
+"""The scanner: what it finds, where, and where it stops; what counts as the same value."""
 
 from __future__ import annotations
 
