@@ -184,6 +184,8 @@ def test_nothing_outside_is_read(tmp_path: Path, path: Any) -> None:  # noqa: AN
     task = tmp_path / "task"
     task.mkdir()
     (task / "link").symlink_to("/etc/passwd")
+    with pytest.raises(CannotKeepError, match="directory is not known"):
+        composed(None, env_file="a")  # a configuration in code has none
     with pytest.raises(CannotKeepError, match="env_file") as refused:
         composed(task, env_file=[path])
     assert "root:" not in str(refused.value)
