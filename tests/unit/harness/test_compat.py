@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
+from inspect_ai.util import SandboxEnvironmentSpec
 from inspect_ai.util import SandboxEnvironmentSpec as Spec
 
 from belljar.differences import DifferenceKind
@@ -132,31 +132,6 @@ def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: P
     else:
         together = expected.model_copy(update={"policy": beside.policy})
         assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", together)
-
-
-def test_each_samples_metadata_is_judged_before_the_run(tmp_path: Path) -> None:
-    """One that lacks what the compose file needs is refused by its name, and the variable's."""
-    (tmp_path / "compose.yaml").write_text(
-        COMPOSE + "    environment: {FLAG: $SAMPLE_METADATA_FLAG}\n"
-    )
-    samples = [
-        Sample(input="x", id="good", metadata={"flag": "f"}),
-        Sample(input="x", id="bad", metadata={"flog": "f"}),
-    ]
-    task = Task(dataset=samples, sandbox="docker")
-    good, bad = adapt_task(task, directory=tmp_path)
-    assert (good.error, good.sample) == (None, "good")
-    assert bad.error is not None
-    assert "SAMPLE_METADATA_FLAG" in bad.error.what
-    assert "sample bad" in bad.error.where
-
-
-def test_samples_are_judged_too(tmp_path: Path) -> None:
-    """A sample's own sandbox is no way around."""
-    config = ComposeConfig.model_validate(service(image="x", volumes=["/:/host"]))
-    with pytest.raises(PolicyError, match="volumes") as caught:
-        adapted(tmp_path, None, SandboxEnvironmentSpec("docker", config))
-    assert "sample 1" in caught.value.where
 
 
 @pytest.mark.promise("2.4")
