@@ -78,7 +78,7 @@ async def said(cell: Cell, command: str) -> str:
 @pytest.mark.promise("1.5", "1.7")
 @pytest.mark.anyio
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
-@pytest.mark.thorough_in("trio")
+@pytest.mark.thorough_in("trio", "gvisor")
 async def test_a_tasks_files_and_names_are_in_its_cells(
     home: Path, task: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inspect_ai.util import SandboxEnvironmentSpec
+from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
@@ -63,6 +63,8 @@ def test_what_inspect_hands_over(tmp_path: Path) -> None:
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy="high")
     (tmp_path / "high").write_text(POLICY)
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy=str(tmp_path / "high"))
+    service = {"services": {"default": {"image": "ctf"}}}
+    assert as_config(ComposeConfig.model_validate(service)).image == "ctf"
     with pytest.raises(PolicyError, match="not Belljar's"):
         as_config(SandboxEnvironmentSpec("docker", None))
 
