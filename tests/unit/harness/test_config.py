@@ -96,20 +96,13 @@ def compose_file(tmp_path: Path) -> Path:
 
 
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
-    """Its metadata reaches both cells; what runs and what it is
-    called are known."""
-    sample = sample_policy(str(compose_file), {"flag": "f$SAMPLE_METADATA_X"})
-    network = sample.policy.policy.network
-    assert network is not None
-    web = network.stand_ins["web"]
-    assert (sample.policy.policy.env["FLAG"], getattr(web, "env", {})) == (
-        "f$SAMPLE_METADATA_X",
-        {"FLAG": "f$SAMPLE_METADATA_X"},
-    )
-    assert (sample.service, sample.program) == (
-        "agent",
-        ServiceProgram(arguments=("serve",)),
-    )
+    """Its metadata reaches both cells; what runs and what it is called are known."""
+    flag = {"FLAG": "f$SAMPLE_METADATA_X"}
+    sample = sample_policy(str(compose_file), {"flag": flag["FLAG"]})
+    policy = sample.policy.policy
+    assert policy.network is not None
+    assert (policy.env, getattr(policy.network.stand_ins["web"], "env", {})) == (flag, flag)
+    assert (sample.service, sample.program) == ("agent", ServiceProgram(arguments=("serve",)))
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         sample_policy(str(compose_file), {})
 
@@ -255,10 +248,8 @@ def test_metadata_does_not_grow_beyond_a_bound() -> None:
 def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
     """The task over the policy, the operator over the task."""
     low = BelljarConfig(policy="low", tier="gvisor")
-    assert [str(load(low, tier=tier).policy.tier) for tier in ("", "microvm")] == [
-        "gvisor",
-        "microvm",
-    ]
+    for tier, made in (("", "gvisor"), ("microvm", "microvm")):
+        assert str(load(low, tier=tier).policy.tier) == made
     for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
         with pytest.raises(PolicyError, match="less than"):
             load(config, tier=tier)

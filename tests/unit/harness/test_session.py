@@ -151,9 +151,7 @@ async def test_each_error_of_an_end_is_the_runs(monkeypatch: pytest.MonkeyPatch)
     for name in ("one", "two"):
         policy = replace(policy_of({"belljar": 1, "risk": "low"}), source=name)
         await cells.get(policy, cast("Any", None), None)
-    assert [error.what for error in await cells.close()] == [
-        "two left something",
-        "one left something",
-    ]
+    errors = [error.what for error in await cells.close()]
+    assert errors == ["two left something", "one left something"]
     assert ended == ["two", "one"]
     assert await cells.close() == []
