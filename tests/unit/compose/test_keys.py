@@ -195,10 +195,8 @@ def test_a_tmpfs_is_a_directory() -> None:
 def test_an_image_is_never_built() -> None:
     """Refused with what to do; where the image has a name, the one of that name in the store is it,
     and that is said."""
-    for fields in (
-        {"build": ".", "image": None},
-        {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"},
-    ):
+    generic = {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}
+    for fields in ({"build": ".", "image": None}, generic):
         with pytest.raises(CannotKeepError) as caught:
             read_compose(two(**fields))
         refused = [fact for fact in caught.value.differences if fact.kind is DifferenceKind.REFUSED]

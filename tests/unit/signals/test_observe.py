@@ -59,14 +59,13 @@ IN = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "data", "name", "contact"), [*OUT, *IN])
-def test_bodies_that_leave_a_cell_are_looked_at(
-    kind: Kind, data: dict[str, Any], name: str, contact: Contact | None
-) -> None:
+def test_bodies_that_leave_a_cell_are_looked_at() -> None:
     """Of each kind of event that carries a cell's bytes outside, the whole kept body. A decoy that
     Belljar itself writes, or a stand-in's answer, is no contact."""
-    found = list(carried(Event(kind=kind, data=data, bodies=(body(name, SECRET),))))
-    assert [(part.data, part.contact) for part in found] == ([(SECRET, contact)] if contact else [])
+    for kind, data, name, contact in (*OUT, *IN):
+        found = carried(Event(kind=kind, data=data, bodies=(body(name, SECRET),)))
+        shown = [(part.data, part.contact) for part in found]
+        assert shown == ([(SECRET, contact)] if contact else []), (kind, name)
 
 
 def test_a_request_is_looked_at_in_all_its_parts() -> None:
@@ -81,11 +80,8 @@ def test_a_request_is_looked_at_in_all_its_parts() -> None:
     event = Event(kind=Kind.NETWORK_HTTP, data=data, bodies=(body("request", SECRET),))
     parts = list(carried(event))
     assert [part.part for part in parts] == ["url", "header", "request"]
-    lines = parts[1].data
-    grades = [
-        contact_of(parts[1], hit(start=lines.index(word))) for word in (b"Bearer", b"12345678")
-    ]
-    assert grades == ["used", "sent"]
+    for word, grade in ((b"Bearer", "used"), (b"12345678", "sent")):
+        assert contact_of(parts[1], hit(start=parts[1].data.index(word))) == grade
     assert len({part.flow for part in parts}) == 1
     assert all(part.where == {"range": "r-1", "cell": "default"} for part in parts)
 
@@ -195,11 +191,8 @@ def test_short_pieces_are_looked_at(kind: Kind) -> None:
     """Three bytes at a time pass nobody by; what is empty is not looked at."""
     name = "message" if kind is Kind.NETWORK_WEBSOCKET else "received"
     data: dict[str, Any] = {"direction": "sent", "stand_in": "shop"}
-    parts = [
-        part
-        for content in (b"ORC", b"", b"HID")
-        for part in carried(Event(kind=kind, data=data, bodies=(body(name, content),)))
-    ]
+    bodies = [(body(name, content),) for content in (b"ORC", b"", b"HID")]
+    parts = [part for each in bodies for part in carried(Event(kind=kind, data=data, bodies=each))]
     assert [part.data for part in parts] == [b"ORC", b"HID"]
     assert len({part.flow for part in parts}) == 1
 
@@ -343,11 +336,8 @@ def test_the_defaults_stop_a_run_for_a_breach_alone() -> None:
 
 def test_what_the_guard_is_told_to_stop_ends_its_sample() -> None:
     """Whatever `on` says less; where it says more, that."""
-    event = Event(
-        kind=Kind.GUARD_HIT,
-        cell_id="c-00000000000a",
-        data={**AT_GUARD, "action": "stop", "place": "model"},
-    )
+    stopped = {**AT_GUARD, "action": "stop", "place": "model"}
+    event = Event(kind=Kind.GUARD_HIT, cell_id="c-00000000000a", data=stopped)
     request = stop_of(event, 3, {})
     assert request is not None
     assert request.stop is Stop.SAMPLE
