@@ -55,8 +55,9 @@ def quick_command(*arguments: str) -> list[str]:
 
 def ended(argv: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - as `subprocess.run`
     """A command that ran to its end, and what it printed."""
-    given = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "check": False, **more}
-    return subprocess.run(argv, **given)
+    given: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S, **more}
+    done: subprocess.CompletedProcess[str] = subprocess.run(argv, check=False, **given)
+    return done
 
 
 def end_preloaded() -> None:

@@ -132,8 +132,9 @@ def test_what_is_not_kept_is_one_fact_each(
         assert (fact.kind, fact.where, fact.key) == (kind, "service shop", key), value
         assert fact.detail
     limits = {"cpus": "0", "memory": "0", "pids": -1}
-    without = {"pids_limit": -1, "mem_limit": "0b", "cpus": 0}
-    for given in (without, {"deploy": {"resources": {"limits": limits}}}):
+    without: dict[str, Any] = {"pids_limit": -1, "mem_limit": "0b", "cpus": 0}
+    deployed: dict[str, Any] = {"deploy": {"resources": {"limits": limits}}}
+    for given in (without, deployed):
         assert "resources" not in shop(**given)
     assert {key for _, key in facts(deploy={"resources": {"limits": limits}})} == {
         f"deploy.resources.limits.{name}" for name in limits
@@ -195,8 +196,9 @@ def test_a_tmpfs_is_a_directory() -> None:
 def test_an_image_is_never_built() -> None:
     """Refused with what to do; where the image has a name, the one of that name in the store is it,
     and that is said."""
-    generic = {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}
-    for fields in ({"build": ".", "image": None}, generic):
+    generic: dict[str, Any] = {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}
+    nameless: dict[str, Any] = {"build": ".", "image": None}
+    for fields in (nameless, generic):
         with pytest.raises(CannotKeepError) as caught:
             read_compose(two(**fields))
         refused = [fact for fact in caught.value.differences if fact.kind is DifferenceKind.REFUSED]

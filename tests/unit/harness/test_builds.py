@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_an_image_of_the_same_files_is_used(
     home, text = tmp_path / "home", spec(tmp_path)
     add(home, "base")
     root = tmp_path / "task"
-    about = {"context": root, "dockerfile": root / "Dockerfile"}
+    about: dict[str, Any] = {"context": root, "dockerfile": root / "Dockerfile"}
     recipe = read_recipe(Store(home), BuildRequest(name="made", has_network=True, **about))
     add(home, "made", recipe.provenance(has_network=True, keep_setuid=False))
     build_missing([text], {"made"}, home)

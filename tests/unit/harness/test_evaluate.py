@@ -230,8 +230,10 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
     own = "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
     (tmp_path / "own-compose.yaml").write_text(own)
-    cells, image = RecordedCells(), {"where": "image default", "key": "STOPSIGNAL"}
-    cells.of_images = (Difference(kind=DifferenceKind.DROPPED, detail="why", **image),)
+    cells, dropped = RecordedCells(), DifferenceKind.DROPPED
+    cells.of_images = (
+        Difference(kind=dropped, where="image default", key="STOPSIGNAL", detail="why"),
+    )
     words = [f"{task_file}@differs", "--model", "mockllm/model"]
     outcome = run(words, tmp_path, cells, policy="low")
     said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -103,8 +104,8 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
     transcript = Transcript(
         task=text, sample=text, epoch=2, uuid="u", scores={text: text}, error=text, notes=(text,)
     )
-    about = {"task": text, "status": LogStatus.ERROR, "error": text, "problem": ""}
-    logs = [LogRecord(transcripts=(transcript,), **about)]  # type: ignore[arg-type]
+    about: dict[str, Any] = {"task": text, "status": LogStatus.ERROR, "error": text, "problem": ""}
+    logs = [LogRecord(transcripts=(transcript,), **about)]
     cells = {"c-1": cell, "c-2": CellFindings(cell_id="c-2", sample=text, survivors=[text])}
     run = RunRecord(run_id=text, ended=True, errors=[text], refusal=text)
     return judge(Evidence(logs=logs, cells=cells, run=run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inspect_ai import Task
@@ -114,7 +115,7 @@ def test_what_becomes_of_set_user_id_programs(
 ) -> None:
     """Of each image that has some, where the task asks for their rights."""
     (tmp_path / "made").write_bytes(b"hsqs")
-    about = {"name": "i:1", "source": "", "created": ""}
+    about: dict[str, Any] = {"name": "i:1", "source": "", "created": ""}
     Store(tmp_path).add(tmp_path / "made", ImageConfig(), setuid_programs=programs, **about)
     rights = f"rights: {{setuid_programs: '{asks}'}}\n"
     text = f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\n{rights}"

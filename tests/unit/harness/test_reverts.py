@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 
 import anyio
@@ -80,12 +80,13 @@ async def test_a_machine_without_its_probes_makes_the_sample_void(
             raise CellError("no probe")
 
     cells.on_probe = fail
-    with pytest.raises(Exception, match="not running") if at_start else nullcontext():
+    none: AbstractContextManager[object] = nullcontext()
+    with pytest.raises(Exception, match="not running") if at_start else none:
         await environment.revert()
     assert (environment.cell.id == cells.opened[0].id) is at_start
     assert not at_start or seen_of(cells)[1] == [WHOLE[0], WHOLE[2]]
     assert (await environment.exec(["true"])).success
-    with nullcontext() if at_start else pytest.raises(CellError):
+    with none if at_start else pytest.raises(CellError):
         await environment.close(outcome="completed")
     assert environment.containment.cell_verdict is Verdict.VOID
 
