@@ -51,7 +51,7 @@ OUT: list[tuple[Kind, dict[str, Any], str, Contact | None]] = [
     (Kind.NETWORK_ATTEMPT, {"what": "mail"}, "message", Contact.SENT),
     (Kind.NETWORK_ATTEMPT, {"what": "login"}, "request", Contact.USED),
 ]
-IN = [
+IN: list[tuple[Kind, dict[str, Any], str, Contact | None]] = [
     (Kind.EXEC_COMPLETED, {"op": 1}, "stdin", None),
     (Kind.NETWORK_HTTP_ANSWERED, {}, "response", None),
     (Kind.NETWORK_WEBSOCKET, {"direction": "received"}, "message", None),
