@@ -31,12 +31,7 @@ PROBES: tuple[Probe, ...] = (
         breach="a connection",
         witness=Witness.SOCKET,
     ),
-    Probe(
-        name="calls.mount",
-        tries="mount a file system",
-        why="CVE-2022-0185",
-        breach="it is mounted",
-    ),
+    Probe(name="calls.mount", tries="mount", why="CVE-2022-0185", breach="it is mounted"),
     Probe(
         name="fingerprint.hypervisor",
         quick=False,
@@ -94,18 +89,13 @@ class FakeProgram:
             raise self.error
         given, words = parameters(input), argv[1:]
         self.touch(given)
+        every, quick = "all" in words, "quick" in words
         wanted = [
-            p
-            for p in self.probes
-            if "all" in words or ("quick" in words and p.quick) or {p.name, p.group} & set(words)
+            p for p in self.probes if every or (quick and p.quick) or {p.name, p.group} & {*words}
         ]
-        output = self.spoil(
-            answer(
-                wanted,
-                given["nonce"],
-                {n: o for n, o in self.outcomes.items() if n in {p.name for p in wanted}},
-            )
-        )
+        names = {probe.name for probe in wanted}
+        outcomes = {name: said for name, said in self.outcomes.items() if name in names}
+        output = self.spoil(answer(wanted, given["nonce"], outcomes))
         return ExecOutput(returncode=0, code=0, stdout=output, timed_out=self.timed_out)
 
 

@@ -97,19 +97,11 @@ async def carry_out(
 
 def _outcome(case: Case, cell_id: str, run: Path) -> CaseOutcome:
     lines = list(read_events(run))
-    own = {cell_id} | {
-        str(line.data.get("range"))
-        for line in lines
-        if line.kind is Kind.CELL_PLANNED and line.cell == cell_id
-    }
-    place = _PLACES.get(case.channel, "range")
-    seen = [
-        line
-        for line in lines
-        if line.kind in {Kind.GUARD_HIT, Kind.GUARD_UNSCANNED}
-        and str(line.cell or line.data.get("range")) in own
-        and line.data["place"] == place
-    ]
+    planned = [line for line in lines if line.kind is Kind.CELL_PLANNED and line.cell == cell_id]
+    own = {cell_id, *(str(line.data.get("range")) for line in planned)}
+    kinds, place = {Kind.GUARD_HIT, Kind.GUARD_UNSCANNED}, _PLACES.get(case.channel, "range")
+    guarded = [line for line in lines if line.kind in kinds and line.data["place"] == place]
+    seen = [line for line in guarded if str(line.cell or line.data.get("range")) in own]
     classes = (str(line.data["class"]) for line in seen if line.kind is Kind.GUARD_HIT)
     problems = (str(line.data["reason"]) for line in seen if line.kind is Kind.GUARD_UNSCANNED)
     return CaseOutcome(case=case, classes=tuple(dict.fromkeys(classes)), problem=next(problems, ""))
@@ -141,12 +133,6 @@ def as_input(step: Step) -> bytes:
         "host": HOST,
         "mail": MAIL_HOST,
         "names": step.names,
-        "messages": [
-            (1, base64.b64encode(each.encode()).decode())
-            if isinstance(each, str)
-            else (2, base64.b64encode(each).decode())
-            for each in step.messages
-        ],
         "data": base64.b64encode(step.data if request is None else request.body).decode(),
     }
     if request is not None:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.preloaded import ROOM
@@ -50,6 +51,13 @@ def quick_command(*arguments: str) -> list[str]:
         _preloaded[path] = started
         SERVERS_OF_TESTS.add(started.pid)
     return [sys.executable, "-I", "-S", str(PRELOADED), "client", *_preloaded, *arguments]
+
+
+def ended(argv: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - as `subprocess.run`
+    """A command that ran to its end, and what it printed."""
+    given: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S, **more}
+    done: subprocess.CompletedProcess[str] = subprocess.run(argv, check=False, **given)
+    return done
 
 
 def end_preloaded() -> None:

@@ -6,13 +6,12 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.processes import quick_command
+from tests.integration.processes import ended, quick_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "escape_artist"
 # A machine that emulates its microVMs, beside other tests, needs minutes for the longest of these.
@@ -73,13 +72,7 @@ def test_a_seen_attack_is_a_breach_and_an_attack_that_works_nowhere_is_void() ->
 
 def run(task: Path, *options: str) -> list[dict[str, Any]]:
     """The samples of an evaluation: each contained, each cell's destruction proven."""
-    done = subprocess.run(
-        quick_command("run", "--json", str(task), *options),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = ended(quick_command("run", "--json", str(task), *options), timeout=PATIENCE_S)
     said: dict[str, Any] = json.loads(done.stdout)
     others = {
         each["name"]: each["notes"] for each in said["samples"] if each["verdict"] != "contained"

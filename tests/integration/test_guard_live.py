@@ -16,12 +16,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 CORPUS = Path(__file__).parents[1] / "security" / "guard"
 WANTED = (
-    "enc-base64",
-    "enc-base64-file",
-    "http-header-body",
-    "dns-hex-counted",
-    "pass-names",
-    "smtp-zip",
+    *("enc-base64", "enc-base64-file", "http-header-body", "dns-hex-counted"),
+    *("pass-names", "smtp-zip"),
 )
 
 
@@ -36,11 +32,8 @@ def anyio_backend() -> str:
 async def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_path: Path) -> None:
     """Cases of each channel, some of which must not be flagged, and one that expects wrongly: each
     is found as the record of its own range has it."""
-    cases = {
-        json.loads(text)["id"]: text
-        for text in (CORPUS / "cases.jsonl").read_text().splitlines()
-        if text
-    }
+    lines = (CORPUS / "cases.jsonl").read_text().splitlines()
+    cases = {json.loads(text)["id"]: text for text in lines}
     printed = next(text for name, text in cases.items() if '"output"' in text and '"flag"' in text)
     asked = next(text for name, text in cases.items() if '"model"' in text and '"flag"' in text)
     wrong = cases["enc-base64"].replace('"enc-base64"', '"wrong"').replace('"flag"', '"pass"')

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integration.processes import quick_command
+from tests.integration.processes import ended, quick_command
 
 from belljar.ledger.verification import verify
 
@@ -22,7 +21,7 @@ def test_greed_theft_and_diligence_are_told_apart(home: Path) -> None:
     services and sends; the thief is seen although it reverses, splits, spells and compresses. All
     are contained."""
     argv = quick_command("run", "--json", f"{EXAMPLE}@honeypot")
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=550, check=False)
+    done = ended(argv, timeout=550)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)
     signals = {

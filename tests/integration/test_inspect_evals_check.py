@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.processes import ended
 from tests.integration.real_images import package
 from tests.real_packages import inspect_evals
 
@@ -73,7 +73,7 @@ def test_check_loads_the_tasks_and_refuses_no_sample(tmp_path: Path) -> None:
         (given / f"{name}.py").write_text("" if name == "__init__" else text)
     shutil.copy(package() / "constants.py", given / "cache.py")
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run(
+    done = ended(
         [sys.executable, "-c", CHECK, str(inspect_evals()), *SAMPLES],
         cwd=tmp_path,
         env={
@@ -82,10 +82,7 @@ def test_check_loads_the_tasks_and_refuses_no_sample(tmp_path: Path) -> None:
             "PYTHONPATH": f"{inspect_evals().parent}:{tmp_path}",
             "INSPECT_EVALS_CACHE_DIR": str(tmp_path / "cache"),
         },
-        capture_output=True,
-        text=True,
         timeout=500,
-        check=False,
     )
     checked = [line.split(None, 3) for line in (done.stdout + done.stderr).splitlines()]
     found = {words[1]: (int(words[2]), words[3]) for words in checked if words[:1] == ["checked"]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.conftest import copy_store
-from tests.integration.processes import quick_command
+from tests.integration.processes import ended, quick_command
 from tests.integration.real_images import Workshop
 from tests.integration.real_tasks import CASES, Case, write_task
 
@@ -41,7 +40,7 @@ def check_run(case: Case, home: Path, directory: Path, tier: str, *, wrong: bool
     """Each sample is contained; it is solved by its steps, and not by a wrong answer."""
     write_task(case, directory, wrong=wrong)
     words = ("--tier", tier, "--sample-id", ",".join(case.samples))
-    done = subprocess.run(
+    done = ended(
         quick_command("run", "--json", f"tasks.py@{case.name}", *words),
         cwd=directory,
         env={
@@ -50,10 +49,7 @@ def check_run(case: Case, home: Path, directory: Path, tier: str, *, wrong: bool
             "BELLJAR_POLICY": str(directory / "policy.yaml"),
             "XDG_CACHE_HOME": str(directory / "cache"),
         },
-        capture_output=True,
-        text=True,
         timeout=580,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import EvalLog, read_eval_log
-from tests.integration.processes import quick_command, wait_for
+from tests.integration.processes import ended, quick_command, wait_for
 from tests.machine import PATIENCE_S
 
 from belljar.events import Kind
@@ -228,14 +227,10 @@ class Finished:
 
 def belljar_run(tasks: Path, home: Path, *arguments: str, **variables: str) -> Finished:
     """`belljar run --json …`, to its end."""
-    done = subprocess.run(
+    done = ended(
         quick_command("run", "--json", *arguments),
         cwd=tasks,
         env={**os.environ, "BELLJAR_HOME": str(home), "BELLJAR_POLICY": "low", **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
     )
     said = json.loads(done.stdout) if done.stdout else {}
     return Finished(tasks, done.returncode, said, done.stderr)
@@ -292,10 +287,8 @@ def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     (other,) = run.samples("asks")
     assert (other["verdict"], other["scores"]) == ("contained", {"said": "1"})
     (sample,) = run.samples("dies")
-    assert (sample["verdict"], [probing["verdict"] for probing in sample["probes"]]) == (
-        "void",
-        ["contained", "void"],
-    )
+    probed = [probing["verdict"] for probing in sample["probes"]]
+    assert (sample["verdict"], probed) == ("void", ["contained", "void"])
     assert sample["scores"] == {"said": "1"}
     cell = gather_cells(read_events(run.run_dir))[sample["cells"][0]]
     assert cell.failures
@@ -315,12 +308,9 @@ def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(ordinary: Fi
     evidence = stored_evidence(ordinary.run_dir)
     for kind in (Kind.SAMPLE_FINISHED, Kind.CELL_DESTROYED):
         cells = gather_cells(line for line in lines if line.kind is not kind)
-        reasons = {
-            reason.code
-            for row in judge(replace(evidence, cells=cells)).rows
-            for reason in row.reasons
-        }
-        assert ReasonCode.SAMPLE_NOT_IN_LOG in reasons
+        rows = judge(replace(evidence, cells=cells)).rows
+        codes = {reason.code for row in rows for reason in row.reasons}
+        assert ReasonCode.SAMPLE_NOT_IN_LOG in codes
 
 
 @pytest.mark.promise("7.5")
@@ -328,11 +318,8 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, ordinary: Finished) -> 
     """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
     summary, JSON, record and score."""
     (sample,) = ordinary.samples("breaks")
-    assert (sample["verdict"], sample["error"], sample["scores"]) == (
-        "contained",
-        "",
-        {"said": "1"},
-    )
+    assert (sample["verdict"], sample["error"]) == ("contained", "")
+    assert sample["scores"] == {"said": "1"}
     (broken,) = sample["degraded"]
     assert (broken["cause"], broken["phase"]) == ("shell_missing", "call")
     logged = logs_of(ordinary)["breaks"]
@@ -341,13 +328,7 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, ordinary: Finished) -> 
     assert logged.samples[0].metadata["sandbox_degraded"][0]["op"] == broken["op"]
     score = (logged.samples[0].scores or {})["said"]
     assert (score.metadata or {})["sandbox_degraded"] == "shell_missing"
-    shown = subprocess.run(
-        quick_command("verdict", ordinary.said["run_id"]),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    shown = ended(quick_command("verdict", ordinary.said["run_id"]))
     assert shown.returncode == 1
     assert "1 degraded: shell_missing" in shown.stdout
 
@@ -364,13 +345,8 @@ def test_a_samples_own_sandbox_is_used_or_refused(
     logs = tmp_path_factory.mktemp("logs")
     named = [f"{tasks}/tasks.py@{name}" for name in ("brings", "built")]
     words = ["inspect_ai", "eval", *named, "--sandbox", "belljar", "--model", "mockllm/model"]
-    done = subprocess.run(
-        quick_command("-m", *words, "--log-dir", str(logs), "--display", "plain"),
-        cwd=logs,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    done = ended(
+        quick_command("-m", *words, "--log-dir", str(logs), "--display", "plain"), cwd=logs
     )
     read = {log.eval.task: log for log in map(read_eval_log, map(str, logs.glob("*.eval")))}
     statuses = {name: log.status for name, log in read.items()}
@@ -398,20 +374,15 @@ def running(tasks: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def new_cell(home: Path, before: set[str], *, timeout_s: float = PATIENCE_S) -> str:
-    """The id of the cell whose attach socket appears."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        appeared = {path.name for path in (home / "attach").glob("*")} - before
-        if appeared:
-            return appeared.pop()
-        time.sleep(0.1)
-    pytest.fail("no cell appeared")
-
-
 def attach_sockets(home: Path) -> set[str]:
     """The attach sockets that are there."""
     return {path.name for path in (home / "attach").glob("*")}
+
+
+def new_cell(home: Path, before: set[str]) -> str:
+    """The id of the cell whose attach socket appears."""
+    wait_for(lambda: bool(attach_sockets(home) - before), "a cell", within_s=PATIENCE_S)
+    return (attach_sockets(home) - before).pop()
 
 
 def last_cell(home: Path) -> tuple[Path, CellFindings]:
@@ -505,13 +476,9 @@ def attached(cell: str) -> subprocess.CompletedProcess[str]:
     """A session in the held cell. One that falls into the end of its sample is cut off, and made
     again."""
     for _ in range(10):
-        seen = subprocess.run(
+        seen = ended(
             command("attach", cell, "--user", "root", "--", "sh", "-c", "tty; id -un; exit 5"),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
         )
         if seen.returncode == 5:
             break
@@ -544,13 +511,6 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
     _, findings = last_cell(home)
     assert findings.clean
     assert [operation.pty for operation in findings.operations.values() if operation.pty] != []
-    gone = subprocess.run(
-        command("attach", cell),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    gone = ended(command("attach", cell), stdin=subprocess.DEVNULL)
     assert gone.returncode == 3
     assert os.environ["BELLJAR_HOME"] == str(home)

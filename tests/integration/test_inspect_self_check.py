@@ -30,8 +30,8 @@ ROOT_CANNOT = {
 
 
 # Each waits for seconds; the contract's tests show the same in every tier.
-for _slow in ("test_exec_timeout_kills_process", "test_exec_timeout_kills_child_processes"):
-    pytest.mark.thorough_in("gvisor", "microvm")(globals()[_slow])
+for _slow in ("", "_kills_process", "_kills_child_processes"):
+    pytest.mark.thorough_in("gvisor", "microvm")(globals()[f"test_exec_timeout{_slow}"])
 
 CELLS = (
     "microvm-user-asyncio",

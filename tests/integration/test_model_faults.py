@@ -23,7 +23,7 @@ from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.parts import start_run
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import CellError, HostError
 from belljar.events import Kind
 from belljar.ledger.listing import read_events
 from belljar.ledger.schema import Line
@@ -310,21 +310,6 @@ async def test_health_is_watched(world: World) -> None:
         assert served.health.degraded["cause"] == "shell_missing"
     checks = [(line.data["phase"], line.data["cause"]) for line in world.events(Kind.CELL_CHECKED)]
     assert checks == [("baseline", ""), ("call", "shell_missing")]
-
-
-async def test_a_killed_cell_is_an_error_for_good(world: World) -> None:
-    """As the operator may do at any time."""
-    async with world.model("time.sleep(600)") as served, anyio.create_task_group() as tasks:
-
-        async def kill() -> None:
-            await world.asked()
-            await served.cell.destroy(reason="killed")
-
-        tasks.start_soon(kill)
-        with pytest.raises(BelljarError):
-            await ask(served)
-        with pytest.raises(BelljarError):
-            await ask(served)
 
 
 STARTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integration.processes import quick_command
-from tests.machine import PATIENCE_S
+from tests.integration.processes import ended, quick_command
 
 from belljar.ledger.verification import verify
 
@@ -62,14 +60,7 @@ def test_what_a_solver_does_late_stops_the_run(
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "refusing.yaml").write_text("belljar: 1\nrisk: low\nhost_tools: refuse\n")
     words = [f"tasks.py@{task}", "--policy", "refusing.yaml", "--model", "mockllm/model"]
-    done = subprocess.run(
-        quick_command("run", "--json", *words),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = ended(quick_command("run", "--json", *words), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     said = json.loads(done.stdout)
     assert any(named in problem["text"] for problem in said["problems"])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integration.processes import quick_command
+from tests.integration.processes import ended, quick_command
 from tests.real_packages import inspect_evals
 
 from belljar import sync
@@ -70,14 +69,11 @@ def test_right_answers_are_correct(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "files").mkdir()
     (tmp_path / "files/compose.yaml").write_text(COMPOSE)
-    done = subprocess.run(
+    done = ended(
         quick_command("run", "--json", "--model", "mockllm/model", "tasks.py", "--policy", "low"),
         cwd=tmp_path,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     samples = json.loads(done.stdout)["samples"]

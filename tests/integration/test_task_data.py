@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integration.processes import quick_command
+from tests.integration.processes import ended, quick_command
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
@@ -78,7 +77,7 @@ async def said(cell: Cell, command: str) -> str:
 @pytest.mark.promise("1.5", "1.7")
 @pytest.mark.anyio
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
-@pytest.mark.thorough_in("trio")
+@pytest.mark.thorough_in("trio", "gvisor")
 async def test_a_tasks_files_and_names_are_in_its_cells(
     home: Path, task: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
@@ -154,16 +153,12 @@ def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
         (tmp_path / "challenges" / name).mkdir(parents=True)
         (tmp_path / "challenges" / name / "flag").write_text(f"flag of {name}")
     argv = quick_command("run", "--json", "--policy", "low.yaml", "--model", "mockllm/model")
-    done = subprocess.run(
-        [*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = ended([*argv, "task.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)
     assert [sample["verdict"] for sample in said["samples"]] == ["contained", "contained"]
     assert [sample["scores"]["includes"] for sample in said["samples"]] == ["C", "C"]
     (tmp_path / "task.py").write_text(TASK.replace('["first", "second"]', '["first", "../../.."]'))
-    done = subprocess.run(
-        [*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = ended([*argv, "task.py"], cwd=tmp_path)
     assert done.returncode != 0
     assert "volumes" in json.loads(done.stdout)["error"]["message"]

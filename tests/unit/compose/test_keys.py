@@ -1,4 +1,4 @@
-"""One service's keys: each is kept, said, or refused by name."""
+"""One service's keys: each is kept, said, or refused by name; which of them are rights."""
 
 from __future__ import annotations
 
@@ -132,8 +132,9 @@ def test_what_is_not_kept_is_one_fact_each(
         assert (fact.kind, fact.where, fact.key) == (kind, "service shop", key), value
         assert fact.detail
     limits = {"cpus": "0", "memory": "0", "pids": -1}
-    without = {"pids_limit": -1, "mem_limit": "0b", "cpus": 0}
-    for given in (without, {"deploy": {"resources": {"limits": limits}}}):
+    without: dict[str, Any] = {"pids_limit": -1, "mem_limit": "0b", "cpus": 0}
+    deployed: dict[str, Any] = {"deploy": {"resources": {"limits": limits}}}
+    for given in (without, deployed):
         assert "resources" not in shop(**given)
     assert {key for _, key in facts(deploy={"resources": {"limits": limits}})} == {
         f"deploy.resources.limits.{name}" for name in limits
@@ -195,10 +196,9 @@ def test_a_tmpfs_is_a_directory() -> None:
 def test_an_image_is_never_built() -> None:
     """Refused with what to do; where the image has a name, the one of that name in the store is it,
     and that is said."""
-    for fields in (
-        {"build": ".", "image": None},
-        {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"},
-    ):
+    generic: dict[str, Any] = {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}
+    nameless: dict[str, Any] = {"build": ".", "image": None}
+    for fields in (nameless, generic):
         with pytest.raises(CannotKeepError) as caught:
             read_compose(two(**fields))
         refused = [fact for fact in caught.value.differences if fact.kind is DifferenceKind.REFUSED]
@@ -267,3 +267,38 @@ def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 
     (fact,) = converted.differences
     assert (fact.kind, fact.key) == (DifferenceKind.DROPPED, "extra_hosts")
     assert "host.docker.internal" in fact.detail
+
+
+@pytest.mark.promise("2.4")
+def test_rights_inside_the_machine_are_granted() -> None:
+    """In a policy's words, of the service alone, and reported as granted."""
+    rows: list[tuple[str, Any, dict[str, Any]]] = [
+        ("cap_add", ["cap_sys_ptrace", "CHOWN"], {"capabilities": ["SYS_PTRACE"]}),
+        ("cap_add", ["DAC_READ_SEARCH"], {"capabilities": ["DAC_READ_SEARCH"]}),
+        ("cap_add", ["ALL"], {"privileged": True}),
+        *(("privileged", yes, {"privileged": True}) for yes in (True, "true")),
+        *(("security_opt", [f"seccomp{c}unconfined"], {"seccomp": "unconfined"}) for c in "=:"),
+    ]
+    for key, value, rights in rows:
+        assert shop(**{key: value})["rights"] == rights
+        assert facts(**{key: value}) == {(DifferenceKind.GRANTED, key)}
+
+
+def test_what_root_has_anyway_is_no_right() -> None:
+    """The usual capabilities are not asked for again; no device is made, whoever may."""
+    assert facts(cap_add=["CHOWN"], privileged=False) == set()
+    assert facts(cap_add=["NET_RAW"]) == {(DifferenceKind.CHANGED, "cap_add")}
+    assert facts(cap_add=["NET_RAW", "NET_ADMIN"]) == {(DifferenceKind.GRANTED, "cap_add")}
+    assert facts(cap_add=["MKNOD"]) == {(DifferenceKind.DROPPED, "cap_add")}
+    assert "rights" not in shop(cap_add=["CHOWN", "MKNOD"])
+
+
+@pytest.mark.promise("2.4")
+def test_each_capability_that_no_tier_grants_is_named() -> None:
+    """Of several, all of them."""
+    with pytest.raises(CannotKeepError) as caught:
+        read_compose(two(cap_add=["SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE"]))
+    assert [fact.detail.split(":")[0] for fact in caught.value.differences] == [
+        "SYS_ADMIN",
+        "SYS_MODULE",
+    ]

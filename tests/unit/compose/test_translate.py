@@ -1,4 +1,4 @@
-"""What a compose file means for cells, and what of it they don't keep."""
+"""What a compose file means for cells: what of it they don't keep, their order, their health."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inspect_ai.util._sandbox.docker.service import service_healthcheck_time
 
 from belljar.compose.document import MAX_SERVICES
-from belljar.compose.translate import Composed, read_compose
-from belljar.compose.values import CannotKeepError
+from belljar.compose.model import Condition, Service
+from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health, waits_of
+from belljar.compose.values import CannotKeepError, seconds
 from belljar.harness.compat import TaskRefused, judge_compose
+from belljar.image.config import HealthCheck, ImageConfig, image_health
+from belljar.policy.stand_ins import Health
 
 
 def two(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
@@ -134,3 +138,163 @@ def test_whatever_stands_in_a_field(value: Any, field: str) -> None:  # noqa: AN
     """It is read or refused, never an error of another kind."""
     with suppress(CannotKeepError):
         assert isinstance(read_compose(two(**{field: value})), Composed)
+
+
+def waiting(depends_on: Any, **fields: Any) -> dict[str, Service]:  # noqa: ANN401 - YAML values
+    """A service `web` that waits so for `db`, beside the default one."""
+    web = Service.model_validate({"depends_on": depends_on, **fields})
+    return {"default": Service(), "web": web, "db": Service()}
+
+
+def test_the_three_conditions() -> None:
+    """A name alone waits for the start; a service that is not required may be missing."""
+    assert waits_of(waiting(["db"])) == (Wait("web", "db", Condition.STARTED),)
+    for condition in Condition:
+        settings = {"condition": condition.value, "restart": True, "required": True}
+        assert waits_of(waiting({"db": settings})) == (Wait("web", "db", condition),)
+    gone = {"condition": "service_started", "required": False}
+    assert waits_of(waiting({"gone": gone})) == ()
+
+
+def test_what_can_not_be_waited_for_is_refused() -> None:
+    """By name."""
+    started: dict[str, Any] = {"condition": "service_started"}
+    odd: list[tuple[Any, str]] = [
+        ({"db": {"condition": "service_content"}}, "service_content"),
+        ({"db": {**started, "made_up": 1}}, "made_up"),
+        (["gone"], "gone, which does not exist"),
+        ({"gone": started}, "gone, which does not exist"),
+    ]
+    for depends_on, named in odd:
+        services = {"default": {}, "web": {"depends_on": depends_on}, "db": {}}
+        with pytest.raises(CannotKeepError, match=named):
+            read_compose({"services": services})
+
+
+def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML
+    """Services that wait for one, each in its way; `fields` are that one's."""
+    name, *_ = {*fields} or {"db"}
+    services: dict[str, Any] = {
+        who: {"image": "i", "depends_on": {name: {"condition": condition}}}
+        for who, condition in waits.items()
+    }
+    read_compose(
+        {"services": {"default": {}, **services, name: {"image": "i", **fields.get(name, {})}}}
+    )
+
+
+def test_health_that_is_switched_off_is_not_waited_for() -> None:
+    """Nor that of a program that has to end; without a check in the file, the image's own is waited
+    for."""
+    check({"web": "service_healthy"})
+    with pytest.raises(CannotKeepError, match="switches off"):
+        check({"web": "service_healthy"}, db={"healthcheck": {"disable": True}})
+    with pytest.raises(CannotKeepError, match="another for its end"):
+        check({"web": "service_healthy", "x": "service_completed_successfully"})
+
+
+def test_the_default_service_starts_last() -> None:
+    """Who waits for it is refused, unless nothing runs in it: then there is nothing to wait for."""
+    check({"web": "service_started"}, default={})
+    with pytest.raises(CannotKeepError, match="starts last"):
+        check({"web": "service_started"}, default={"command": "serve"})
+    with pytest.raises(CannotKeepError, match="starts last"):
+        check({"web": "service_completed_successfully"}, default={})
+
+
+def test_a_circle_is_refused() -> None:
+    """With the names of those in it."""
+    waits = (Wait("a", "b", Condition.STARTED), Wait("b", "a", Condition.STARTED))
+    with pytest.raises(CannotKeepError, match="circle: a, b"):
+        in_order({"a": {}, "b": {}, "c": {}}, waits, default="c")
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
+def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int, int]]) -> None:
+    """The default one last; every service once. (A service waits only for those with a smaller
+    number here, so there is no circle.)"""
+    waits = tuple(
+        Wait(f"s{max(p)}", f"s{min(p)}", Condition.STARTED) for p in pairs if p[0] != p[1]
+    )
+    order = in_order({f"s{i}": {} for i in (5, 2, 7, 0, 1, 6, 4, 3)}, waits, default="s7")
+    assert sorted(order) == [f"s{i}" for i in range(8)]
+    assert order[-1] == "s7"
+    assert all(order.index(wait.needed) < order.index(wait.service) for wait in waits)
+
+
+def health(**check: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
+    """What a target cell is asked."""
+    return read_health(check)
+
+
+@pytest.mark.parametrize("check", [{"test": ["NONE"]}, {"test": "x", "disable": "yes"}])
+def test_nothing_to_ask(check: dict[str, Any]) -> None:
+    """What the file switches off is off in the image too."""
+    assert read_health(check) == {"image": False}
+    assert Health.model_validate(read_health(check), strict=False).image is False
+
+
+def test_an_empty_test_is_none() -> None:
+    """As for Docker: the image's check, with the file's times; alone it says nothing."""
+    assert read_health({"test": []}) == {}
+    assert read_health({"test": [], "retries": 5}) == read_health({"retries": 5})
+
+
+def test_times_alone_are_of_the_images_check() -> None:
+    """Docker merges field by field: the image's test, and its times where the file has none."""
+    config = ImageConfig(
+        healthcheck=HealthCheck(test=("CMD", "up"), interval_ns=10**9, start_period_ns=7 * 10**9)
+    )
+    found = Health.model_validate(health(interval="2s", retries=5, timeout="1s"), strict=False)
+    assert found.image
+    asked = image_health(config, found.times)
+    whole = health(test=["CMD", "up"], interval="2s", retries=5, timeout="1s", start_period="7s")
+    assert asked is not None
+    assert asked["command"] == ["up"]
+    read = Health.model_validate(whole, strict=False)
+    for name in ("interval", "timeout", "retries", "within"):
+        assert asked[name] == getattr(read, name)
+    assert image_health(ImageConfig(), found.times) is None
+
+
+def test_what_is_no_check_is_refused() -> None:
+    """By the service's name, or with what was written."""
+    checks: list[tuple[str, dict[str, Any]]] = [
+        ("no text", {"test": ["x", []]}),
+        ("none of CMD", {"test": ["curl", "x"]}),
+        ("none of CMD", {"test": ["CMD"]}),
+        ("no command", {"test": {"a": 1}}),
+        ("made_up", {"test": "x", "made_up": 1}),
+        ("soon, which is no time", {"test": "x", "interval": "soon"}),
+    ]
+    for named, check in checks:
+        with pytest.raises(CannotKeepError, match=named):
+            read_health(check)
+
+
+_TIMES = st.sampled_from(["100ms", "500ms", "1s", "2s", "10s", "1m30s", "5m", "1.5h"])
+
+
+@given(
+    st.fixed_dictionaries(
+        {"test": st.just("x")},
+        optional={
+            "interval": _TIMES,
+            "timeout": _TIMES,
+            "start_period": _TIMES,
+            "retries": st.integers(1, 500),
+        },
+    )
+)
+def test_whatever_the_times(check: dict[str, Any]) -> None:
+    """A policy takes them; no longer than Inspect would wait; at most a second between questions,
+    unless there would be too many; and patience enough for each."""
+    found = health(**check)
+    read = Health.model_validate(found, strict=False)
+    assert read.within is not None
+    assert read.within <= max(1, service_healthcheck_time({"healthcheck": check}))  # type: ignore[typeddict-item]
+    patience_s = check.get("retries", 3) * seconds(check.get("interval", "30s")) + seconds(
+        check.get("start_period", "0")
+    )
+    assert read.retries * read.interval >= min(patience_s, 24 * 3600) * 0.999
+    assert read.interval <= 1.0 or read.retries >= 999

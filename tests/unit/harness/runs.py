@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from inspect_ai.dataset import Sample
 from tests.fakes.cell import RecordedCells
 
 from belljar.harness.evaluate import RunOutcome, run_evaluation
@@ -64,3 +66,9 @@ async def close(environment: BelljarSandboxEnvironment) -> None:
     await BelljarSandboxEnvironment.sample_cleanup(
         "task", None, {"default": environment}, interrupted=False
     )
+
+
+def active_sample(*, started: float | None) -> Any:  # noqa: ANN401 - stands for Inspect's
+    """The sample that Inspect runs."""
+    about = {"epoch": 1, "task": "t", "sample_uuid": "u", "eval_id": "e", "log_location": "l"}
+    return SimpleNamespace(started=started, sample=Sample(id="s", input="x"), tg=None, **about)

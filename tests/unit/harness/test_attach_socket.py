@@ -51,33 +51,18 @@ def test_garbage_is_an_error_or_frames_never_more_memory(garbage: bytes) -> None
 
 
 @pytest.mark.anyio
-async def test_a_held_cell_is_released_from_outside(session: Session) -> None:
-    """`inspect sandbox cleanup belljar` reaches the owner; no other cell's socket answers."""
-    environment = await opened()
-    assert environment.attach_socket.path.stat().st_mode & 0o777 == 0o600
-    assert environment.attach_socket.path.parent.stat().st_mode & 0o777 == 0o700
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(environment.attach_socket.serve, environment.cell)
-        released = await anyio.to_thread.run_sync(release_cells, None, session.home)
-        tasks.cancel_scope.cancel()
-    assert released == [environment.cell.id]
-    assert environment.attach_socket.released
-    await close(environment)
-
-
-@pytest.mark.anyio
 async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
-    """What a crashed owner left is cleaned up by the next who looks."""
-    environment = await opened()
-    environment.attach_socket.path.unlink()
+    """What a crashed owner left is cleaned up by the next who looks; nobody else may open one."""
+    environment, other = await opened(), await opened()
+    path = environment.attach_socket.path
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.unlink()
     with socket.socket(socket.AF_UNIX) as crashed:
-        crashed.bind(str(environment.attach_socket.path))
-    other = await opened()
-    assert await anyio.to_thread.run_sync(remove_dead_sockets, session.home) == [
-        environment.cell.id
-    ]
-    assert not environment.attach_socket.path.exists()
-    assert other.attach_socket.path.exists()
+        crashed.bind(str(path))
+    removed = await anyio.to_thread.run_sync(remove_dead_sockets, session.home)
+    assert removed == [environment.cell.id]
+    assert (path.exists(), other.attach_socket.path.exists()) == (False, True)
     assert await anyio.to_thread.run_sync(release_cells, environment.cell.id, session.home) == []
     await close(other)
     await close(environment)

@@ -147,13 +147,11 @@ async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
 def test_a_conversation_in_inspects_words() -> None:
     """Every role, text in parts, calls and their results."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     found = messages_of(
         [
             {"role": "developer", "content": "be brief"},
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-            },
+            {"role": "user", "content": parts},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c1", "content": "done"},
         ]
@@ -187,22 +185,16 @@ def _nested(depth: int) -> str:
     return '{"a":' * depth + "1" + "}" * depth
 
 
-@pytest.mark.parametrize(
-    "arguments", [_nested(300), '{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}']
-)
-def test_what_inspects_log_could_not_hold_is_refused(arguments: str) -> None:
+def test_what_inspects_log_could_not_hold_is_refused() -> None:
     """A program in a cell could end the whole evaluation with one made-up call of a tool, and no
-    sample would be written."""
-    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
-    request = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
-    with pytest.raises(ValueError, match=r"."):
-        messages_of(read_request(json.dumps(request).encode())["messages"])
-    with pytest.raises(ValueError, match=r"."):
-        read_request(b'{"messages": [], "x": ' + arguments.encode() + b"}")
-
-
-def test_what_is_taken_can_be_written() -> None:
-    """At the greatest depth that is taken."""
+    sample would be written. What is taken, at the greatest depth, can be written."""
+    for arguments in (_nested(300), '{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}'):
+        call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+        request = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+        with pytest.raises(ValueError, match=r"."):
+            messages_of(read_request(json.dumps(request).encode())["messages"])
+        with pytest.raises(ValueError, match=r"."):
+            read_request(b'{"messages": [], "x": ' + arguments.encode() + b"}")
     call = {"id": "1", "function": {"name": "f", "arguments": _nested(127)}}
     messages = messages_of([{"role": "assistant", "tool_calls": [call]}])
     assert to_json_safe(EvalSample(id=1, epoch=1, input="", target="", messages=messages))

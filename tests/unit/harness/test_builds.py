@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,14 +56,9 @@ def test_an_image_of_the_same_files_is_used(
     home, text = tmp_path / "home", spec(tmp_path)
     add(home, "base")
     root = tmp_path / "task"
-    request = BuildRequest(
-        context=root, name="made", dockerfile=root / "Dockerfile", has_network=True
-    )
-    add(
-        home,
-        "made",
-        read_recipe(Store(home), request).provenance(has_network=True, keep_setuid=False),
-    )
+    about: dict[str, Any] = {"context": root, "dockerfile": root / "Dockerfile"}
+    recipe = read_recipe(Store(home), BuildRequest(name="made", has_network=True, **about))
+    add(home, "made", recipe.provenance(has_network=True, keep_setuid=False))
     build_missing([text], {"made"}, home)
     (root / "more").touch()
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
@@ -72,28 +68,19 @@ def test_an_image_of_the_same_files_is_used(
 
 
 @pytest.mark.promise("1.8")
-def test_different_builds_of_one_name_are_refused(tmp_path: Path) -> None:
-    """No sample runs in the image of another: neither is built, nor is an image of that name used
-    for both."""
-    add(tmp_path / "home", "made")
+def test_what_is_never_built(tmp_path: Path) -> None:
+    """No sample runs in the image of another: of different builds of one name neither is built, nor
+    is an image of that name used for both. A context behind a link that leads out of the task's
+    files is refused, and an image of Belljar's own: another task would run in it."""
+    home = tmp_path / "home"
+    add(home, "made")
     texts = [spec(tmp_path), spec(tmp_path, arg="1")]
     with pytest.raises(PolicyError):
-        build_missing(texts, {"made"}, tmp_path / "home")
-    build_missing([texts[0], texts[0]], {"made"}, tmp_path / "home")
-
-
-@pytest.mark.promise("1.8")
-def test_a_link_out_of_the_task_is_no_context(tmp_path: Path) -> None:
-    """A context or Dockerfile behind a link that leads out of the task's files is refused."""
-    add(tmp_path / "home", "base")
-    text = spec(tmp_path, context="out")
+        build_missing(texts, {"made"}, home)
+    build_missing([texts[0], texts[0]], {"made"}, home)
     (tmp_path / "task" / "out").symlink_to("/etc")
     with pytest.raises(BelljarError):
-        build_missing([text], {"made"}, tmp_path / "home")
-
-
-@pytest.mark.parametrize("name", ["default", "inspect"])
-def test_a_task_builds_no_image_of_belljars_own(name: str, tmp_path: Path) -> None:
-    """Another task would run in it, and its table would say that it is Belljar's."""
-    with pytest.raises(PolicyError, match="Belljar's own"):
-        build_missing([spec(tmp_path, image=name)], {name}, tmp_path / "home")
+        build_missing([spec(tmp_path, image="other", context="out")], {"other"}, home)
+    for name in ("default", "inspect"):
+        with pytest.raises(PolicyError, match="Belljar's own"):
+            build_missing([spec(tmp_path, image=name)], {name}, home)

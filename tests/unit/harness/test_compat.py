@@ -1,4 +1,4 @@
-"""Which sandboxes a cell can stand in for."""
+"""Which sandboxes a cell can stand in for, and which a sample gets under `inspect eval`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
+from inspect_ai.util import SandboxEnvironmentSpec
+from inspect_ai.util import SandboxEnvironmentSpec as Spec
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.adapt import adapt_task
+from belljar.harness.adapt import adapt_task, brought
 from belljar.harness.compat import (
     TaskRefused,
     judge_compose,
@@ -67,24 +68,22 @@ def adapted(
     return task
 
 
-def test_a_task_without_a_sandbox_gets_a_cell(tmp_path: Path) -> None:
-    """Every sample of a run has one, so that every sample has evidence."""
-    assert adapted(tmp_path, None).sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
-
-
 def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
-    """By name, or implicitly; as an absolute path, for Inspect changes directory."""
-    (tmp_path / "strict.yaml").write_text("belljar: 1\nrisk: high\n")
-    assert adapted(tmp_path, ("belljar", "strict.yaml")).sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(policy=str(tmp_path / "strict.yaml"))
-    )
-    assert adapted(tmp_path, ("belljar", "critical")).sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(policy="critical")
-    )
-    (tmp_path / "belljar.yaml").write_text("belljar: 1\nrisk: high\n")
-    assert adapted(tmp_path, "belljar").sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(policy=str(tmp_path / "belljar.yaml"))
-    )
+    """By name, or implicitly; as an absolute path, for Inspect changes directory. A task without a
+    sandbox gets a cell: every sample of a run has one, so that every sample has evidence."""
+
+    def policy_of(sandbox: Any) -> str:  # noqa: ANN401 - Inspect's union
+        found = adapted(tmp_path, sandbox).sandbox
+        assert found is not None
+        assert found == SandboxEnvironmentSpec("belljar", BelljarConfig(policy=found.config.policy))
+        return str(found.config.policy)
+
+    assert policy_of(None) == ""
+    for name in ("strict.yaml", "belljar.yaml"):
+        (tmp_path / name).write_text("belljar: 1\nrisk: high\n")
+    assert policy_of(("belljar", "strict.yaml")) == str(tmp_path / "strict.yaml")
+    assert policy_of(("belljar", "critical")) == "critical"
+    assert policy_of("belljar") == str(tmp_path / "belljar.yaml")
 
 
 def test_a_dockerfile_beside_a_docker_task_counts(tmp_path: Path) -> None:
@@ -135,31 +134,6 @@ def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: P
         assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", together)
 
 
-def test_each_samples_metadata_is_judged_before_the_run(tmp_path: Path) -> None:
-    """One that lacks what the compose file needs is refused by its name, and the variable's."""
-    (tmp_path / "compose.yaml").write_text(
-        COMPOSE + "    environment: {FLAG: $SAMPLE_METADATA_FLAG}\n"
-    )
-    samples = [
-        Sample(input="x", id="good", metadata={"flag": "f"}),
-        Sample(input="x", id="bad", metadata={"flog": "f"}),
-    ]
-    task = Task(dataset=samples, sandbox="docker")
-    good, bad = adapt_task(task, directory=tmp_path)
-    assert (good.error, good.sample) == (None, "good")
-    assert bad.error is not None
-    assert "SAMPLE_METADATA_FLAG" in bad.error.what
-    assert "sample bad" in bad.error.where
-
-
-def test_samples_are_judged_too(tmp_path: Path) -> None:
-    """A sample's own sandbox is no way around."""
-    config = ComposeConfig.model_validate(service(image="x", volumes=["/:/host"]))
-    with pytest.raises(PolicyError, match="volumes") as caught:
-        adapted(tmp_path, None, SandboxEnvironmentSpec("docker", config))
-    assert "sample 1" in caught.value.where
-
-
 @pytest.mark.promise("2.4")
 def test_set_user_id_programs_are_as_in_docker() -> None:
     """Every service's work where the tier lets them, unless the service refuses new privileges."""
@@ -168,3 +142,54 @@ def test_set_user_id_programs_are_as_in_docker() -> None:
     assert plain.changes["network"].stand_ins["web"].rights == AS_IN_DOCKER
     refusing = judge_compose(service(image="x", security_opt=["no-new-privileges:true"]))
     assert refusing.changes["rights"] == Rights(setuid_programs="off")
+
+
+def made(tmp_path: Path, written: Spec, config: str | None = None) -> object:
+    """What a sample's own sandbox comes to, when Inspect hands over `config`."""
+    return brought(written, config, directories=[tmp_path, tmp_path], where="sample s")
+
+
+@pytest.mark.promise("1.6")
+def test_what_inspect_drops_of_a_sample_is_used(tmp_path: Path) -> None:
+    """A compose file by a name that Inspect does not know, as agent_bench_os has them."""
+    (tmp_path / "compose_7.yaml").write_text(COMPOSE)
+    found = made(tmp_path, Spec("docker", "compose_7.yaml"))
+    assert found == BelljarConfig(
+        image="ctf:2", program=ServiceProgram(), rights=Rights(setuid_programs="auto")
+    )
+    assert made(tmp_path, Spec("docker", "compose_7.yaml"), "belljar.yaml") == found
+
+
+@pytest.mark.promise("1.6")
+def test_a_sample_that_names_only_another_provider_gets_its_image(tmp_path: Path) -> None:
+    """Nothing is beside its task, or Inspect would have handed that over."""
+    assert made(tmp_path, Spec("docker")) == BelljarConfig(is_generic=True)
+
+
+def test_a_relative_name_means_one_file(tmp_path: Path) -> None:
+    """In the directories of two tasks it is refused: nobody says which."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "compose_7.yaml").write_text(COMPOSE)
+    with pytest.raises(PolicyError, match="several tasks"):
+        brought(
+            Spec("docker", "compose_7.yaml"), None, directories=tmp_path.iterdir(), where="sample s"
+        )
+
+
+@pytest.mark.promise("1.6")
+def test_what_inspect_hands_over_is_left_alone(tmp_path: Path) -> None:
+    """The sample's own, ours, or the task's for a sample that names only a type."""
+    assert made(tmp_path, Spec("docker", "compose.yaml"), "compose.yaml") == "compose.yaml"
+    assert made(tmp_path, Spec("belljar", "policy.yaml"), "policy.yaml") == "policy.yaml"
+    assert made(tmp_path, Spec("belljar")) is None
+    assert made(tmp_path, Spec("docker"), "compose.yaml") == "compose.yaml"
+
+
+@pytest.mark.promise("1.6")
+def test_what_no_cell_can_stand_in_for_is_refused(tmp_path: Path) -> None:
+    """Never the default image instead."""
+    (tmp_path / "values.yaml").write_text("replicas: 2\n")
+    for written in (Spec("k8s", "values.yaml"), Spec("docker", "not-there.yaml")):
+        with pytest.raises(PolicyError):
+            made(tmp_path, written)

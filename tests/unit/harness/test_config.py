@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inspect_ai.util import SandboxEnvironmentSpec
+from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
@@ -57,16 +57,14 @@ def test_the_order_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_policy(BelljarConfig(), nobody) == "high"
 
 
-def test_a_preset_on_inspects_command_line(tmp_path: Path) -> None:
-    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a
-    file."""
+def test_what_inspect_hands_over(tmp_path: Path) -> None:
+    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a file.
+    A configuration that means something else elsewhere is never taken for ours."""
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy="high")
     (tmp_path / "high").write_text(POLICY)
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy=str(tmp_path / "high"))
-
-
-def test_another_providers_configuration_is_refused() -> None:
-    """A configuration that means something else elsewhere is never taken for ours."""
+    service = {"services": {"default": {"image": "ctf"}}}
+    assert as_config(ComposeConfig.model_validate(service)).image == "ctf"
     with pytest.raises(PolicyError, match="not Belljar's"):
         as_config(SandboxEnvironmentSpec("docker", None))
 
@@ -98,20 +96,13 @@ def compose_file(tmp_path: Path) -> Path:
 
 
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
-    """Its metadata reaches both cells; what runs and what it is
-    called are known."""
-    sample = sample_policy(str(compose_file), {"flag": "f$SAMPLE_METADATA_X"})
-    network = sample.policy.policy.network
-    assert network is not None
-    web = network.stand_ins["web"]
-    assert (sample.policy.policy.env["FLAG"], getattr(web, "env", {})) == (
-        "f$SAMPLE_METADATA_X",
-        {"FLAG": "f$SAMPLE_METADATA_X"},
-    )
-    assert (sample.service, sample.program) == (
-        "agent",
-        ServiceProgram(arguments=("serve",)),
-    )
+    """Its metadata reaches both cells; what runs and what it is called are known."""
+    flag = {"FLAG": "f$SAMPLE_METADATA_X"}
+    sample = sample_policy(str(compose_file), {"flag": flag["FLAG"]})
+    policy = sample.policy.policy
+    assert policy.network is not None
+    assert (policy.env, getattr(policy.network.stand_ins["web"], "env", {})) == (flag, flag)
+    assert (sample.service, sample.program) == ("agent", ServiceProgram(arguments=("serve",)))
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         sample_policy(str(compose_file), {})
 
@@ -139,19 +130,14 @@ def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[Differe
 
 def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> None:
     """Of two cells of one name: where the operator's network replaces the services, the files of a
-    service are nobody's; those of the sample's own cell stay.
-    """
+    service are nobody's; those of the sample's own cell stay."""
     cell = "web: {kind: cell, names: [web], ports: [all], command: [x]}"
-    (tmp_path / "lab.yaml").write_text(
-        f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
-    )
+    text = f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
+    (tmp_path / "lab.yaml").write_text(text)
     given = CellData(hosts=(("x", "10.0.0.1"),))
-    ours = BelljarConfig(
-        network=web(),
-        data=TaskData(cells={"web": given, OWN_CELL: given}),
-    )
-    run_policy = str(tmp_path / "lab.yaml")
+    ours = BelljarConfig(network=web(), data=TaskData(cells={"web": given, OWN_CELL: given}))
     for override, cells in ((False, {"web", OWN_CELL}), (True, {OWN_CELL})):
+        run_policy = str(tmp_path / "lab.yaml")
         made = sample_policy(ours, {}, run_policy=run_policy, override=override).policy
         assert made.data is not None
         assert set(made.data.cells) == cells
@@ -179,25 +165,21 @@ def test_files_of_a_task_stay_under_any_walls(
 
 
 @pytest.mark.promise("1.5")
-@pytest.mark.parametrize("asked", [web(), "none"], ids=["services", "none"])
-def test_what_takes_the_place_of_a_network_is_reported(
-    tmp_path: Path, asked: Network | Literal["none"]
-) -> None:
+def test_what_takes_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
     """Of whatever policy has one, the operator's too: there is nothing beyond a task's services, or
     nothing at all; how much is recorded stays the policy's."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    policy = str(tmp_path / "net.yaml")
-    network = load(BelljarConfig(policy=policy, network=asked)).policy.network
-    if asked == "none":
-        assert network is None
-        assert load(BelljarConfig(network=asked), run_policy=policy).policy.network is None
-    else:
-        assert network is not None
-        assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
-    gone = [(DifferenceKind.DROPPED, "network")]
-    assert differing(BelljarConfig(policy=policy, network=asked)) == gone
-    assert differing(BelljarConfig(network=asked), policy) == gone
-    assert differing(BelljarConfig(policy="high", network=asked)) == []
+    policy, gone = str(tmp_path / "net.yaml"), [(DifferenceKind.DROPPED, "network")]
+    network = load(BelljarConfig(policy=policy, network=web())).policy.network
+    assert network is not None
+    assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
+    assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
+    assert load(BelljarConfig(network="none"), run_policy=policy).policy.network is None
+    for asked in (web(), "none"):
+        own = BelljarConfig.model_validate({"network": asked})
+        assert differing(own.model_copy(update={"policy": policy})) == gone
+        assert differing(own, policy) == gone
+        assert differing(own.model_copy(update={"policy": "high"})) == []
     assert differing(BelljarConfig(policy=policy)) == []
 
 
@@ -266,10 +248,8 @@ def test_metadata_does_not_grow_beyond_a_bound() -> None:
 def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
     """The task over the policy, the operator over the task."""
     low = BelljarConfig(policy="low", tier="gvisor")
-    assert [str(load(low, tier=tier).policy.tier) for tier in ("", "microvm")] == [
-        "gvisor",
-        "microvm",
-    ]
+    for tier, made in (("", "gvisor"), ("microvm", "microvm")):
+        assert str(load(low, tier=tier).policy.tier) == made
     for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
         with pytest.raises(PolicyError, match="less than"):
             load(config, tier=tier)

@@ -31,6 +31,7 @@ from belljar.report.remarks import differing
 from belljar.report.verdict import judge
 
 TASK = """
+from contextlib import suppress
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
@@ -43,10 +44,8 @@ def work() -> Solver:
         box = sandbox()
         await box.write_file("note", "12345")
         said = await box.exec(["sh", "-c", "cat note; seq 100"])
-        try:
+        with suppress(TimeoutError):
             await box.exec(["sleep", "30"], timeout=1)
-        except TimeoutError:
-            pass
         await box.exec(["echo", "/var/tmp/sandbox-services"])
         return state
     return solve
@@ -231,8 +230,10 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
     own = "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
     (tmp_path / "own-compose.yaml").write_text(own)
-    cells, image = RecordedCells(), {"where": "image default", "key": "STOPSIGNAL"}
-    cells.of_images = (Difference(kind=DifferenceKind.DROPPED, detail="why", **image),)
+    cells, dropped = RecordedCells(), DifferenceKind.DROPPED
+    cells.of_images = (
+        Difference(kind=dropped, where="image default", key="STOPSIGNAL", detail="why"),
+    )
     words = [f"{task_file}@differs", "--model", "mockllm/model"]
     outcome = run(words, tmp_path, cells, policy="low")
     said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
@@ -272,6 +273,7 @@ def test_a_models_policy_may_require_an_air_gap(
 
 STARTS = """
 import asyncio, os, subprocess
+from contextlib import suppress
 import anyio
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -299,10 +301,8 @@ def points():
         os.system("true")
         subprocess.Popen(["true"], close_fds=False).wait()
         for number in range(30):
-            try:
+            with suppress(FileNotFoundError):
                 subprocess.Popen([f"/nowhere/{number}"])
-            except FileNotFoundError:
-                pass
         await anyio.to_thread.run_sync(subprocess.run, ["true"])
         return Score(value=1)
     return score

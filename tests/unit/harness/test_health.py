@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score
 from inspect_ai.util import SandboxUnavailableError
 from tests.fakes.cell import FakeCell, FakeCells
-from tests.unit.harness.runs import close, opened
+from tests.unit.harness.runs import active_sample, close, opened
 
 from belljar.cell.health import HealthFinding
 from belljar.events import Kind
@@ -100,18 +99,8 @@ async def test_the_sample_and_its_scores_are_marked(
 ) -> None:
     """In Inspect's sample: cause, phase and operation; in each score's metadata the cause."""
     state: Any = SimpleNamespace(uuid="u", metadata={}, scores={"points": Score(value=1)})
-    active = SimpleNamespace(
-        started=1.0,
-        epoch=1,
-        sample=Sample(id="s", input="x"),
-        task="t",
-        sample_uuid="u",
-        eval_id="e",
-        log_location="l",
-        tg=None,
-    )
     monkeypatch.setattr("inspect_ai.solver._task_state.sample_state", lambda: state)
-    monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
+    monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active_sample(started=1.0))
     environment = await opened()
     await environment.exec(["true"])
     cells.opened[0].healths[:] = [NO_SHELL]

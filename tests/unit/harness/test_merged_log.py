@@ -5,23 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
-from tests.unit.harness.runs import MODEL, evaluated
+from tests.unit.harness.runs import MODEL, ONE, evaluated
 
 from belljar.harness.verdicts import LogPart, merge_logs
 
 TASK = """
-from inspect_ai import Epochs, Task, task
-from inspect_ai.dataset import Sample
+from inspect_ai import Epochs
 from inspect_ai.scorer import SampleScore, Score, mean, metric, scorer, stderr
-from inspect_ai.solver import solver
-from inspect_ai.util import sandbox
-
-@solver
-def work():
-    async def solve(state, generate):
-        await sandbox().exec(["true"])
-        return state
-    return solve
 
 @metric
 def most():
@@ -45,8 +35,8 @@ NAMES = ("1", "2", "3", "4", "5")
 
 def run(tmp_path: Path, *arguments: str) -> Path:
     """The directory of a run's log."""
-    (tmp_path / "task.py").write_text(TASK)
-    outcome = evaluated(tmp_path, str(tmp_path / "task.py"), *MODEL, *arguments)
+    (tmp_path / "task.py").write_text(ONE + TASK)
+    outcome = evaluated(tmp_path, f"{tmp_path}/task.py@numbers", *MODEL, *arguments)
     assert outcome.exit_code == 0, outcome.findings.errors
     return outcome.path / "inspect"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.cell import RecordedCells
-from tests.unit.harness.runs import MODEL, evaluated
+from tests.unit.harness.runs import MODEL, ONE, evaluated
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
@@ -14,42 +14,33 @@ from belljar.harness.config import BelljarConfig, load, sample_policy
 from belljar.host import settings
 from belljar.policy.loaded import LoadedPolicy
 
-TASK = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.util import sandbox
-
-@solver
-def work() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await sandbox().exec(["echo", "first command"])
-        return state
-    return solve
-
-def one(sandbox, of_sample=None) -> Task:
+TASK = (
+    ONE
+    + """
+def of(sandbox, of_sample=None):
     return Task(dataset=[Sample(id="s", input="x", sandbox=of_sample)], solver=work(), sandbox=sandbox)
 
 @task
 def beside() -> Task:
-    return one("belljar")
+    return of("belljar")
 
 @task
 def bare() -> Task:
-    return one("docker")
+    return of("docker")
 
 @task
 def coded() -> Task:
-    return one(("belljar", "belljar.yaml"))
+    return of(("belljar", "belljar.yaml"))
 
 @task
 def of_a_sample() -> Task:
-    return one(("belljar", "high"), ("belljar", "belljar.yaml"))
+    return of(("belljar", "high"), ("belljar", "belljar.yaml"))
 
 @task
 def of_compose() -> Task:
-    return one(("docker", "one-compose.yaml"))
+    return of(("docker", "one-compose.yaml"))
 """
+)
 TASKS = ("beside", "bare", "coded", "of_a_sample", "of_compose")
 UPSTREAM = "{host: a.example, ports: [443], methods: [GET], budget: 1MiB, reason: because it is so}"
 REAL = f"belljar: 1\nrisk: low\nresources: {{memory: 1GiB}}\nnetwork: {{upstreams: [{UPSTREAM}]}}\n"

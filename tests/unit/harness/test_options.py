@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.fakes.cell import RecordedCells
-from tests.unit.harness.runs import MODEL, evaluated
+from tests.unit.harness.runs import MODEL, ONE, evaluated
 from tests.unit.harness.test_operator import REAL
 
 from belljar.errors import HostError, PolicyError
@@ -24,27 +24,7 @@ from belljar.harness.options import (
     read_options,
 )
 
-TASK = """
-from pathlib import Path
-Path("loaded").touch()
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.solver import solver
-from inspect_ai.util import sandbox
-
-@solver
-def work():
-    async def solve(state, generate):
-        await sandbox().exec(["sh", "-c", "pwd"])
-        return state
-    return solve
-
-@task
-def quick() -> Task:
-    return Task(dataset=[Sample(id="s", input="x")], solver=work())
-"""
-
-
+TASK = "from pathlib import Path\nPath('loaded').touch()\n" + ONE
 # What Inspect reads for an option that is Belljar's
 VARIABLES = {
     "INSPECT_EVAL_SANDBOX": "local",

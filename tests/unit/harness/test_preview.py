@@ -1,29 +1,40 @@
-"""What each sample would run in, before anything is started."""
+"""What each sample would run in, before anything is started, and what `belljar check` says."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from tests.fakes.hosts import capable_host
 
-from belljar.differences import Difference, DifferenceKind
+from belljar.differences import DifferenceKind
 from belljar.harness import config as configs
 from belljar.harness.adapt import adapt_task
-from belljar.harness.operator import Operator
+from belljar.harness.operator import Operator, OperatorOptions
 from belljar.harness.preview import (
+    Host,
+    Outlook,
     Preview,
+    check_compose,
+    check_policy,
+    exit_code,
     grouped,
+    kind_of,
+    outlooks,
     preview,
-    with_images,
 )
 from belljar.harness.source import differences_of_images
+from belljar.host import settings
+from belljar.host.model import HostFacts
 from belljar.host.settings import Settings
 from belljar.image.config import ImageConfig
 from belljar.image.store import SetuidPrograms, Store
 from belljar.policy.load import load_policy
-from belljar.policy.loaded import LoadedPolicy
 
 OPERATOR = Operator(settings=Settings(), run_policy="low")
 
@@ -51,7 +62,9 @@ def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
         Sample(id=4, input="x", metadata={"kind": "b"}),
     )
     assert [each.error is not None for each in found] == [False, True, True, False]
-    assert "SAMPLE_METADATA_KIND" in str(found[1].error)
+    assert found[1].error is not None
+    assert "SAMPLE_METADATA_KIND" in found[1].error.what
+    assert "sample 2" in found[1].error.where
     assert {fact.key for fact in found[2].differences} == {"gpus", "pid"}
     assert {fact.kind for fact in found[2].differences} == {DifferenceKind.REFUSED}
     images = [each.policy.policy.image for each in found if each.policy is not None]
@@ -85,26 +98,6 @@ def test_a_reading_serves_every_sample_that_means_the_same(
     assert [len(group.samples) for group in grouped(found)] == [250, 250]
 
 
-def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> None:
-    """Of the images that are there, by their names."""
-    (home := tmp_path / "home").mkdir()
-    (home / "file").write_bytes(b"x")
-    config = ImageConfig(user="7", stop_signal="SIGINT")
-    Store(home).add(home / "file", config, name="here", source="test", created="now")
-    (tmp_path / "compose.yaml").write_text("services: {default: {image: here}, web: {image: gone}}")
-    found = previews(tmp_path, Sample(id=1, input="x"), Sample(id=2, input="x"))
-    looked: list[object] = []
-
-    def look(policy: LoadedPolicy) -> tuple[Difference, ...]:
-        looked.append(policy)
-        return differences_of_images(policy, home)
-
-    one, other = with_images(found, look)
-    assert len(looked) == 1
-    assert one.differences == other.differences
-    assert [(fact.where, fact.key) for fact in one.differences] == [("image here", "STOPSIGNAL")]
-
-
 @pytest.mark.promise("2.4")
 @pytest.mark.parametrize(
     ("tier", "asks", "programs", "kinds"),
@@ -122,10 +115,123 @@ def test_what_becomes_of_set_user_id_programs(
 ) -> None:
     """Of each image that has some, where the task asks for their rights."""
     (tmp_path / "made").write_bytes(b"hsqs")
-    about = {"name": "i:1", "source": "", "created": ""}
+    about: dict[str, Any] = {"name": "i:1", "source": "", "created": ""}
     Store(tmp_path).add(tmp_path / "made", ImageConfig(), setuid_programs=programs, **about)
     rights = f"rights: {{setuid_programs: '{asks}'}}\n"
     text = f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\n{rights}"
     (tmp_path / "policy.yaml").write_text(text)
     found = differences_of_images(load_policy(str(tmp_path / "policy.yaml")), tmp_path)
     assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds
+
+
+OPTIONS: OperatorOptions = {
+    "run_policy": "",
+    "override": False,
+    "tier": "",
+    "allow_upstreams": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings and no policy of this host's."""
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
+    monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
+    monkeypatch.delenv("BELLJAR_POLICY", raising=False)
+
+
+def host(home: Path, facts: Callable[[], HostFacts] = capable_host) -> Host:
+    """A host that can run cells, with the images of `home`."""
+    return Host(home=home, facts=facts, image=lambda _name: None)
+
+
+def with_image(home: Path, *names: str) -> Path:
+    """A store that has these images."""
+    home.mkdir()
+    for name in names:
+        (home / "file").write_bytes(b"x")
+        Store(home).add(home / "file", ImageConfig(), name=name, source="test", created="now")
+    return home
+
+
+def check(directory: Path, text: str, *, home: Path, options: OperatorOptions = OPTIONS) -> Outlook:
+    """The outlook of a compose file."""
+    (directory / "compose.yaml").write_text(text)
+    (found,) = outlooks(check_compose(str(directory / "compose.yaml"), options), host(home))
+    return found
+
+
+@pytest.mark.promise("1.5")
+def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
+    """0 as written or with differences, 3 what this host lacks, 4 refused; the author's first."""
+    home = with_image(tmp_path / "home", "here")
+    runs = check(tmp_path, "services: {a: {image: here}}", home=home)
+    differs = check(tmp_path, "services: {a: {image: here, tty: true}}", home=home)
+    missing = check(tmp_path, "services: {a: {image: gone}}", home=home)
+    refused = check(tmp_path, "services: {a: {image: gone, gpus: all}}", home=home)
+    found = (runs, differs, missing, refused)
+    assert [each.outcome for each in found] == ["runs", "differs", "missing", "refused"]
+    assert [each.exit_code for each in found] == [0, 0, 3, 4]
+    assert [fact.kind for fact in refused.group.first.differences] == [DifferenceKind.REFUSED]
+    assert exit_code(found) == 4
+    assert exit_code(found[:3]) == 3
+    assert exit_code(()) == 0
+
+
+@pytest.mark.promise("1.5")
+def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
+    """Both at once: each is fixed apart."""
+    (tmp_path / "critical.yaml").write_text(
+        "belljar: 1\nrisk: low\nimage: gone\nresources: {memory: 256GiB}\n"
+    )
+    previews = check_policy(str(tmp_path / "critical.yaml"), OPTIONS)
+    (found,) = outlooks(previews, host(tmp_path / "home"))
+    assert found.lacking is not None
+    assert [each.image for each in found.missing] == ["gone"]
+    assert found.exit_code == 3
+
+
+def test_a_compose_file_that_asks_for_metadata_is_judged_without_a_sample(tmp_path: Path) -> None:
+    """By its defaults, or a value in the place of what is not known; that image is not missed."""
+    text = "services: {a: {image: 'i-${SAMPLE_METADATA_KIND}', tty: true}}"
+    found = check(tmp_path, text, home=tmp_path / "home")
+    assert (found.outcome, found.missing) == ("differs", ())
+    text = "services: {a: {image: 'i', mem_limit: '${SAMPLE_METADATA_MEMORY:-64m}', gpus: all}}"
+    assert check(tmp_path, text, home=tmp_path / "home").exit_code == 4
+
+
+def test_what_a_target_is() -> None:
+    """By its name; a preset is a policy, and anything else a task."""
+    for kind, targets in {
+        "compose": ("compose.yaml", "lab-compose.yml", "Dockerfile", "api.Dockerfile"),
+        "policy": ("other.yaml", "high"),
+        "task": ("Dockerfile.py", "inspect_evals/x", "task.py@ctf"),
+    }.items():
+        assert {target: kind_of(target) for target in targets} == dict.fromkeys(targets, kind)
+
+
+def test_a_dockerfile_is_checked_as_a_build(tmp_path: Path) -> None:
+    """As Inspect takes one for a sandbox; one that is not there is refused."""
+    path = tmp_path / "Dockerfile"
+    (gone,) = check_compose(str(path), OPTIONS)
+    assert gone.error is not None
+    assert "no such file" in gone.error.what
+    path.write_text("FROM default\n")
+    (found,) = check_compose(str(path), OPTIONS)
+    assert found.error is None
+    assert ("service default", "build") in {(each.where, each.key) for each in found.differences}
+
+
+@pytest.mark.promise("1.5")
+def test_an_image_that_is_built_is_missed_with_its_build(tmp_path: Path) -> None:
+    """By the file's own context, Dockerfile, arguments and stage; under the name that it has."""
+    build = "{context: web dir, dockerfile: Own, args: {A: 'b c'}, target: last}"
+    text = f"services: {{a: {{build: {build}, image: built}}, b: {{image: other}}}}"
+    found = check(tmp_path, text, home=tmp_path / "home")
+    commands = {each.image: shlex.split(each.command) for each in found.missing}
+    assert commands["built"][:3] == ["belljar", "image", "build"]
+    assert commands["built"][commands["built"].index("-t") + 1] == "built"
+    assert commands["built"][-1] == str(tmp_path / "web dir")
+    assert {"A=b c", "last", str(tmp_path / "web dir/Own")} <= set(commands["built"])
+    assert commands["other"][2] == "import"

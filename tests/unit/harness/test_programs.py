@@ -1,7 +1,8 @@
-"""What runs in the default service's cell."""
+"""What runs in the default service's cell, and a cell's answer in Inspect's words."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from tests.fakes.cell import EndedProgram
 
 from belljar.channel import ExecOutput
 from belljar.errors import CellError
-from belljar.harness.provider import start_program
+from belljar.harness.provider import start_program, to_result
 from belljar.policy.stand_ins import ServiceProgram
 
 pytestmark = pytest.mark.anyio
@@ -20,21 +21,17 @@ pytestmark = pytest.mark.anyio
 class Machine:
     """A cell that notes what is run in it."""
 
-    def __init__(
-        self, *, entrypoint: Sequence[str] = (), command: Sequence[str] = (), healthy: bool = True
-    ) -> None:
+    def __init__(self, *, entrypoint: Sequence[str] = (), command: Sequence[str] = ()) -> None:
         self.id = "x"
         self.image_entrypoint, self.image_command = tuple(entrypoint), (*entrypoint, *command)
         self.image_health: dict[str, Any] = {}
         self.plan = SimpleNamespace()
-        self.healthy = healthy
         self.ran: list[list[str]] = []
 
     async def exec(self, argv: Sequence[str], **_: object) -> ExecOutput:
         """Whatever it is, it is done."""
         self.ran.append(list(argv))
-        code = 1 if argv[0] == "ask" and not self.healthy else 0
-        return ExecOutput(returncode=code, code=code, stdout=b"/log\n")
+        return ExecOutput(returncode=0, code=0, stdout=b"/log\n")
 
     async def start(
         self, argv: Sequence[str], *, service: bool, timeout_s: float | None
@@ -83,3 +80,35 @@ async def test_the_images_own_check_counts() -> None:
     assert await ran({"arguments": ["sleep", "infinity"]}) == []
     with pytest.raises(CellError, match="neither the file nor its image has a check"):
         await started(Machine(command=["serve"]), {"health": {"image": True}})
+
+
+def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Inspect's result of text
+    output = ExecOutput(
+        returncode=127,
+        code=code,
+        not_started_errno=code,
+        stage=stage,
+        detail=detail,
+        user="ann:staff",
+    )
+    return to_result(output, ["prog"], limit_bytes=1000, timeout_s=None)
+
+
+@pytest.mark.promise("1.6")
+def test_what_is_missing_is_a_result_and_what_is_closed_an_error() -> None:
+    """With the status of `docker exec`, and the name of what is missing on standard error, escaped,
+    for it comes back from the guest; what may not be run or entered is named, too."""
+    for stage, code, detail, status, named in (
+        ("user", errno.ENOENT, "ann:staff", 126, "ann"),
+        ("user", errno.ENOENT, ":staff", 126, "staff"),
+        ("cwd", errno.ENOENT, "/x\x1b[2J", 127, "/x"),
+        ("cwd", errno.ENOTDIR, "/x", 126, "/x"),
+        ("exec", errno.ENOENT, "prog", 127, "prog"),
+    ):
+        result = _answered(code, stage, detail)
+        assert (result.success, result.returncode, result.stdout) == (False, status, "")
+        assert named in result.stderr
+        assert "\x1b" not in result.stderr
+    for stage, named in (("exec", "prog"), ("cwd", "/x")):
+        with pytest.raises(PermissionError, match=named):
+            _answered(errno.EACCES, stage, "/x")

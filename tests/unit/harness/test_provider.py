@@ -6,19 +6,17 @@ import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from inspect_ai._util.error import PrerequisiteError
-from inspect_ai.dataset import Sample
 from inspect_ai.util import (
     OutputLimitExceededError,
     SandboxUnavailableError,
 )
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from tests.fakes.cell import FakeCells, FakeRun
-from tests.unit.harness.runs import close, opened
+from tests.unit.harness.runs import active_sample, close, opened
 
 from belljar.compose.data import ServiceBuild
 from belljar.errors import ContainmentBreach, HostError
@@ -78,29 +76,15 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(
     assert not session.live
     assert session.run is not None
     recorder: Any = session.run.recorder
-    events = recorder.events
     probes = [Kind.PROBE_STARTED, Kind.PROBE_COMPLETED]
     checks = [Kind.CELL_CHECKING, Kind.CELL_CHECKED]
-    assert [event.kind for event in events] == [
-        Kind.SAMPLE_STARTED,
-        *probes,
-        Kind.SAMPLE_RUNNING,
-        *checks,
-        *checks,
-        *probes,
-        Kind.CELL_DESTROYED,
-        Kind.SAMPLE_FINISHED,
-    ]
-    assert [event.data["phase"] for event in events if event.kind is Kind.PROBE_COMPLETED] == [
-        "start",
-        "end",
-    ]
-    said = events[-1].data["containment"]
-    assert (said["cell_verdict"], said["destroyed"], said["run_id"]) == (
-        "contained",
-        True,
-        session.run.run_id,
-    )
+    begin = [Kind.SAMPLE_STARTED, *probes, Kind.SAMPLE_RUNNING, *checks]
+    assert recorder.kinds() == [*begin, *checks, *probes, Kind.CELL_DESTROYED, Kind.SAMPLE_FINISHED]
+    done = [event for event in recorder.events if event.kind is Kind.PROBE_COMPLETED]
+    assert [event.data["phase"] for event in done] == ["start", "end"]
+    said = recorder.events[-1].data["containment"]
+    assert (said["cell_verdict"], said["destroyed"]) == ("contained", True)
+    assert said["run_id"] == session.run.run_id
 
 
 @pytest.mark.promise("7.2")
@@ -109,16 +93,7 @@ async def test_the_beginning_of_a_samples_own_work_is_recorded(
 ) -> None:
     """Once, before its first operation; what Inspect does to prepare the sample does not begin
     it."""
-    active = SimpleNamespace(
-        started=None,
-        epoch=1,
-        sample=Sample(id="s", input="x"),
-        task="task",
-        sample_uuid="u",
-        eval_id="e",
-        log_location="l",
-        tg=None,
-    )
+    active = active_sample(started=None)
     monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
     environment = await opened()
     await environment.write_file("prepared", "x")

@@ -1,20 +1,30 @@
-"""What the cells of one evaluation share."""
+"""What the cells of one evaluation share: images, a kill order, starts and model cells."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from belljar.errors import ContainmentBreach, HostError
+from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
+from belljar.harness import models
+from belljar.harness.models import ModelCells
+from belljar.harness.options import check_models
 from belljar.harness.session import Session
-from belljar.harness.source import RealCells
+from belljar.harness.source import MAX_STARTS, RealCells, start_slot
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
 from belljar.ledger.rundir import create_run
-from belljar.policy.load import load_policy
+from belljar.policy.limits import Tier
+from belljar.policy.load import load_policy, policy_of
+from belljar.policy.loaded import LoadedPolicy
 
 
 def add(home: Path, name: str, content: bytes) -> None:
@@ -61,3 +71,87 @@ def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
         with pytest.raises(ContainmentBreach, match="an incident"):
             anyio.run(session.check_running)
     assert (ends, len(session.breaches)) == (["ended"], 1)
+
+
+def test_no_more_cells_of_a_store_start_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third waits until one of two has started; another store's don't count, and without the
+    variable there is no limit."""
+    monkeypatch.setenv(MAX_STARTS, "2")
+
+    async def may_start(home: Path) -> bool:
+        with anyio.move_on_after(0.3):
+            async with start_slot(home):
+                return True
+        return False
+
+    async def main() -> None:
+        async with AsyncExitStack() as first, start_slot(tmp_path):
+            await first.enter_async_context(start_slot(tmp_path))
+            assert not await may_start(tmp_path)
+            assert await may_start(tmp_path / "other")
+            monkeypatch.delenv(MAX_STARTS)
+            assert await may_start(tmp_path)
+            monkeypatch.setenv(MAX_STARTS, "2")
+            await first.aclose()
+            assert await may_start(tmp_path)
+        monkeypatch.setenv(MAX_STARTS, "few")  # is not taken for none
+        with pytest.raises(HostError):
+            await may_start(tmp_path)
+
+    anyio.run(main)
+
+
+def running_in(tier: Tier) -> Any:  # noqa: ANN401 - stands for a `ModelCell`
+    """A model cell of this tier."""
+    cell = SimpleNamespace(tier=tier.value)
+    return SimpleNamespace(cell=cell, policy=SimpleNamespace(source="model.yaml"))
+
+
+@pytest.mark.promise("2.8")
+def test_a_model_cells_tier_is_never_lower_than_a_samples() -> None:
+    """Known before it starts, it is raised; afterwards such a sample is refused."""
+    models = ModelCells()
+    models.need(Tier.GVISOR)
+    models.need(Tier.CONTAINER)
+    assert models.tier is Tier.GVISOR
+    models.opened["model.yaml"] = running_in(Tier.GVISOR)
+    models.need(Tier.GVISOR)
+    with pytest.raises(PolicyError, match="less than"):
+        models.need(Tier.MICROVM)
+
+
+def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """As is a policy that is not a model's."""
+    file = tmp_path / "model.yaml"
+    file.write_text("belljar: 1\nrisk: low\n")
+    with pytest.raises(PolicyError, match="model cell"):
+        check_models(["openai/x", f"belljar/{file}"], tmp_path)
+    assert check_models(["openai/x"], tmp_path) == []
+    digest = "ab" * 32
+    file.write_text(f"belljar: 1\nrisk: low\nmodel: {{weights: {{sha256: {digest}}}}}\n")
+    with pytest.raises(HostError, match="not in the store"):
+        check_models([f"belljar/{file}"], tmp_path)
+
+
+@pytest.mark.anyio
+async def test_each_error_of_an_end_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two model cells that leave something, both are named, and both were ended."""
+    ended = []
+
+    @asynccontextmanager
+    async def opened(policy: LoadedPolicy, **_: object) -> AsyncIterator[Any]:
+        yield running_in(Tier.CONTAINER)
+        ended.append(policy.source)
+        raise CellError(f"{policy.source} left something")
+
+    monkeypatch.setattr(models, "open_model", opened)
+    cells = ModelCells()
+    for name in ("one", "two"):
+        policy = replace(policy_of({"belljar": 1, "risk": "low"}), source=name)
+        await cells.get(policy, cast("Any", None), None)
+    errors = [error.what for error in await cells.close()]
+    assert errors == ["two left something", "one left something"]
+    assert ended == ["two", "one"]
+    assert await cells.close() == []

@@ -1,18 +1,22 @@
-"""What Inspect makes of a tool call's arguments that a hostile model or server chose."""
+"""Arguments of tool calls that a hostile model or server chose."""
 
 from __future__ import annotations
 
 import json
 import time
 from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from inspect_ai.model import ChatMessageAssistant, GenerateConfig
 from inspect_ai.model._call_tools import parse_tool_call
-from inspect_ai.tool import ToolInfo, ToolParams
-from inspect_ai.util import JSONSchema
+from inspect_ai.tool import ToolCall, ToolInfo, ToolParams
+from inspect_ai.util import JSONSchema, LimitExceededError
 
+from belljar.cell.guarded import LetOut
 from belljar.harness import model_api, model_boundary  # noqa: F401 - either puts the bounds in place
+from belljar.harness.session import Session
 
 PARAMETERS = ToolParams(properties={"text": JSONSchema(type="string")})
 TOOL = ToolInfo(name="say", description="Says it.", parameters=PARAMETERS)
@@ -56,3 +60,28 @@ def test_other_arguments_are_what_they_were() -> None:
         ('{"text": "x"}', "x"),
     ):
         assert parsed(arguments) == value
+
+
+@pytest.mark.anyio
+async def test_arguments_that_are_nested_too_deeply_end_their_sample_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model chooses them, and must not choose the end of the run: they are not sent."""
+    session.ensure_run()
+    deep: object = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    let_out: Any = lambda part, **_: LetOut(data=part.data)  # noqa: E731 - it finds nothing
+    cell = SimpleNamespace(id="c", guard=SimpleNamespace(passed={}, let_out=let_out))
+    monkeypatch.setattr(model_boundary, "sample_environment", lambda: SimpleNamespace(cell=cell))
+    call = ToolCall(id="1", function="f", arguments={"a": deep})
+    data: Any = SimpleNamespace(
+        model_name="m",
+        input=[ChatMessageAssistant(content="", tool_calls=[call])],
+        tools=[],
+        config=GenerateConfig(),
+        tool_choice=None,
+    )
+    with pytest.raises(LimitExceededError):
+        await model_boundary.LookAtMessages().on_before_model_generate(data)
+    assert session.stopped is None

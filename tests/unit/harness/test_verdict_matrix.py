@@ -152,9 +152,8 @@ def without_samples(run: RunDirectory) -> None:
     """A log whose samples are gone."""
     old = log_of(run)
     with zipfile.ZipFile(old) as before:
-        kept = {
-            name: before.read(name) for name in before.namelist() if not name.startswith("samples/")
-        }
+        names = [name for name in before.namelist() if not name.startswith("samples/")]
+        kept = {name: before.read(name) for name in names}
     with zipfile.ZipFile(old, "w") as after:
         for name, content in kept.items():
             after.writestr(name, content)
@@ -166,6 +165,7 @@ def change_a_byte(run: RunDirectory) -> None:
     path.write_bytes(path.read_bytes().replace(b'"sample":"s"', b'"sample":"t"', 1))
 
 
+LOST = Code.SAMPLE_NOT_IN_LOG
 RETRIED = ("-T", "fails=true", "--retry-on-error", "1")
 CAUSES: dict[str, Cause] = {
     "nothing": Cause("contained", 0, set()),
@@ -190,26 +190,19 @@ CAUSES: dict[str, Cause] = {
         "breached", 2, {Code.PROBES_BREACHED, Code.RUN_ERROR}, arm=at(1, escaped)
     ),
     "a sample that no log has": Cause(
-        "void",
-        2,
-        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
-        sample="contained",
-        arm=at(1, another_sample),
+        "void", 2, {LOST, Code.PROBES_MISSING}, sample="contained", arm=at(1, another_sample)
     ),
     "a log that is gone": Cause(
-        "void",
-        2,
-        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG},
-        spoil=lambda run: log_of(run).unlink(),
+        "void", 2, {Code.LOG_MISSING, LOST}, spoil=lambda run: log_of(run).unlink()
     ),
     "a log that is cut short": Cause(
         "void",
         2,
-        {Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG, Code.VERDICTS_NOT_IN_LOG},
+        {Code.LOG_UNREADABLE, LOST, Code.VERDICTS_NOT_IN_LOG},
         spoil=lambda run: cut(log_of(run)),
     ),
     "a log without its samples": Cause(
-        "void", 2, {Code.LOG_INCOMPLETE, Code.SAMPLE_NOT_IN_LOG}, spoil=without_samples
+        "void", 2, {Code.LOG_INCOMPLETE, LOST}, spoil=without_samples
     ),
     "a log that was not ended": Cause(
         "void", 2, {Code.LOG_UNFINISHED}, sample="contained", spoil=unfinish

@@ -1,4 +1,4 @@
-"""The scanner: what it finds, where, and where it stops."""
+"""The scanner: what it finds, where, and where it stops; what counts as the same value."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from belljar.signals.known import KnownValues
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel, Hit, KnownValue, ScanBounds, ScanSpec, ValueSource
@@ -198,3 +199,36 @@ def test_replacing_takes_every_hit_out() -> None:
     cleaned = watcher.replace(data, watcher.scan(data).hits, b"[redacted]")
     assert cleaned == b"a [redacted] b [redacted] c"
     assert not watcher.scan(cleaned).hits
+
+
+KNOWN = "orchid-7731-base"
+
+
+def find(
+    data: bytes, text: str = KNOWN, *, case_sensitive: bool = True
+) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Places and encodings."""
+    value = KnownValue(
+        id="v", text=text, source=ValueSource.PROTECTED, case_sensitive=case_sensitive
+    )
+    known = KnownValues(ScanSpec(values=(value,), key_hex="00" * 16))
+    return [(found.start, found.end, found.names) for found in known.find(data, 0, len(data))]
+
+
+def test_what_counts_as_the_same_value() -> None:
+    """`case` is an encoding only of a value whose case matters; a value cut by many different
+    separators is another text; with few letters it is looked for exactly; other letters count."""
+    assert find(b"Orchid-7731-BASE") == [(0, 16, ("case",))]
+    assert find(b"Orchid-7731-BASE", case_sensitive=False) == [(0, 16, ())]
+    assert find(b"or, chi! d? 7 (7) 3:1 ba-se") == []
+    assert find(b"o.r.c.h.i.d.7.7.3.1.b.a.s.e") == [(0, 27, ("split",))]
+    assert find(b"x ##!!--++..a ", "##!!--++..a") == [(2, 13, ())]
+    assert find("vor Geheimnis-Größe nach".encode(), "Geheimnis-Größe") == [(4, 21, ())]
+
+
+@settings(max_examples=50, deadline=None)
+@given(before=st.binary(max_size=600), after=st.binary(max_size=600))
+def test_its_place_is_exact_between_any_bytes(before: bytes, after: bytes) -> None:
+    """Whatever is around it, one of the places found is the value's."""
+    data = before + KNOWN.encode() + after
+    assert (len(before), len(before) + len(KNOWN), ()) in find(data)
