@@ -1,7 +1,7 @@
 """A microVM's port, on this machine, as root: `python bench/bench_port.py [--rounds N] [--json]`.
 
 Streams of TCP through the wire both ways, and round trips of a datagram, against a listener in a namespace beside it; what a port adds to a clone's start and end, clones
-with and without in turn. The range is the tests' stand-in: no rules, no gateway. The store must have the guest kernel with its network driver (`belljar setup`).
+with and without in turn. The range is a bare namespace: no rules, no gateway. The store must have the guest kernel with its network driver (`belljar setup`).
 """
 
 from __future__ import annotations
@@ -9,25 +9,30 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.fakes.recorder import MemoryRecorder
 from tests.integration.microvm_owner import parts
-from tests.integration.vm_port import StandInRange, stand_in_range
-from tests.integration.vm_port_owner import parts_with_nic
 
 from belljar.channel import ExecRequest
 from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.vmm import Vmm
+from belljar.isolation.renewal import PortSettings
+from belljar.network.supervisor.links import switch_off_offloads
 from belljar.store.home import belljar_home
 
 STREAM_MIB, ROUND_TRIPS = 32, 2000
@@ -54,13 +59,99 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         found["round_trip_ms"] = (time.monotonic() - began) * 1e3 / n
 print(json.dumps(found))
 """
+GATEWAY, RESOLVER, GATEWAY_MAC = "10.77.0.1", "10.77.0.53", "02:00:00:00:01:01"
+SERVER = """
+import socket, struct, threading
+def streams(listener):
+    while True:
+        with listener.accept()[0] as end:
+            file = end.makefile("rb")
+            coming, wanted = struct.unpack("<QQ", file.read(16))
+            while coming:
+                coming -= len(file.read1(min(coming, 1 << 20)))
+            end.sendall(bytes(64 + wanted))
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(("10.77.0.53", 53))
+listener = socket.create_server(("10.77.0.1", 80))
+threading.Thread(target=streams, args=(listener,), daemon=True).start()
+print("up", flush=True)
+while True:
+    content, peer = datagrams.recvfrom(65536)
+    datagrams.sendto(content, peer)
+"""
 
 
-async def one(times: dict[str, list[float]], its_range: StandInRange | None, number: int) -> None:
+class Port:
+    """A veth pair between a guest and the namespace of the process `there`."""
+
+    range_id, user_namespace = "", None
+
+    def __init__(self, there: int, number: int) -> None:
+        self.there, self.device = there, f"p{number}"
+        self.settings = PortSettings(
+            address=IPv4Address(f"10.77.0.{10 + number}"),
+            gateway=IPv4Address(GATEWAY),
+            mac=f"02:00:00:00:00:{10 + number:02x}",
+            gateway_mac=GATEWAY_MAC,
+            resolver=IPv4Address(RESOLVER),
+        )
+
+    async def attach(self, pid: int) -> None:
+        """As isolation has it."""
+        await anyio.to_thread.run_sync(self._attach, pid)
+
+    def _attach(self, pid: int) -> None:
+        cell, device = self.settings, self.device
+        ip(
+            self.there,
+            f"link add {device} address {GATEWAY_MAC} type veth peer name eth0 address {cell.mac} netns {pid}",
+            f"link set {device} arp off up",
+            f"route add {cell.address}/32 dev {device} src {GATEWAY}",
+            f"neigh add {cell.address} lladdr {cell.mac} nud permanent dev {device}",
+        )
+        whole = f"{switch_off_offloads.__module__} as links; links.switch_off_offloads({device!r})"
+        argv = [*_within(self.there), sys.executable, "-c", f"import {whole}"]
+        subprocess.run(argv, check=True)  # packets are whole for a guest
+        ip(
+            pid,
+            "link set eth0 up",
+            f"address add {cell.address}/32 dev eth0",
+            f"neigh add {GATEWAY} lladdr {GATEWAY_MAC} nud permanent dev eth0",
+            f"route add {GATEWAY}/32 dev eth0 scope link",
+            f"route add default via {GATEWAY} dev eth0 onlink",
+        )
+
+
+def _within(pid: int) -> list[str]:
+    return ["nsenter", "--net", "--target", str(pid)]
+
+
+def ip(pid: int, *commands: str) -> None:
+    """In the network namespace of a process."""
+    batch = "\n".join(commands)
+    subprocess.run([*_within(pid), "ip", "-batch", "-"], input=batch, text=True, check=True)
+
+
+@contextmanager
+def bare_range() -> Iterator[int]:
+    """A namespace with who listens: its process."""
+    setup = f"ip link set lo up; ip address add {GATEWAY} dev lo; ip address add {RESOLVER} dev lo"
+    argv = ["unshare", "--net", "sh", "-ec", f'{setup}; exec "$@"', "sh", sys.executable, "-c"]
+    with subprocess.Popen([*argv, SERVER], stdout=subprocess.PIPE) as process:
+        try:
+            if process.stdout is None or process.stdout.readline() != b"up\n":
+                raise SystemExit("no range")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+async def one(times: dict[str, list[float]], its_range: int | None, number: int) -> None:
     """A clone's start and end, and with a port what goes through it."""
     home, label = belljar_home(), "without" if its_range is None else "with"
-    made = (parts if its_range is None else parts_with_nic)(home)
-    port = None if its_range is None else its_range.port(number)
+    plan, image, kernel = parts(home)
+    made = (replace(plan, vm=replace(plan.vm, nic=its_range is not None)), image, kernel)
+    port = None if its_range is None else Port(its_range, number)
     began = time.perf_counter()
     async with open_vm(*made, home=home, recorder=MemoryRecorder(), planned={}, port=port) as vm:
         times[f"open_{label}_ms"].append((time.perf_counter() - began) * 1e3)
@@ -83,7 +174,7 @@ def measure(rounds: int) -> Mapping[str, Any]:
     times: dict[str, list[float]] = defaultdict(list)
 
     async def all_rounds() -> None:
-        with stand_in_range() as its_range:
+        with bare_range() as its_range:
             for kind in (None, its_range):  # the first makes the template
                 await one(defaultdict(list), kind, 200)
             for number in range(rounds):

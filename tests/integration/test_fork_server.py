@@ -94,41 +94,9 @@ def test_what_can_not_be_imported_ends_no_other_range(
         os.close(child.pidfd)
 
 
-def test_one_for_all_who_need_it(tmp_path: Path) -> None:
+def test_one_for_all_who_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever started it ahead and whoever waits for it have the same; it ends with the last of
-    them."""
-    with started_fork_server(tmp_path, PLAIN) as ahead:
-        with ready(tmp_path) as waited_for:
-            assert waited_for is ahead
-        assert ahead.is_alive()
-    assert not ahead.is_alive()
-
-
-def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is this host's lack."""
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with (
-        pytest.raises(HostError, match="can't be started: No such file"),
-        started_fork_server(tmp_path, PLAIN),
-    ):
-        pass
-
-
-def test_one_that_is_killed_while_it_imports(tmp_path: Path) -> None:
-    """That is no lack of this host's; whoever comes next gets another."""
-    with started_fork_server(tmp_path, PLAIN) as ahead:
-        os.kill(pid_of(ahead), signal.SIGKILL)
-        with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
-            ahead.wait_ready()
-        with ready(tmp_path) as another:
-            assert another is not ahead
-            assert another.is_alive()
-
-
-def test_one_that_nobody_waited_for_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not left to import what nobody will use."""
+    them, at once when nobody waited for it."""
     started: list[subprocess.Popen[bytes]] = []
 
     class Kept(subprocess.Popen[bytes]):
@@ -137,9 +105,31 @@ def test_one_that_nobody_waited_for_ends_at_once(
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Kept)
+    with started_fork_server(tmp_path, PLAIN) as ahead:
+        with ready(tmp_path) as waited_for:
+            assert waited_for is ahead
+        assert ahead.is_alive()
+    assert not ahead.is_alive()
     with started_fork_server(tmp_path, PLAIN):
         pass
-    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert started[-1].returncode == -signal.SIGKILL
+
+
+def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is this host's lack. One killed while it imports is none; the next gets another."""
+    with started_fork_server(tmp_path, PLAIN) as ahead:
+        os.kill(pid_of(ahead), signal.SIGKILL)
+        with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
+            ahead.wait_ready()
+        with ready(tmp_path) as another:
+            assert another is not ahead
+            assert another.is_alive()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with (
+        pytest.raises(HostError, match="can't be started: No such file"),
+        started_fork_server(tmp_path, PLAIN),
+    ):
+        pass
 
 
 class Full(MemoryRecorder):
@@ -158,11 +148,8 @@ async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path)
     before = set(below(os.getpid()))
     network = NetworkPlan()
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
+    spec = RangeSpec(network=network, layout=layout, directory=tmp_path / "none")
     with pytest.raises(LedgerError):
-        async with open_range(
-            RangeSpec(network=network, layout=layout, directory=tmp_path / "none"),
-            recorder=Full(),
-            home=tmp_path,
-        ):
+        async with open_range(spec, recorder=Full(), home=tmp_path):
             pass
     assert set(below(os.getpid())) == before

@@ -6,7 +6,6 @@ import hashlib
 import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import dns.edns
 import dns.message
@@ -14,15 +13,7 @@ import dns.query
 import dns.rcode
 import dns.rdatatype
 import pytest
-from tests.fakes.gateway import (
-    CATCH_ALL,
-    RESOLVER,
-    SHOP,
-    WILD,
-    Gateway,
-    is_silent,
-    running,
-)
+from tests.fakes.gateway import RESOLVER, SHOP, WILD, Gateway, is_silent, running
 from tests.integration.processes import wait_for
 
 from belljar.events import Kind
@@ -124,23 +115,3 @@ def test_what_is_beside_the_question_is_kept(gateway: Gateway) -> None:
     assert [(body.content, body.total_bytes, body.sha256) for body in kept] == [
         (wire[:4096], len(wire), hashlib.sha256(wire).hexdigest()) for wire in sent
     ]
-
-
-def test_only_the_resolver_s_address_answers(gateway: Gateway) -> None:
-    """A stand-in's address has no DNS."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.sendto(
-            dns.message.make_query("shop.example", "A").to_wire(), (SHOP, gateway.ports["dns_udp"])
-        )
-        assert ask(gateway, "shop.example").answer
-        assert is_silent(sock)
-    assert len(gateway.owner.of(Kind.NETWORK_DNS)) == 1
-
-
-def test_unknown_names_are_simulated(tmp_path: Path) -> None:
-    """`default: simulate`: DNS, TLS and HTTP lead an unknown name to the catch-all, and known names
-    and canaries are as ever."""
-    with running(tmp_path, simulate=True) as gateway:
-        assert ask(gateway, "any.thing.example").answer[0][0].to_text() == CATCH_ALL
-        assert ask(gateway, "shop.example").answer[0][0].to_text() == SHOP
-        assert ask(gateway, "use-application-dns.net").rcode() == dns.rcode.NXDOMAIN

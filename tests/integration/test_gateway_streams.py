@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import socket
 import ssl
@@ -13,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.gateway import DEADLINE_S, MAIL, SHOP, Gateway, is_silent, read_all, running
+from tests.fakes.gateway import (
+    DEADLINE_S,
+    MAIL,
+    SHOP,
+    Gateway,
+    is_silent,
+    read_all,
+    resident_bytes,
+    running,
+)
 
 from belljar.events import Kind
 from belljar.network.gateway.reporter import OWNER_GONE
@@ -49,9 +57,7 @@ def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:
     }
     assert gateway.owner.of(Kind.NETWORK_ATTEMPT) == [{"stand_in": "mail", "what": "quit"}]
 
-
-def test_a_stream_within_tls_needs_its_name(gateway: Gateway) -> None:
-    """smtps: the name is judged as everywhere."""
+    # Within TLS the name is judged as everywhere
     context = ssl.create_default_context(cafile=str(gateway.authority))
     with context.wrap_socket(
         gateway.connect("smtps", MAIL), server_hostname="mail.example"
@@ -96,18 +102,6 @@ def test_a_stream_is_bounded(gateway: Gateway) -> None:
     assert opened(gateway) == 2
 
 
-def test_the_sink_takes_first_bytes_and_closes(gateway: Gateway) -> None:
-    """It says nothing; what it was told is on record before the connection ends."""
-    data = b"EHLO evil\r\n" + b"x" * 9000
-    with gateway.connect("sink", "127.0.77.50") as sock:
-        sock.sendall(data)
-        assert read_all(sock) == b""
-    said = gateway.owner.first(Kind.NETWORK_STREAM)
-    assert (said.data["address"], said.data["port"]) == ("127.0.77.50", gateway.ports["sink"])
-    assert said.data["reason"] == "sink"
-    assert b"".join(body.content for body in said.bodies) == data[:4096]
-
-
 def test_an_address_without_a_stand_in_is_reset(gateway: Gateway) -> None:
     """The rules refuse it before; here it is refused again, on record."""
     for protocol, address in (("http", "127.0.77.50"), ("smtp", SHOP), ("http", MAIL)):
@@ -120,8 +114,7 @@ def test_an_address_without_a_stand_in_is_reset(gateway: Gateway) -> None:
 
 @pytest.mark.promise("4.5")
 def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
-    """One more than the bound is reset at once, counted, and changes nothing for those that are
-    open."""
+    """One more than the bound is reset at once, counted, and changes nothing for those open."""
     with (
         running(tmp_path, connections=8, connections_per_cell=5) as gateway,
         contextlib.ExitStack() as stack,
@@ -188,8 +181,7 @@ def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> byte
 
 @pytest.mark.slow
 def test_ten_thousand_idle_connections_fit(tmp_path: Path) -> None:
-    """Open at once, a request on the last of them is answered, and a connection costs less than 16
-    KiB."""
+    """Open at once, a request on the last is answered, and each costs less than 16 KiB."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 11_000:
         pytest.skip(f"needs 11,000 descriptors, this host allows {hard}")
@@ -200,23 +192,17 @@ def test_ten_thousand_idle_connections_fit(tmp_path: Path) -> None:
             running(tmp_path, connections_per_cell=10_000) as gateway,
             contextlib.ExitStack() as stack,
         ):
-            before = _resident_bytes(gateway)
+            before = resident_bytes(gateway)
             for _ in range(9_999):
                 stack.enter_context(gateway.connect("http"))
             last = stack.enter_context(gateway.connect("http"))
             last.sendall(GET)
             assert read_all(last).startswith(b"HTTP/1.1 200 ")
-            each = (_resident_bytes(gateway) - before) / 10_000
+            each = (resident_bytes(gateway) - before) / 10_000
             print(f"{each / 1024:.1f} KiB a connection")
             assert each < 16 << 10
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _resident_bytes(gateway: Gateway) -> int:
-    return int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1]) * os.sysconf(
-        "SC_PAGE_SIZE"
-    )
 
 
 def test_without_an_owner_it_ends_at_once(tmp_path: Path) -> None:

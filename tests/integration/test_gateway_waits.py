@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.fakes.gateway import DEADLINE_S, MAIL, Gateway, running
-from tests.fakes.gateway_clients import SMALL, reason
+from tests.fakes.gateway import DEADLINE_S, MAIL, SMALL, Gateway, reason, running
 
 from belljar.events import Kind
 

@@ -10,15 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.crashes import (
-    POLICY,
-    Owners,
-    choose,
-    kill_at,
-    rehearse,
-    root_owners,
-    spread,
-)
+from tests.integration.crashes import POLICY, Owners, choose, kill_at, rehearse, root_owners, spread
 from tests.machine import Templates
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]

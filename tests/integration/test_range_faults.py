@@ -4,6 +4,7 @@ nothing is left; what is on record verifies."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,12 +15,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration import faults
-from tests.integration.faults import FETCH, PATIENCE_S, SITE, Host, hide, mounted
-from tests.integration.processes import wait_for
+from tests.integration.faults import FETCH, PATIENCE_S, Host, hide, mounted
 from tests.integration.remains import below
-
-from belljar.errors import HostError
-from belljar.network.owner.processes import ForkServer
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 host, policy = faults.host, faults.policy
@@ -135,21 +132,6 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
     assert "the Python modules uvicorn, wsproto" in doctor
 
 
-def test_a_fork_server_that_can_not_import_says_what() -> None:
-    """In one line, not by a traceback."""
-    fork_server = ForkServer("belljar.network.no_such_gateway:serve")
-    try:
-        with pytest.raises(HostError) as refused:
-            fork_server.wait_ready()
-    finally:
-        fork_server.end()
-    assert (
-        refused.value.what == "the ranges' fork server did not start: No module named"
-        " 'belljar.network.no_such_gateway'"
-    )
-    assert "belljar-sandbox[network,stand-ins]" in refused.value.hint
-
-
 _MANY = """
 import anyio, sys
 from contextlib import AsyncExitStack
@@ -201,8 +183,9 @@ def test_files_that_will_not_do(
 ) -> None:
     """Refused with the policy's line and the file's, before anything is made."""
     stand_in = f"    site: {{kind: har, names: [a.example], recording: {recording}}}\n"
-    path = policy(stand_in, a_har='{"log":\n  ]')
+    path, before = policy(stand_in, a_har='{"log":\n  ]'), host.belljar.runs()
     ran = host.run("exec", path, "--", *FETCH)
+    assert not {"range.opening", "cell.planned"} & {*host.kinds(before)}
     assert ran.returncode == 4, ran.stderr
     assert "p.yaml:6:" in ran.stderr.decode()
     assert said in ran.stderr.decode()
@@ -214,7 +197,9 @@ def test_a_target_that_does_not_get_healthy(host: Host, policy: Callable[..., st
         "    shop: {kind: cell, names: [a.example], ports: [80], user: root, command: [sh, -c, 'echo"
         " words of its own; exit 3'], health: {command: ['false'], retries: 2, interval: 100ms}}\n"
     )
+    before = host.belljar.runs()
     found = host.refusal(policy(target), code=5, command=FETCH)
+    assert host.kinds(before).count("cell.planned") == 1  # nothing ran in the sample's cell
     assert "network.stand_ins.shop (cell c-" in found
     ends = ("did not become healthy in 2 tries", "its program ended with status 3")
     assert any(end in found for end in ends)
@@ -224,55 +209,19 @@ def test_a_target_that_does_not_get_healthy(host: Host, policy: Callable[..., st
 # ---- what dies
 
 
-def fork_server_below(owner: int) -> int | None:
-    """The ranges' fork server of an owner, when it has one."""
-    for pid, _ in below(owner):
-        with contextlib.suppress(OSError):
-            if b"belljar.network.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-    return None
-
-
-def part(owner: int, victim: str) -> int | None:
-    """The pid of `fork_server`, of `supervisor` or of `gateway`: the fork server forks them in this
-    order."""
-    fork_server = fork_server_below(owner)
-    if fork_server is None or victim == "fork_server":
-        return fork_server
-    with contextlib.suppress(OSError):
-        children = [
-            int(pid)
-            for pid in Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()
-        ]
-        at = {"supervisor": 0, "gateway": 1}[victim]
-        return children[at] if len(children) > at else None
-    return None
-
-
-@pytest.mark.parametrize(("victim", "is_asked"), [("supervisor", False), ("gateway", True)])
-def test_a_part_is_killed(
-    victim: str, host: Host, policy: Callable[..., str], *, is_asked: bool
-) -> None:
-    """SIGKILL as soon as it is there, or while a request is half sent: the range ends, which one
-    died is said, exit 5."""
+def test_a_part_is_killed(host: Host, policy: Callable[..., str]) -> None:
+    """SIGKILL to its gateway while a request is half sent: which one died is said, exit 5."""
     before = host.belljar.runs()
     process = host.start("exec", policy(), "--", "python3", "-c", _HALF)
     assert process.stdout is not None
-    found: list[int] = []
-
-    def there() -> bool:
-        found[:] = [pid for pid in [part(process.pid, victim)] if pid is not None]
-        return bool(found) or process.poll() is not None
-
-    if is_asked:
-        assert process.stdout.readline() == b"half\n"
-    wait_for(there, f"the {victim}", within_s=PATIENCE_S)
-    os.kill(found[0], signal.SIGKILL)
+    assert process.stdout.readline() == b"half\n"
+    (entry,) = (host.belljar.home / "journal").glob("r-*.json")
+    _supervisor, gateway = json.loads(entry.read_text())["processes"]
+    os.kill(gateway["pid"], signal.SIGKILL)
     _, err = process.communicate(timeout=PATIENCE_S)
     said = err.decode()
     assert process.returncode == 5, said
-    # At its start the other, whose peer is gone, may be noticed first.
-    assert "the range's " in said or "the ranges' fork server" in said
+    assert "the range's gateway ended (SIGKILL)" in said
     assert "belljar-sandbox[network,stand-ins]" not in said
     host.told_and_gone(said, before)
 
@@ -293,58 +242,3 @@ def test_a_disk_that_is_full_at_the_start(host: Host, policy: Callable[..., str]
             assert (host.belljar.leftovers(), list(below(os.getpid()))) == ([], [])
             verified = host.belljar("ledger", "verify", str(host.belljar.runs()[-1]))
             assert verified.returncode == 0, verified.stdout + verified.stderr
-
-
-_FILLING = """\
-import subprocess, sys
-import anyio
-from belljar.cell.open import open_cell
-from belljar.cell.parts import start_run
-from belljar.errors import BelljarError
-from belljar.policy.load import load_policy
-
-async def main():
-    with start_run("exec", None, []) as run:
-        ranges = run.path / "ranges"
-        ranges.mkdir(mode=0o700)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", sys.argv[2], "none", str(ranges)], check=True)
-        try:
-            async with open_cell(load_policy(sys.argv[1]), run=run) as cell:
-                await cell.exec(["sh", "-c", "while curl -s http://shop.example/; do :; done; sleep 600"])
-        except BelljarError as error:
-            print(error.exit_code, error)
-        finally:
-            subprocess.run(["umount", str(ranges)], check=True)
-    print(run.path)
-
-anyio.run(main)
-"""
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "word", "events"),
-    [
-        # Its directory is all that there is room for: nothing was made for a cell.
-        ("size=128k,nr_inodes=2", "3 ", "the packet record can't be made: No space left", set()),
-        (
-            "size=128k",
-            "5 range r-",
-            "the range's supervisor gave up: the packet record: No space left on device",
-            {"cell.starting", "range.opened", "range.failed"},
-        ),
-    ],
-)
-def test_a_packet_record_without_room(
-    host: Host, policy: Callable[..., str], options: str, code: str, word: str, events: set[str]
-) -> None:
-    """When the packet record can't go on, or can't begin, the range ends, and the message says what
-    is full."""
-    before = host.belljar.runs()
-    path = policy(SITE.replace("hello", "x" * 20_000))
-    ran = ran_by(host, sys.executable, "-c", _FILLING, path, options)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith(code)
-    assert word in ran.stdout
-    host.told_and_gone(ran.stdout, before)
-    told = {"cell.starting", "range.opened"} | events
-    assert told & set(host.kinds(before)) == events

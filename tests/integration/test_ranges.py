@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import certifi
 import pytest
 from tests.integration.processes import wait_for
 from tests.integration.test_oci import busy_sealing
@@ -24,8 +26,9 @@ from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
 from belljar.cell.ranges import RANGES
+from belljar.cell.task_data import BUNDLE
 from belljar.channel import ExecOutput
-from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
+from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Kind
 from belljar.harness.bridge import ModelBridge
 from belljar.ledger.listing import read_events
@@ -37,7 +40,7 @@ from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport, Verdict, Witness
 from belljar.probe.run import probe_cell
-from belljar.process import ProcessId, is_alive, kill
+from belljar.process import ProcessId, is_alive
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 TIERS = ("container", "gvisor", "microvm")
@@ -91,8 +94,7 @@ def policy_of(
 
 @asynccontextmanager
 async def recorded(name: str) -> AsyncIterator[RunDirectory]:
-    """A run whose record verifies strictly when it is over, with one clean destruction for each
-    thing that was to be."""
+    """A run whose record verifies strictly, with a clean destruction of each thing in it."""
     with start_run("test", name, []) as run:
         yield run
     assert verify(run.path).ok(strict=True)
@@ -153,13 +155,8 @@ async def until_dead(cell: Cell) -> BelljarError:
     return caught.value
 
 
-ASK = (
-    "-H",
-    "Authorization: Bearer x",
-    "-H",
-    "Content-Type: application/json",
-    "http://api.example/v1/chat/completions",
-)
+HEADERS = ("-H", "Authorization: Bearer x", "-H", "Content-Type: application/json")
+ASK = (*HEADERS, "http://api.example/v1/chat/completions")
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 
 
@@ -169,8 +166,7 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 async def test_no_question_to_the_model_outlives_its_range(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in a cell waits for the model, and the range ends: the question is cancelled with
-    it."""
+    """A program waits for the model, and the range ends: the question is cancelled with it."""
     begun, cancelled = anyio.Event(), anyio.Event()
 
     async def never(_request: object) -> None:
@@ -227,53 +223,56 @@ async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path) -
 
 @pytest.mark.promise("2.5", "5.4")
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.thorough_in("gvisor")
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
     """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port
-    alone; no other name, address or port. All on record."""
-    async with recorded(tier) as run:
-        policy = policy_of(tmp_path, SHOP, DEPOT, tier=tier, more=OWN)
-        async with open_range(policy, run=run) as opened:
-            cell, depot = opened.cell, opened.targets["depot"]
-            for url in ("http://shop.example/", "https://shop.example/"):
-                assert await text(cell, url) == "hello from the shop"
-            script = (
-                "import urllib.request as u;"
-                " print(u.urlopen('https://shop.example/').read().decode())"
-            )
-            assert (
-                await cell.exec(["python3", "-c", script])
-            ).stdout.decode().strip() == "hello from the shop"
-            assert await text(cell, "http://depot.example:8080/greeting.txt") == "good morning"
-            assert await text(cell, "http://depot.example:8080/colour") == "a shade of green"
-            assert await text(depot, "http://127.0.0.1:9090/colour") == "a shade of green"
-            for url, status in {
-                "http://depot.example:9090/colour": REFUSED,
-                "http://shop.example:81/": REFUSED,
-                "http://192.0.2.1/": REFUSED,
-                "http://nobody.example/": NO_SUCH_NAME,
-                "http://depot/": NO_SUCH_NAME,
-            }.items():
-                assert (await curl(cell, url)).returncode == status, url
-            await the_own_cell_is_reached(cell, depot)
+    alone; no other name, address or port. All on record, and the cell is contained all the
+    while."""
+    policy = policy_of(tmp_path, SHOP, DEPOT, tier=tier, more=OWN)
+    async with recorded(tier) as run, open_range(policy, run=run) as opened:
+        cell, depot = opened.cell, opened.targets["depot"]
+        await is_contained(opened, run, "quick", "start")
+        await names_lead_to_what_the_policy_has(cell, depot)
+        await the_own_cell_is_reached(cell, depot)
+        await is_contained(opened, run, "all", "end")
     lines = list(read_events(run.path))
-    assert {
-        line.data["url"] for line in of(lines, Kind.NETWORK_HTTP, stand_in="shop", cell="default")
-    } == {
-        "http://shop.example/",
-        "https://shop.example/",
-    }
+    asked = of(lines, Kind.NETWORK_HTTP, stand_in="shop", cell="default")
+    assert {line.data["url"] for line in asked} == {"http://shop.example/", "https://shop.example/"}
     between = {"stand_in": "depot", "cell": "default", "between_cells": True}
     assert len(of(lines, Kind.NETWORK_STREAM, phase="closed", **between)) == 2
     assert not of(lines, Kind.LIMIT_HIT)
     assert of(lines, Kind.NETWORK_DNS, name="nobody.example", answer="NXDOMAIN")
     assert of(lines, Kind.NETWORK_FLOW, address="192.0.2.1", verdict="refused")
-    (packets,) = [
-        name
-        for name in json.loads((run.path / "manifest.json").read_text())["files"]
-        if RANGES in name
-    ]
-    assert packets.endswith("/packets.pcapng")
+    files = json.loads((run.path / "manifest.json").read_text())["files"]
+    assert [name.endswith("/packets.pcapng") for name in files if RANGES in name] == [True]
+
+
+async def is_contained(opened: Range, run: RunDirectory, which: str, phase: str) -> None:
+    """As any user of it probes; the router is among those who look."""
+    report = await probed(opened, which=which, recorder=run.recorder, phase=phase)
+    found = [f"{each.name}: {each.seen} {each.detail}" for each in report.of(Verdict.BREACHED)]
+    assert report.verdict is Verdict.CONTAINED, (report.problem, found)
+    as_planned = "the range's rules are the plan's"
+    assert any(as_planned in each.seen for each in report.findings), Witness.ROUTER
+
+
+async def names_lead_to_what_the_policy_has(cell: Cell, depot: Cell) -> None:
+    """And to nothing else."""
+    script = "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
+    for url in ("http://shop.example/", "https://shop.example/"):
+        assert await text(cell, url) == "hello from the shop"
+    done = await cell.exec(["python3", "-c", script], timeout_s=PATIENCE_S)
+    assert done.stdout == b"hello from the shop\n"
+    assert await text(cell, "http://depot.example:8080/greeting.txt") == "good morning"
+    assert await text(cell, "http://depot.example:8080/colour") == "a shade of green"
+    assert await text(depot, "http://127.0.0.1:9090/colour") == "a shade of green"
+    for url, status in {
+        "http://depot.example:9090/colour": REFUSED,
+        "http://shop.example:81/": REFUSED,
+        "http://192.0.2.1/": REFUSED,
+        "http://nobody.example/": NO_SUCH_NAME,
+        "http://depot/": NO_SUCH_NAME,
+    }.items():
+        assert (await curl(cell, url)).returncode == status, url
 
 
 async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:
@@ -284,15 +283,8 @@ async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:
     )
     await cell.exec(["sh", "-c", serve])
     for port in (7000, 7001):
-        await text(
-            cell,
-            "--retry",
-            "60",
-            "--retry-connrefused",
-            "--retry-delay",
-            "1",
-            f"http://127.0.0.1:{port}/mine",
-        )
+        retry = ("--retry", "60", "--retry-connrefused", "--retry-delay", "1")
+        await text(cell, *retry, f"http://127.0.0.1:{port}/mine")
     assert await text(target, "http://me.example:7000/mine") == "mine\n"
     assert (await curl(target, "http://me.example:7001/mine")).returncode == REFUSED
 
@@ -330,30 +322,6 @@ async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("2.5")
-async def test_an_unhealthy_target(home: Path, tmp_path: Path) -> None:
-    """Nothing runs in the sample's cell: the error names the target, says why, and has the end of
-    what it wrote; nothing is left."""
-    target = """\
-    sick:
-      kind: cell
-      names: [sick.example]
-      ports: [80]
-      command: [sh, -c, 'echo no database today; exec sleep 600']
-      health: {command: [sh, -c, 'echo nobody listens >&2; exit 3'], interval: 100ms, retries: 3}
-"""
-    async with recorded("sick") as run:
-        with pytest.raises(CellError) as caught:
-            async with open_cell(policy_of(tmp_path, target), run=run):
-                pytest.fail("it was opened")
-    said = str(caught.value)
-    assert "sick" in said
-    assert "3 tries" in said
-    assert "nobody listens" in said
-    assert "no database today" in said
-    assert len(of(list(read_events(run.path)), Kind.CELL_PLANNED)) == 1
-
-
-@pytest.mark.promise("2.5")
 async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
     """A program that is not in its image is an error that names the target and what the cell said,
     whether or not somebody asks for its health."""
@@ -366,47 +334,84 @@ async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
                 pytest.fail("it was opened")
 
 
-async def test_bad_files_are_refused_before_anything_is_made(home: Path, tmp_path: Path) -> None:
-    """Each stand-in's files are looked at: one error names every fault, nothing was made, and the
-    refusal is on record."""
-    bad = SHOP.replace("{path: /, body: hello from the shop}", "{path: nowhere}") + SHOP.replace(
-        "shop", "other"
-    )
-    bad = bad.replace(
-        "other.example]\n      routes: [{path: /, body",
-        "other.example]\n      routes: [{path: /, boddy",
-    )
-    async with recorded("bad") as run:
-        with pytest.raises(PolicyError) as caught:
-            async with open_cell(policy_of(tmp_path, bad), run=run):
-                pytest.fail("it was opened")
-    assert "stand_ins.shop.routes" in str(caught.value)
-    assert "stand_ins.other.routes" in str(caught.value)
-    kinds = [line.kind for line in read_events(run.path)]
-    assert Kind.POLICY_REFUSED in kinds
-    assert Kind.RANGE_OPENING not in kinds
-
-
-@pytest.mark.promise("3.3")
+@pytest.mark.promise("2.5", "3.3")
 async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
     """Neither by name nor by address: what listens in one is refused to the other, though both
-    serve the same names, each its own."""
+    serve the same names, each its own. Who trusts a range's authority: its own cells, and neither a
+    cell of the other range, this one also when it is over, nor any file in which this host looks
+    for authorities, nor the image's unpacked tree."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one = policy_of(tmp_path / "one", SHOP, DEPOT)
     two = policy_of(tmp_path / "two", SHOP.replace("hello from the shop", "hello from the other"))
-    async with (
-        recorded("two") as run,
-        open_cell(one, run=run) as first,
-        open_cell(two, run=run) as second,
-    ):
-        resolved = await first.exec(["getent", "ahostsv4", "depot.example"])
-        address = resolved.stdout.split()[0].decode()
-        assert await text(first, f"http://{address}:8080/greeting.txt") == "good morning"
-        assert (await curl(second, f"http://{address}:8080/greeting.txt")).returncode == REFUSED
-        assert (await curl(second, "http://depot.example:8080/")).returncode == NO_SUCH_NAME
-        assert await text(first, "https://shop.example/") == "hello from the shop"
-        assert await text(second, "https://shop.example/") == "hello from the other"
+    async with recorded("two") as run, open_range(two, run=run) as second:
+        async with open_range(one, run=run) as first:
+            await answers_itself_alone(first.cell, second.cell)
+            ours, theirs = (certificate_of(opened) for opened in (first, second))
+            for opened, held, foreign in ((first, ours, theirs), (second, theirs, ours)):
+                assert BUNDLE in await files_with(opened.cell, held)
+                assert await files_with(opened.cell, foreign) == []
+            assert await anyio.to_thread.run_sync(trusting, home, ours, theirs) == []
+        assert await files_with(second.cell, ours) == []
+
+
+async def answers_itself_alone(first: Cell, second: Cell) -> None:
+    """Each gets its own, and nothing of the other's."""
+    resolved = await first.exec(["getent", "ahostsv4", "depot.example"])
+    address = resolved.stdout.split()[0].decode()
+    assert await text(first, f"http://{address}:8080/greeting.txt") == "good morning"
+    assert (await curl(second, f"http://{address}:8080/greeting.txt")).returncode == REFUSED
+    assert (await curl(second, "http://depot.example:8080/")).returncode == NO_SUCH_NAME
+    assert await text(first, "https://shop.example/") == "hello from the shop"
+    assert await text(second, "https://shop.example/") == "hello from the other"
+
+
+def certificate_of(opened: Range) -> bytes:
+    """The range's, DER."""
+    assert opened.network is not None
+    return ssl.PEM_cert_to_DER_cert(opened.network.certificate.decode())
+
+
+async def files_with(cell: Cell, certificate: bytes) -> list[str]:
+    """Those in a cell that hold a certificate as PEM."""
+    argv = ["grep", "-rlsF", "--", mark_of(certificate).decode()]
+    folders = ["/etc", "/usr", "/root", "/home", "/tmp"]
+    found = await cell.exec([*argv, *folders], timeout_s=PATIENCE_S)
+    return found.stdout.decode().split()
+
+
+HOST_STORES = (
+    *("/etc/ssl", "/etc/pki", "/etc/ca-certificates"),
+    *("/usr/share/ca-certificates", "/usr/local/share/ca-certificates"),
+)
+
+
+def trusting(home: Path, *certificates: bytes) -> list[Path]:
+    """Files of this host's trust stores and unpacked images that hold one, as PEM or DER."""
+    stores = [ssl.get_default_verify_paths().openssl_capath, *HOST_STORES]
+    roots = [*map(Path, stores), Path(certifi.where()).parent, home / "trees"]
+    found = (file for root in roots for file in root.rglob("*") if not file.is_symlink())
+    small = (file for file in found if file.is_file() and file.stat().st_size < 1 << 20)
+    files = {file: file.read_bytes() for file in small}
+    known = re.findall(
+        r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----", certifi.contents()
+    )
+    # What is there is found, here and in the image.
+    places = (place for pem in known for place in holding(files, ssl.PEM_cert_to_DER_cert(pem)))
+    assert next(places).is_file()
+    assert any(place.is_relative_to(home) for place in places)
+    return [file for certificate in certificates for file in holding(files, certificate)]
+
+
+def holding(files: Mapping[Path, bytes], certificate: bytes) -> list[Path]:
+    """Those that hold it, as PEM or DER."""
+    marks = (certificate, mark_of(certificate))
+    return [file for file, content in files.items() if any(mark in content for mark in marks)]
+
+
+def mark_of(certificate: bytes) -> bytes:
+    """A line of its PEM that no other's has: of its signature."""
+    return ssl.DER_cert_to_PEM_cert(certificate).splitlines()[-3].encode()
 
 
 async def test_a_start_that_is_tried_again_has_its_port(
@@ -429,8 +434,7 @@ async def test_a_start_that_is_tried_again_has_its_port(
 async def test_one_parent_for_all_ranges_of_a_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for those that come when no other lives: what it has imported is not imported again. It
-    ends with the run."""
+    """Also for those that come when no other lives: nothing is imported twice. It ends with it."""
     # Another name of the store: its own has a parent for all tests
     (tmp_path / "store").symlink_to(home)
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
@@ -468,29 +472,6 @@ async def test_a_network_that_is_meddled_with_is_a_breach(home: Path, tmp_path: 
 
 
 @pytest.mark.promise("2.5")
-@pytest.mark.parametrize("tier", TIERS)
-async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: Path) -> None:
-    """All probes, as any user of it; at its start and at its end the quick ones. The router is
-    among those who look. Stand-ins answer by name all the while."""
-    async with (
-        recorded(tier) as run,
-        open_range(policy_of(tmp_path, SHOP, tier=tier), run=run) as opened,
-    ):
-        for which, phase in (("quick", "start"), ("all", ""), ("quick", "end")):
-            assert await text(opened.cell, "https://shop.example/") == "hello from the shop"
-            report = await probed(opened, which=which, recorder=run.recorder, phase=phase)
-            found = [
-                f"{each.name}: {each.seen} {each.detail}"
-                for each in report.findings
-                if each.verdict != "contained"
-            ]
-            assert report.verdict is Verdict.CONTAINED, (report.problem, found)
-            assert any(
-                "the range's rules are the plan's" in each.seen for each in report.findings
-            ), Witness.ROUTER
-
-
-@pytest.mark.promise("2.5")
 async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) -> None:
     """A sink that takes every port, names that are simulated, a metadata service: answers are
     expected there, each with its reason, and nowhere else."""
@@ -517,36 +498,3 @@ async def test_the_guides_example(home: Path, tmp_path: Path) -> None:
         assert json.loads(await text(cell, "https://api.example/")) == {"status": "fine"}
         assert "<title>Directory listing" in await text(cell, "http://shop.example:8000/")
         assert (await curl(cell, "https://example.org/")).returncode == NO_SUCH_NAME
-
-
-@pytest.mark.promise("2.6")
-async def test_a_killed_gateway_ends_the_cells(home: Path, tmp_path: Path) -> None:
-    """Fail-deadly: every cell of the range dies, a running command ends, each operation raises the
-    cause from then on, and the block is left with it."""
-    async with recorded("gateway") as run:
-        with pytest.raises(CellError, match="gateway"):
-            await its_gateway_is_killed(policy_of(tmp_path, SHOP, DEPOT), run, home)
-    (failed,) = of(list(read_events(run.path)), Kind.RANGE_FAILED)
-    assert "gateway" in str(failed.data["reason"])
-
-
-async def its_gateway_is_killed(policy: LoadedPolicy, run: RunDirectory, home: Path) -> None:
-    """While a command runs."""
-    async with open_range(policy, run=run) as opened:
-        assert opened.network is not None
-        entry = json.loads((home / "journal" / f"{opened.network.id}.json").read_text())
-        sleeps = lambda: b'["sleep","600"]' in (run.path / "ledger.jsonl").read_bytes()  # noqa: E731
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(a_running_command_ends, opened.cell)
-            await anyio.to_thread.run_sync(wait_for, sleeps, "the command")
-            kill(ProcessId(**entry["processes"][1]))
-        for cell in opened.cells.values():
-            error = await until_dead(cell)
-            assert isinstance(error, CellError)
-            assert "gateway" in str(error)
-
-
-async def a_running_command_ends(cell: Cell) -> None:
-    """With an error, not at its timeout."""
-    with pytest.raises(CellError):
-        await cell.exec(["sleep", "600"], timeout_s=3000)

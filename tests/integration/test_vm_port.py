@@ -1,30 +1,38 @@
-"""A cell's port on a range's network, for root and for an ordinary user: what a microVM's guest can do
-with it, what it can't (`tests/security/test_egress` shows it of the other tiers), and how all parts
-end."""
+"""A cell's port on a range's network: what the guest of an ordinary user's microVM can do with it,
+what it can't (`tests/security/test_egress` shows it of root's in each tier, and of a user's in the
+others), and how all parts end."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.fakes.pcapng import IN, packets
 from tests.fakes.recorder import MemoryRecorder
+from tests.integration.as_user import REPOSITORY, copy_distributions
 from tests.integration.conftest import Belljar
+from tests.integration.microvm_owner import parts
 from tests.integration.processes import wait_for
+from tests.integration.range_programs.blows import flush
+from tests.integration.range_programs.scene import PLAIN, Scene
+from tests.integration.remains import below
 from tests.integration.test_microvm import cgroups_of, left_of
-from tests.integration.vm_port import StandInPort, StandInRange, stand_in_range
-from tests.integration.vm_port_owner import container_parts, parts_with_nic
 
+from belljar.cell.parts import ContainerParts, gather_parts
+from belljar.cell.ranges import RangePort
 from belljar.channel import ExecRequest
 from belljar.errors import CellError, HostError
 from belljar.events import Kind
@@ -34,121 +42,159 @@ from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.oci.open import open_container
-from belljar.isolation.reap import list_cells, reap
+from belljar.isolation.reap import list_cells
+from belljar.network.owner.making import PACKETS
+from belljar.network.owner.processes import started_fork_server
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.model import MicrovmPlan
-from belljar.process import ProcessId, identify, is_alive, kill, namespaces_of
+from belljar.policy.load import load_policy
+from belljar.process import ProcessId, identify, is_alive, namespaces_of
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
-Parts = tuple[MicrovmPlan, Image, Kernel]
-HERE = Path(__file__).parent
-SCRIPTS = ("microvm_owner.py", "vm_port.py", "vm_port_owner.py", "vm_range.py")
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 EPERM, EACCES, EROFS, EADDRNOTAVAIL = 1, 13, 30, 99
-SIZE = 3 << 20
-one_backend = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+CELL = (
+    "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{cpus: 1, memory: 256MiB,"
+    " disk: 64MiB, processes: 64, lifetime: 5m}}\n"
+)
+SHOP = """\
+network:
+  stand_ins:
+    shop:
+      kind: http
+      names: [shop.example]
+      files: site
+      routes: [{path: /, file: large}, {path: /, method: POST, body: "{{ body | length }}"}]
+"""
+SIZES = (60, 512, 1232, 1472)  # up to the MTU
+IN_GUEST = r"""
+import hashlib, http.client, json, os, socket, subprocess, sys
+found = {}
+def note(name, work):
+    try:
+        found[name] = work()
+    except OSError as exc:
+        found[name] = exc.errno
+def asked(method, body=None):
+    connection = http.client.HTTPConnection("shop.example", timeout=120)
+    connection.request(method, "/", body)
+    return connection.getresponse().read()
+def datagram(size):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(60)
+        s.sendto(b"\0\1\1\0\0\1\0\0\0\0\0\0\1a\0\0\1\0\1" + os.urandom(size - 19), (resolver, 53))
+        return len(s.recv(4096)) >= 12
+def made(*kind):
+    socket.socket(*kind).close()
+    return 0
+def low_port():
+    with socket.socket() as s:
+        s.bind(("0.0.0.0", 80)); s.listen()
+        socket.create_connection(("127.0.0.1", 80), timeout=60).close()
+    return 0
+def to(path):
+    with open(path, "w") as file:
+        file.write("1")
+    return 0
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True).returncode
+def shown(*words):
+    return json.loads(subprocess.run(["ip", "-j", *words], capture_output=True).stdout or "[]")
+found["resolver"] = open("/etc/resolv.conf").read()
+resolver = found["resolver"].split()[1]
+note("down", lambda: hashlib.sha256(asked("GET")).hexdigest())
+def upload():
+    sent = os.urandom(3 << 18)
+    assert int(asked("POST", sent)) > 0
+    return hashlib.sha256(sent).hexdigest()
+note("up", lambda: [upload() for _ in range(4)])
+note("datagrams", lambda: [datagram(size) for size in json.loads(sys.argv[1])])
+note("low_port", low_port)
+note("raw", lambda: made(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))
+note("packet", lambda: made(socket.AF_PACKET, socket.SOCK_RAW, 0x0300))
+note("ping", lambda: made(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP))
+note("forwarding", lambda: to("/proc/sys/net/ipv4/ip_forward"))
+note("ipv6_on", lambda: to("/proc/sys/net/ipv6/conf/all/disable_ipv6"))
+note("ipv6", lambda: socket.create_connection(("::1", 80), timeout=1))
+changes = ["link set eth0 down", "link set eth0 address 02:00:00:00:00:09", "link add x type veth",
+           "address add 10.77.0.9/32 dev eth0", "route add 10.99.0.0/16 dev eth0",
+           f"neigh replace {resolver} lladdr 02:00:00:00:00:09 dev eth0"]
+found["changed"] = [words for words in changes if ip(*words.split()) == 0]
+found["addresses"] = {l["ifname"]: [f'{a["local"]}/{a["prefixlen"]}' for a in l["addr_info"]]
+                      for l in shown("address")}
+found["links"] = {l["ifname"]: [l["address"], l["mtu"], "UP" in l["flags"]] for l in shown("link")}
+found["routes"] = sorted(f'{r["dst"]} {r.get("gateway", "-")} {r["dev"]}' for r in shown("route"))
+found["neighbours"] = [[n["dst"], n["state"]] for n in shown("neigh")]
+note("edited", lambda: [to("/etc/resolv.conf"), os.rename("/etc/resolv.conf", "/etc/r")][0])
+print(json.dumps(found))
+"""
 
 
-@dataclass(frozen=True)
-class Owner:
-    """Runs `vm_port_owner.py` as root or as an ordinary user."""
-
-    start: Callable[[str], subprocess.Popen[bytes]]
-    belljar: Belljar
-
-    def run(self, mode: str) -> dict[str, Any]:
-        """All that it says, to its end."""
-        with self.start(mode) as process:
-            said, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors.decode()
-        return {
-            name: value for line in said.splitlines() for name, value in json.loads(line).items()
-        }
-
-
-@pytest.fixture(params=["root", "user", "grouped"])
-def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
-    """Once for root, twice for an ordinary user with subordinate ids: without control groups, and
-    in his own."""
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "cwd": "/",
-    }
+@pytest.fixture(params=["root", "user"])
+def who(request: pytest.FixtureRequest) -> Belljar:
+    """Root's command line, and that of an ordinary user with subordinate ids."""
     if request.param == "root":
-        belljar = Belljar(request.getfixturevalue("vm_home"))
-        path = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH"))))
-        argv = [sys.executable, str(HERE / "vm_port_owner.py")]
-        yield Owner(
-            lambda mode: subprocess.Popen(
-                [*argv, mode], env=belljar.environment(PYTHONPATH=path), **pipes
-            ),
-            belljar,
-        )
-        assert belljar.leftovers() == []
-        return
-    user = request.getfixturevalue(request.param)
-    folder = user.libraries.parent / "tests" / "integration"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in SCRIPTS:
-        shutil.copy(HERE / name, folder)
-    fakes = folder.with_name("fakes")
-    fakes.mkdir(exist_ok=True)
-    shutil.copy(HERE.parent / "fakes" / "recorder.py", fakes)
-    path = os.pathsep.join((str(user.libraries), str(folder.parents[1])))
-    argv = [user.python, str(folder / "vm_port_owner.py")]
-    ids: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []}
-
-    def start(mode: str) -> subprocess.Popen[bytes]:
-        given = [*argv, mode]
-        if user.groups is not None:
-            given = user.groups.enter(given, uid=user.uid, gid=user.gid)
-        return subprocess.Popen(
-            given,
-            env=user.environment(PYTHONPATH=path),
-            **pipes,
-            **({} if user.groups is not None else ids),
-        )
-
-    yield Owner(start, user)
+        return request.getfixturevalue("belljar")  # type: ignore[no-any-return]
+    user = request.getfixturevalue("user")
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    for name in ("network", "stand-ins"):
+        copy_distributions(extras["optional-dependencies"][name], user.libraries)
+    return user  # type: ignore[no-any-return]
 
 
-def check_guest(found: dict[str, Any], number: int) -> None:
+def policy_of(who: Belljar) -> tuple[str, bytes]:
+    """A microVM with a shop, where its user can read it, and a file of the shop's."""
+    folder = who.home.parent / "policy"
+    (folder / "site").mkdir(parents=True, exist_ok=True)
+    (folder / "site/large").write_bytes(large := os.urandom(3 << 20))
+    (folder / "policy.yaml").write_text(CELL.format(tier="microvm") + SHOP)
+    return str(folder / "policy.yaml"), large
+
+
+@pytest.mark.parametrize("who", ["user"], indirect=True)
+def test_what_a_guest_can_do_with_its_port(who: Belljar) -> None:
+    """Transfers of 3 MiB both ways arrive whole, so do datagrams up to the MTU; the workload's root
+    changes no link, forges no packet, has no IPv6. On the link are IPv4 packets from the renewed
+    MAC alone."""
+    policy, large = policy_of(who)
+    done = who("exec", policy, "--", "python3", "-c", IN_GUEST, json.dumps(SIZES))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    check_guest(found, large)
+    run = who.runs()[-1]
+    events = [line for line in who.events(run) if line["kind"].startswith("network.")]
+    bodies = [body for line in events for body in line.get("bodies", ())]
+    assert {*found["up"]} <= {body["sha256"] for body in bodies}
+    assert set(SIZES) <= {body["total_bytes"] for body in bodies}
+    (record,) = run.glob(f"ranges/*/{PACKETS}")
+    assert senders(record) == {("0800", found["links"]["eth0"][0])}
+    assert who.leftovers() == []
+
+
+def senders(record: Path) -> set[tuple[str, str]]:
+    """Kind and sender of each frame that came from a cell."""
+    frames = [frame for _, frame, way in packets(record.read_bytes()) if way == IN]
+    return {(frame[12:14].hex(), frame[6:12].hex(":")) for frame in frames}
+
+
+def check_guest(found: dict[str, Any], large: bytes) -> None:
     """What every guest must have found."""
-    address, mac = f"10.77.0.{10 + number}", f"02:00:00:00:00:{10 + number:02x}"
-    assert found["up"] == [address, True, 0, True]
-    assert found["down"] == [address, True, SIZE, True]
-    assert found["both"] == [address, True, 1 << 20, True]
-    assert found["datagrams"] == [True] * 5
+    gateway = found["resolver"].split()[1]
+    assert found["resolver"] == f"nameserver {gateway}\n"
+    assert found["down"] == hashlib.sha256(large).hexdigest()
+    assert found["datagrams"] == [True] * len(SIZES)
     assert found["low_port"] == 0
     assert (found["raw"], found["packet"], found["ping"]) == (EPERM, EPERM, EACCES)
     assert (found["forwarding"], found["ipv6_on"], found["ipv6"]) == (EROFS, EROFS, EADDRNOTAVAIL)
     assert found["changed"] == []
-    assert found["addresses"] == {"lo": ["127.0.0.1/8"], "eth0": [f"{address}/32"]}
-    assert found["links"]["eth0"] == [mac, 1500, True]
-    assert found["routes"] == ["10.77.0.1 - eth0", "default 10.77.0.1 eth0"]
-    assert found["neighbours"] == [["10.77.0.1", "02:00:00:00:01:01", ["PERMANENT"]]]
-    assert found["resolver"] == "nameserver 10.77.0.53\n"
-    assert found["edited"] is None
-
-
-@pytest.mark.thorough_in("grouped", "user")
-def test_what_a_guest_can_do_with_its_port(owner: Owner) -> None:
-    """Two clones of one template have each the address that they were given: transfers of 3 MiB
-    both ways arrive whole, so do datagrams up to the MTU; the workload's root changes no link,
-    forges no packet, has no IPv6. On the link are IPv4 packets from the renewed MAC alone. The
-    journal knew both jails; nothing is left."""
-    said = owner.run("use")
-    there = said["there"]
-    for number in (1, 2):
-        assert said[f"errors{number}"] == ""
-        check_guest(said[f"found{number}"], number)
-        assert said[f"kinds{number}"] == ["cell", "wire"]
-        assert (said[f"cause{number}"], said[f"clean{number}"]) == ("", True)
-    assert set(there["frames"]) == {f"{n} 0800 02:00:00:00:00:{10 + n:02x}" for n in (1, 2)}
-    assert there["peers"] == {"10.77.0.11": 3, "10.77.0.12": 3}
-    assert there["datagrams"] == {"10.77.0.11": 5, "10.77.0.12": 5}
-    assert said["entries"] == 0
-    assert said["events"].count("cell.destroyed") == 2
+    assert found["addresses"]["lo"] == ["127.0.0.1/8"]
+    (address,) = found["addresses"]["eth0"]
+    assert address.endswith("/32")
+    assert found["links"].keys() == {"lo", "eth0"}
+    assert found["links"]["eth0"][1:] == [1500, True]
+    assert found["routes"] == sorted([f"{gateway} - eth0", f"default {gateway} eth0"])
+    assert found["neighbours"] == [[gateway, ["PERMANENT"]]]
+    assert found["edited"] == 0
 
 
 def known(pid: int) -> ProcessId:
@@ -158,81 +204,95 @@ def known(pid: int) -> ProcessId:
     return found
 
 
-def test_an_owner_that_is_killed(owner: Owner) -> None:
-    """VMM and wire end by themselves; both are in the journal for whoever reaps."""
-    with owner.start("hold") as process:
-        line = (process.stdout or pytest.fail("no pipe")).readline()
-        assert line, (process.stderr or pytest.fail("no pipe")).read().decode()
-        told = json.loads(line)
-        watched = [known(told["vmm"]), known(told["wire"])]
-        helper = known(told["helper"])
+def test_an_owner_that_is_killed(who: Belljar) -> None:
+    """VMM, wire and all else below it end by themselves; what is in the journal is reaped."""
+    policy, _ = policy_of(who)
+    with who.start("exec", policy, "--", "sh", "-c", "echo up; exec sleep 600") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n", process.stderr and process.stderr.read()
+        watched = [known(pid) for pid, _ in below(process.pid)]
+        jails = {cell.kind for cell in list_cells(who.home) if cell.state == "alive"}
+        assert {"cell", "wire"} <= jails
         process.kill()
-        wait_for(lambda: not any(map(is_alive, watched)), "the end of both")
-        kill(helper)
-    reaped = owner.belljar("reap")
+    wait_for(lambda: not any(map(is_alive, watched)), "the end of all")
+    reaped = who("reap")
     assert reaped.returncode == 0, reaped.stderr
-    assert owner.belljar.leftovers() == []
-
-
-def supervisor_of(stage: ProcessId) -> ProcessId:
-    """A stage's parent."""
-    stat = Path(f"/proc/{stage.pid}/stat").read_text()
-    return known(int(stat.rpartition(")")[2].split()[1]))
-
-
-def is_in_use(namespace: int) -> bool:
-    """Whether any process is in this network namespace."""
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            if str(link.readlink()) == f"net:[{namespace}]":
-                return True
-        except OSError:
-            continue
-    return False
-
-
-@pytest.mark.thorough_in("user")
-def test_an_owner_that_is_killed_while_a_containers_stage_waits(owner: Owner) -> None:
-    """Stage and supervisor end by themselves, the network namespace with them; what the journal
-    still knows is reaped."""
-    with owner.start("wait") as process:
-        line = (process.stdout or pytest.fail("no pipe")).readline()
-        assert line, (process.stderr or pytest.fail("no pipe")).read().decode()
-        stage = known(json.loads(line)["stage"])
-        watched = [stage, supervisor_of(stage)]
-        namespace = namespaces_of(stage.pid)["net"]
-        process.kill()
-        wait_for(lambda: not any(map(is_alive, watched)), "the end of the jail")
-    wait_for(lambda: not is_in_use(namespace), "the end of the namespace")
-    reaped = owner.belljar("reap")
-    assert reaped.returncode == 0, reaped.stderr
+    assert who.leftovers() == []
 
 
 # ---- as root, in this process
 
 
+class Port(RangePort):
+    """Of the cell `agent`; it notes who waits for it."""
+
+    def __init__(self, network: NetworkRange, *, is_machine: bool = True) -> None:
+        super().__init__(network, "agent", is_machine=is_machine)
+        self.attached_pids: list[int] = []
+
+    async def attach(self, pid: int) -> None:
+        """As the protocol has it."""
+        self.attached_pids.append(pid)
+        await super().attach(pid)
+
+
 @pytest.fixture(scope="module")
-def its_range() -> Iterator[StandInRange]:
-    """One range for these; each test takes a port of its own."""
-    with stand_in_range() as made:
-        yield made
+def ranges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store of ranges with one parent for their processes."""
+    home = tmp_path_factory.mktemp("ranges")
+    with started_fork_server(home, PLAIN):
+        yield home
 
 
 @pytest.fixture
-def port(its_range: StandInRange, request: pytest.FixtureRequest) -> StandInPort:
-    """A port that no other test has."""
-    taken = request.config.stash.setdefault(PORTS_TAKEN, [0])
-    taken[0] += 1
-    return its_range.port(taken[0])
+async def network(ranges: Path) -> AsyncIterator[tuple[Scene, NetworkRange]]:
+    """A range with a port that no other test has."""
+    scene = Scene(ranges)
+    async with scene.open() as made:
+        yield scene, made
 
 
-PORTS_TAKEN = pytest.StashKey[list[int]]()
+@pytest.fixture
+def port(network: tuple[Scene, NetworkRange]) -> Port:
+    """Its port for a virtual machine."""
+    return Port(network[1])
+
+
+Parts = tuple[MicrovmPlan, Image, Kernel]
 
 
 @pytest.fixture(scope="module")
 def made_of(vm_home: Path) -> Parts:
     """Of a machine with a network device."""
-    return parts_with_nic(vm_home)
+    plan, image, kernel = parts(vm_home)
+    return replace(plan, vm=replace(plan.vm, nic=True)), image, kernel
+
+
+@asynccontextmanager
+async def opened(
+    tier: str, home: Path, folder: Path, port: RangePort | None, recorder: MemoryRecorder
+) -> AsyncIterator[object]:
+    """A container of this tier at this port."""
+    (folder / "policy.yaml").write_text(CELL.format(tier=tier))
+    policy = load_policy(folder / "policy.yaml")
+    made = await anyio.to_thread.run_sync(gather_parts, policy, home)
+    assert isinstance(made, ContainerParts)
+    options: dict[str, Any] = {"home": home, "recorder": recorder, "planned": {}, "port": port}
+    async with open_container(made.plan, made.image, **options) as cell:
+        yield cell
+
+
+@asynccontextmanager
+async def machine(
+    made: Parts, home: Path, port: RangePort | None, recorder: MemoryRecorder | None = None
+) -> AsyncIterator[Vmm]:
+    """A virtual machine at this port; nothing of it is left."""
+    recorder = recorder or MemoryRecorder()
+    try:
+        async with open_vm(*made, home=home, recorder=recorder, planned={}, port=port) as vm:
+            yield vm
+    finally:
+        assert left_of(home) == []
 
 
 def wire_of(vm: Vmm) -> int:
@@ -242,131 +302,94 @@ def wire_of(vm: Vmm) -> int:
     return vm.wire.host_pid
 
 
-async def shell(vm: Vmm, script: str) -> str:
-    """What a script says."""
-    outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script), timeout_s=60))
-    return outcome.stdout.decode()
+def unplug(vm: Vmm) -> None:
+    """Take its link away."""
+    words = ["--net", "--target", str(wire_of(vm)), "ip", "link", "delete", "eth0"]
+    subprocess.run(["nsenter", *words], check=True)
 
 
-PING = (
-    "import socket; s=socket.create_connection(('10.77.0.1', 80), timeout=30);"
-    " s.sendall(bytes(16)); print(len(s.makefile('rb').read(64)))"
-)
+ENDS: dict[str, Callable[[Vmm], object]] = {
+    "its wire was killed by signal SIGKILL": lambda vm: os.kill(wire_of(vm), signal.SIGKILL),
+    "its wire ended: its link was taken away": unplug,
+    "the VMM was killed by signal SIGKILL": lambda vm: os.kill(vm.host_pid or -1, signal.SIGKILL),
+}
 
 
 @pytest.mark.anyio
-@one_backend
-@pytest.mark.parametrize(
-    ("end", "cause"),
-    [
-        (lambda vm: os.kill(wire_of(vm), signal.SIGKILL), "its wire was killed by signal SIGKILL"),
-        (
-            lambda vm: subprocess.run(
-                [
-                    "/usr/bin/nsenter",
-                    "--net",
-                    "--target",
-                    str(wire_of(vm)),
-                    "ip",
-                    "link",
-                    "delete",
-                    "eth0",
-                ],
-                check=True,
-            ),
-            "its wire ended: its link was taken away",
-        ),
-    ],
-    ids=["killed", "unplugged"],
-)
+@one_loop
+@pytest.mark.parametrize("cause", ENDS)
 async def test_the_wires_end_is_the_cells(
-    vm_home: Path, made_of: Parts, port: StandInPort, end: Callable[[Vmm], object], cause: str
+    vm_home: Path, made_of: Parts, port: Port, cause: str
 ) -> None:
-    """Without anybody's doing: the VMM is dead before anyone asks, the cause names the wire, and
-    nothing is left."""
-    async with open_vm(
-        *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
-    ) as vm:
+    """Without anybody's doing: the VMM is dead before anyone asks, the cause names who ended first,
+    and nothing is left."""
+    async with machine(made_of, vm_home, port) as vm:
         assert vm.host_pid is not None
         vmm = known(vm.host_pid)
         assert vm.cause_of_death() == ""
-        end(vm)
+        ENDS[cause](vm)
         wait_for(lambda: not is_alive(vmm), "the VMM's end")
         assert await vm.wait_dead() == cause
         assert vm.death_limit() is None
         assert (await vm.destroy()).clean
         assert vm.cause_of_death() == cause
-    assert left_of(vm_home) == []
+
+
+SEND = """
+import socket, sys
+device, own, gateway = sys.argv[1:]
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind((device, 0))
+for head in ("ffffffffffff", "01005e000001", own, "333300000001", "020000000099"):
+    for kind in ("0806", "86dd", "8100", "0800", "88b5", "0000"):
+        for size in (0, 46, 1500):
+            for _ in range(60):
+                try:
+                    s.send(bytes.fromhex(head + gateway + kind + "a5" * size))
+                except OSError:
+                    pass
+"""
+TALK = (
+    "import socket, sys; s = socket.create_connection((sys.argv[1], 80), timeout=300);"
+    " s.sendall(b'x\\n'); print(s.makefile().read(5))"
+)
 
 
 @pytest.mark.anyio
-@one_backend
-async def test_the_vmms_end_is_named_as_ever(
-    vm_home: Path, made_of: Parts, port: StandInPort
-) -> None:
-    """A VMM that is killed is a killed VMM, wire or no wire; and its owner's end is its owner's."""
-    async with open_vm(
-        *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
-    ) as vm:
-        assert vm.host_pid is not None
-        os.kill(vm.host_pid, signal.SIGKILL)
-        assert await vm.wait_dead() == "the VMM was killed by signal SIGKILL"
-        assert (await vm.destroy()).clean
-    assert left_of(vm_home) == []
-
-
-@pytest.mark.anyio
-@one_backend
+@one_loop
 async def test_hostile_frames_from_the_link(
-    vm_home: Path, made_of: Parts, port: StandInPort, its_range: StandInRange
+    vm_home: Path, made_of: Parts, port: Port, network: tuple[Scene, NetworkRange]
 ) -> None:
     """Frames for somebody else, broadcasts, tags, ARP, IPv6, of any length and many: the guest
-    still answers, and nothing is heard of it but IPv4."""
-    heads = (
-        "ffffffffffff",
-        "01005e000001",
-        port.settings.mac.replace(":", ""),
-        "333300000001",
-        "020000000099",
-    )
-    kinds = ("0806", "86dd", "8100", "0800", "88b5", "0000")
-    async with open_vm(
-        *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
-    ) as vm:
-        for head in heads:
-            for kind in kinds:
-                for size in (0, 46, 1500):
-                    frame = head + port.settings.gateway_mac.replace(":", "") + kind + "a5" * size
-                    await anyio.to_thread.run_sync(
-                        partial(its_range.ask, send=frame, port=port.number, times=60)
-                    )
-        assert await shell(vm, f'python3 -c "{PING}"') == "64\n"
-        said = await anyio.to_thread.run_sync(partial(its_range.ask, look=0))
-        assert {line for line in said["frames"] if line.startswith(f"{port.number} ")} == {
-            f"{port.number} 0800 {port.settings.mac}"
-        }
+    still talks, and nothing is heard of it but IPv4."""
+    scene, made = network
+    cell = scene.layout.cell("agent")
+    macs = [mac.replace(":", "") for mac in (cell.mac, cell.gateway_mac)]
+    argv = [sys.executable, "-I", "-c", SEND, cell.outer_device, *macs]
+    async with machine(made_of, vm_home, port) as vm:
+        await anyio.to_thread.run_sync(partial(flush, made, argv))
+        words = ("python3", "-c", TALK, scene.address())
+        assert (await vm.client.exec(ExecRequest(argv=words, timeout_s=300))).stdout == b"echo \n"
+    await made.destroy()
+    assert senders(scene.directory / PACKETS) == {("0800", cell.mac)}
 
 
 @pytest.mark.anyio
-async def test_opened_and_cancelled(
-    vm_home: Path, made_of: Parts, its_range: StandInRange, request: pytest.FixtureRequest
-) -> None:
+async def test_opened_and_cancelled(vm_home: Path, made_of: Parts, port: Port) -> None:
     """A cancellation at any moment of opening leaves nothing: no process, journal entry or control
     group of VMM or wire."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
-    taken = request.config.stash.setdefault(PORTS_TAKEN, [0])
     for timeout_ms in (20, 80, 140, 180, 220, 300):
-        taken[0] += 1
-        recorder, port = MemoryRecorder(), its_range.port(taken[0])
+        recorder = MemoryRecorder()
         with anyio.move_on_after(timeout_ms / 1000):
-            async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}, port=port):
+            async with machine(made_of, vm_home, port, recorder):
                 pass
         assert left_of(vm_home) == []
         assert cgroups_of(str(recorder.events[0].cell_id)) == []
         assert not any(map(identify, port.attached_pids))
 
 
-class NoPort(StandInPort):
+class NoPort(Port):
     """Of a range that is gone."""
 
     async def attach(self, pid: int) -> None:
@@ -376,41 +399,35 @@ class NoPort(StandInPort):
 
 
 @pytest.mark.anyio
-@one_backend
+@one_loop
+@pytest.mark.parametrize("tier", ["microvm", "container", "gvisor"])
 async def test_a_port_that_can_not_be_attached(
-    vm_home: Path, made_of: Parts, its_range: StandInRange
+    vm_home: Path,
+    made_of: Parts,
+    network: tuple[Scene, NetworkRange],
+    tmp_path: Path,
+    tier: str,
 ) -> None:
-    """The cell ends with the range's own words; its guest never ran; nothing is left."""
-    recorder, port = MemoryRecorder(), NoPort(its_range, 200)
+    """The cell ends with the range's own words, before anything of the guest's or the runtime's
+    ran; its destruction is on record and nothing is left."""
+    recorder, port = MemoryRecorder(), NoPort(network[1])
     with pytest.raises(HostError, match="the range is gone"):
-        async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}, port=port):
-            pytest.fail("it opened")
-    assert Kind.CELL_RENEWED not in recorder.kinds()
-    assert Kind.CELL_DESTROYED in recorder.kinds()
-    assert (left_of(vm_home), list(map(identify, port.attached_pids))) == ([], [None])
-
-
-@pytest.mark.anyio
-@one_backend
-@pytest.mark.parametrize("tier", ["container", "gvisor"])
-async def test_a_containers_port_that_can_not_be_attached(
-    vm_home: Path, its_range: StandInRange, tier: str
-) -> None:
-    """The cell ends with the range's own words, before anything of the runtime's ran; its
-    destruction is on record and nothing is left."""
-    made, recorder = await container_parts(tier, vm_home), MemoryRecorder()
-    port = NoPort(its_range, 201)
-    with pytest.raises(HostError, match="the range is gone"):
-        async with open_container(
-            made.plan, made.image, home=vm_home, recorder=recorder, planned={}, port=port
+        async with (
+            machine(made_of, vm_home, port, recorder)
+            if tier == "microvm"
+            else opened(tier, vm_home, tmp_path, port, recorder)
         ):
             pytest.fail("it opened")
-    ended = ["cell.planned", "cell.starting", "cell.destroyed", "cell.failed"]
-    assert [kind.value for kind in recorder.kinds()] == ended
+    kinds = recorder.kinds()
+    assert Kind.CELL_RENEWED not in kinds
+    assert Kind.CELL_DESTROYED in kinds
+    if tier != "microvm":
+        ended = ["cell.planned", "cell.starting", "cell.destroyed", "cell.failed"]
+        assert [kind.value for kind in kinds] == ended
     assert (left_of(vm_home), list(map(identify, port.attached_pids))) == ([], [None])
 
 
-class DyingPort(StandInPort):
+class DyingPort(Port):
     """Who waits for it is looked at, and dies meanwhile."""
 
     settings_there = ""
@@ -422,7 +439,7 @@ class DyingPort(StandInPort):
             "ipv4/ping_group_range",
             "ipv6/conf/all/disable_ipv6",
         )
-        argv = ["/usr/bin/nsenter", "--net", "--target", str(pid), "/usr/bin/cat"]
+        argv = ["nsenter", "--net", "--target", str(pid), "cat"]
         looked = await anyio.run_process([*argv, *(f"/proc/sys/net/{name}" for name in names)])
         self.settings_there = looked.stdout.decode()
         stage = known(pid)
@@ -432,67 +449,93 @@ class DyingPort(StandInPort):
 
 
 @pytest.mark.anyio
-@one_backend
-async def test_a_stage_that_dies_while_it_waits(vm_home: Path, its_range: StandInRange) -> None:
+@one_loop
+async def test_a_stage_that_dies_while_it_waits(
+    vm_home: Path, network: tuple[Scene, NetworkRange], tmp_path: Path
+) -> None:
     """What is told is how the stage ended, not that a link could not be put into nothing; no link
     is left. Where it waited, low ports are everybody's, nobody may ping, and IPv6 is off."""
-    made = await container_parts("container", vm_home)
-    port = DyingPort(its_range, 202)
+    scene, made = network
+    port = DyingPort(made, is_machine=False)
     with pytest.raises(CellError, match="the jail ended while it came up"):
-        async with open_container(
-            made.plan, made.image, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
-        ):
+        async with opened("container", vm_home, tmp_path, port, MemoryRecorder()):
             pytest.fail("it opened")
     assert port.settings_there.split() == ["0", "1", "0", "1"]
-    said = await anyio.to_thread.run_sync(partial(its_range.ask, look=0))
-    assert "p202" not in said["links"]
+    links = json.loads(await anyio.to_thread.run_sync(flush, made, ["ip", "-j", "link"]))
+    assert [link["ifname"] for link in links] == ["lo"], scene.layout.cell("agent")
     assert left_of(vm_home) == []
 
 
 @pytest.mark.anyio
-@one_backend
+@one_loop
 async def test_a_guest_that_can_not_be_renewed_is_not_tried_twice(
-    vm_home: Path, made_of: Parts, port: StandInPort, monkeypatch: pytest.MonkeyPatch
+    vm_home: Path, made_of: Parts, port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A port is attached once: what fails after that is the cell's failure, though the template may
-    be to blame."""
+    """A port is attached once: what fails after that is the cell's, not the template's."""
 
     async def refuse(*_: object, **__: object) -> None:
         raise CellError("no answer")
 
     monkeypatch.setattr("belljar.channel.GuestClient.renew", refuse)
     with pytest.raises(CellError, match="could not be renewed"):
-        async with open_vm(
-            *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
-        ):
+        async with machine(made_of, vm_home, port):
             pytest.fail("it opened")
     assert len(port.attached_pids) == 1
-    assert left_of(vm_home) == []
 
 
 @pytest.mark.anyio
-@one_backend
-async def test_a_machine_without_a_port(vm_home: Path, made_of: Parts, port: StandInPort) -> None:
-    """No device: nothing but a loopback in the guest, no wire in the journal. Port and plan must
-    fit."""
+@one_loop
+async def test_port_and_plan_must_fit(vm_home: Path, made_of: Parts, port: Port) -> None:
+    """A machine with a device has a port, and one without has none."""
     plan, image, kernel = made_of
-    without = replace(plan, vm=replace(plan.vm, nic=False))
-    async with open_vm(
-        without, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}
-    ) as vm:
-        assert await shell(vm, "ls /sys/class/net") == "lo\n"
-        assert vm.wire is None
-        assert [cell.kind for cell in list_cells(vm_home) if cell.state == "alive"] == ["cell"]
-    for mismatched, given in ((without, port), (plan, None)):
+    without = replace(plan, vm=replace(plan.vm, nic=False)), image, kernel
+    for mismatched, given in ((without, port), (made_of, None)):
         with pytest.raises(ValueError, match="a port goes with"):
-            async with open_vm(
-                mismatched,
-                image,
-                kernel,
-                home=vm_home,
-                recorder=MemoryRecorder(),
-                planned={},
-                port=given,
-            ):
+            async with machine(mismatched, vm_home, given):
                 pytest.fail("it opened")
-    assert await reap(vm_home) == ()
+
+
+WAIT = """
+import sys, tempfile
+from pathlib import Path
+import anyio
+from tests.integration import test_vm_port as ports
+class Waiting(ports.Port):
+    async def attach(self, pid):
+        print(pid, flush=True)
+        await anyio.sleep_forever()
+async def main(home):
+    async with ports.Scene(home).open() as made:
+        port, recorder = Waiting(made, is_machine=False), ports.MemoryRecorder()
+        async with ports.opened("container", home, Path(tempfile.mkdtemp()), port, recorder):
+            pass
+anyio.run(main, Path(sys.argv[1]))
+"""
+
+
+def test_an_owner_that_is_killed_while_a_containers_stage_waits(belljar: Belljar) -> None:
+    """Stage, supervisor and network namespace end by themselves; the rest is reaped."""
+    argv = [sys.executable, "-c", WAIT, str(belljar.home)]
+    path = os.pathsep.join(sys.path)
+    env = belljar.environment(PYTHONPATH=path)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdout is not None
+        stage = known(int(process.stdout.readline()))
+        stat = Path(f"/proc/{stage.pid}/stat").read_text().rpartition(")")[2]
+        watched = [stage, known(int(stat.split()[1]))]
+        namespace = namespaces_of(stage.pid)["net"]
+        process.kill()
+        wait_for(lambda: not any(map(is_alive, watched)), "the end of the jail")
+    wait_for(lambda: not is_in_use(namespace), "the end of the namespace")
+    reaped = belljar("reap")
+    assert reaped.returncode == 0, reaped.stderr
+    assert belljar.leftovers() == []
+
+
+def is_in_use(namespace: int) -> bool:
+    """Whether any process is in this network namespace."""
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        with suppress(OSError):
+            if str(link.readlink()) == f"net:[{namespace}]":
+                return True
+    return False

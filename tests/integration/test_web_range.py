@@ -31,18 +31,12 @@ def play(name: str, folder: Path, risk: str = "low") -> tuple[Path, dict[str, An
     example = shutil.copytree(EXAMPLE, folder / "web_range")
     policy = example / "policy.yaml"
     policy.write_text(policy.read_text().replace("risk: high", f"risk: {risk}"))
-    done = subprocess.run(
-        quick_command("run", "--json", str(example / "web_range.py"), "--sample-id", name),
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
+    argv = quick_command("run", "--json", str(example / "web_range.py"), "--sample-id", name)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     said: dict[str, Any] = json.loads(done.stdout)
     (sample,) = said["samples"]
-    assert sample["verdict"] == "contained"
-    assert sample["destroyed"]
+    assert (sample["verdict"], sample["destroyed"]) == ("contained", True)
     assert not said["stray_cells"]
     run = Path(said["run_dir"])
     assert verify(run).ok(strict=True)

@@ -43,16 +43,14 @@ def test_the_hosts_listeners_hear_and_heard_nothing_of_any_cell(world: World) ->
 
 
 def test_no_packet_of_a_range_is_seen_in_the_hosts_namespace(world: World) -> None:
-    """On no device of the host's: while the host's own packet, looked for in the same way, was
-    seen."""
+    """On no device of the host's; its own packet, looked for in the same way, was seen."""
     assert world.ears.packet_trial
     assert world.ears.packets == ()
 
 
 @pytest.mark.promise("2.5")
 def test_a_range_has_no_other_link_and_no_other_route(world: World) -> None:
-    """Its namespace has its loopback and its cells' ports, routes to these and to itself, and no
-    default route."""
+    """It has its loopback, its cells' ports, routes to these and itself, and no default route."""
     for name, layout in world.layouts.items():
         assert sorted(world.links[name]) == sorted(
             ["lo", *(cell.outer_device for cell in layout.cells)]
@@ -115,7 +113,7 @@ def test_rules_flushed_by_hand_end_the_range(world: World) -> None:
         "ContainmentBreach",
     )
     assert "table inet range is gone" in death.why
-    failed = world.seen["deny"].data("range.failed")
+    failed = world.seen["deny"].of("range.failed")
     assert [data["error"] for data in failed] == ["ContainmentBreach"]
 
 
@@ -125,7 +123,7 @@ def test_a_gateway_killed_ends_the_range(world: World) -> None:
     death = world.deaths["bare"]
     assert (death.raised, death.cells_ended, death.left) == ("CellError", True, "CellError")
     assert "gateway ended" in death.why
-    assert [data["error"] for data in world.seen["bare"].data("range.failed")] == ["CellError"]
+    assert [data["error"] for data in world.seen["bare"].of("range.failed")] == ["CellError"]
 
 
 def test_every_run_of_it_verifies(world: World) -> None:
@@ -139,13 +137,9 @@ def test_there_are_enough_cases() -> None:
 
 
 PORTS: Final = {
-    "shop": (80, 443),
-    "pay": (80, 443),
-    "post": (25,),
-    "db": (5432,),
-    "private": (8080,),
+    "shop": (80, 443), "pay": (80, 443), "post": (25,), "db": (5432,), "private": (8080,),
     "cloud": (80,),
-}
+}  # fmt: skip
 
 
 def _answering(layout: RangeLayout) -> frozenset[tuple[str, str, int]]:

@@ -1,14 +1,16 @@
-"""Opens ranges as the user that runs it, does one thing with them, and prints what it saw as JSON:
-the tests run it as root and as an ordinary user.
+"""Opens ranges as the user that runs it, does one thing after the other with them, and prints what
+it saw as JSON: the tests run it as root and as an ordinary user.
 
-`python -m tests.integration.range_programs SCENARIO HOME`.
+`python -m tests.integration.range_programs HOME SCENARIO…`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 import anyio
 from tests.integration.range_programs import (
@@ -19,13 +21,27 @@ from tests.integration.range_programs import (
     groups,
     ordinary,
     record,
+    scene,
 )
 
+from belljar.network.owner.processes import started_fork_server
+
+PARTS = (between, ordinary, blows, ends, floods, groups, record)
+SCENARIOS: dict[str, Any] = {name: run for part in PARTS for name, run in part.SCENARIOS.items()}
+
+
+def play(home: Path, *names: str) -> dict[str, Any]:
+    """What each saw; of one that failed, how."""
+    seen: dict[str, Any] = {}
+    for name in names:
+        try:
+            seen[name] = anyio.run(SCENARIOS[name], home)
+        except Exception:  # noqa: BLE001 - its test fails
+            seen[name] = {"failed": traceback.format_exc()}
+    return seen
+
+
 if __name__ == "__main__":
-    scenario, home = sys.argv[1:]
-    scenarios = {
-        name: run
-        for part in (between, ordinary, blows, ends, floods, groups, record)
-        for name, run in part.SCENARIOS.items()
-    }
-    print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
+    store = Path(sys.argv[1])
+    with started_fork_server(store, scene.PLAIN):
+        print(json.dumps(play(store, *sys.argv[2:])))

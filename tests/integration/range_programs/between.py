@@ -137,38 +137,36 @@ s.send(segment(target, me, (80, 5555), 18))  # the target's, by the agent
 """
 
 
+def contents(scene: Scene) -> list[bytes]:
+    """All bodies on record."""
+    return [body.content for event in scene.recorder.events for body in event.bodies]
+
+
 async def between(home: Path) -> dict[str, Any]:
     """What a cell sees of another, and what is on record of it."""
     scene = Scene(home, stand_ins=(OTHER,))
     agent_port, other_port = scene.layout.cell("agent"), scene.layout.cell("other")
-    python = (sys.executable, "-I", "-c")
+    python, half = (sys.executable, "-I", "-c"), b"\r\n\r\nhalf"
     async with scene.open(serve=SERVE) as made:
         with cell(made) as agent, cell(made) as other:
             await made.attach("agent", agent.pid)
             before = agent.talk(("tcp", other_port.address, 80))  # nobody is there yet
             await made.attach("other", other.pid)
             with other.going_on(*python, SERVE_ALL):
-                is_up = within(
-                    lambda: (
-                        agent.talk(("tcp", other_port.address, RESET))
-                        != ["ConnectionRefusedError 111"]
-                    )
-                )
+                reset = ("tcp", other_port.address, RESET)
+                is_up = within(lambda: agent.talk(reset) != ["ConnectionRefusedError 111"])
                 said = agent.run(*python, ASK, other_port.address, agent_port.address)
                 macs = agent_port.mac, agent_port.gateway_mac
                 lie = agent.run(*python, LIE, agent_port.address, other_port.address, *macs)
+                theirs = other_port.mac, other_port.gateway_mac
+                lie += other.run(*python, LIE, other_port.address, agent_port.address, *theirs)
                 back = other.talk(("tcp", agent_port.address, 80))
                 with agent.going_on(*python, STAY, other_port.address):
-                    within(
-                        lambda: any(
-                            body.content.endswith(b"\r\n\r\nhalf")
-                            for event in scene.recorder.events
-                            for body in event.bodies
-                        )
-                    )
+                    within(lambda: any(half in kept for kept in contents(scene)))
                     await made.destroy()
     frames = packets((scene.directory / PACKETS).read_bytes())
-    to_other = bytes.fromhex(other_port.mac.replace(":", ""))
+    to_cells = [bytes.fromhex(port.mac.replace(":", "")) for port in (agent_port, other_port)]
+    events = [event for event in scene.recorder.events if event.kind.startswith("network.")]
     return {
         **scene.summary(made),
         "before": before,
@@ -176,11 +174,9 @@ async def between(home: Path) -> dict[str, Any]:
         "seen": json.loads(said),
         "lie": lie,
         "back": back,
-        "forged": sum(b"/forged" in frame for _, frame, _ in frames if frame[:6] == to_other),
+        "forged": sum(b"/forged" in frame for _, frame, _ in frames if frame[:6] in to_cells),
         "events": [
-            {"kind": str(event.kind), **event.data, "bodies": _shown(event.bodies)}
-            for event in scene.recorder.events
-            if event.kind.startswith("network.")
+            {"kind": str(each.kind), **each.data, "bodies": _shown(each.bodies)} for each in events
         ],
         "counters": dict(made.counters()),
     }
@@ -188,7 +184,10 @@ async def between(home: Path) -> dict[str, Any]:
 
 def _shown(bodies: tuple[Any, ...]) -> dict[str, list[Any]]:
     return {
-        body.name: [body.content[:100].decode("latin-1"), len(body.content), body.total_bytes]
+        body.name: [
+            *(body.content[:100].decode("latin-1"), len(body.content)),
+            *(body.total_bytes, body.sha256),
+        ]
         for body in bodies
     }
 

@@ -55,19 +55,15 @@ _ALL_LOGGED = NetworkBounds(refusals_burst=30_000, queries_burst=30_000)
 BURSTS = [
     (1_000, _ALL_LOGGED, False),  # taken in while it comes
     (1_000, NetworkBounds(refusals_burst=100, refusals_per_s=1), False),  # more than the rules log
-    (
-        20_000,
-        _ALL_LOGGED,
-        True,
-    ),  # while the supervisor is stopped: more than the kernel has room for
+    # While the supervisor is stopped: more than the kernel has room for
+    (20_000, _ALL_LOGGED, True),
 ]
 
 
 async def last_word(
     home: Path, sent: int, bounds: NetworkBounds, is_stopped: bool, goes_on: bool
 ) -> dict[str, Any]:
-    """One such range: what was sent, what the host counted after that, and what the range says when
-    it has ended."""
+    """One range: what was sent, what the host counted then, what the range says at its end."""
     scene = Scene(home, bounds=bounds)
     burst = (sys.executable, "-I", "-c", BURST, scene.address())
     async with scene.open() as made:
@@ -115,12 +111,8 @@ async def late(home: Path) -> dict[str, Any]:
                 agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "5000")
                 written = within(lambda: recorded_bytes() > 5000 * 60)
                 recorder.freed.set()
-    return {
-        **scene.summary(made),
-        "stuck": stuck,
-        "written": written,
-        "counters": dict(made.counters()),
-    }
+    counters = dict(made.counters())
+    return {**scene.summary(made), "stuck": stuck, "written": written, "counters": counters}
 
 
 async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
@@ -141,16 +133,9 @@ async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
                     )
 
                 tasks.start_soon(receive)
-                sent = functools.partial(
-                    agent.run,
-                    sys.executable,
-                    "-I",
-                    "-c",
-                    SEND,
-                    scene.layout.cell("other").address,
-                    str(most_bytes),
-                )
-                seen["sent_s"] = json.loads(await anyio.to_thread.run_sync(sent))
+                words = (SEND, scene.layout.cell("other").address, str(most_bytes))
+                send = functools.partial(agent.run, sys.executable, "-I", "-c", *words)
+                seen["sent_s"] = json.loads(await anyio.to_thread.run_sync(send))
             seen["burst"] = most_bytes // 2048
             before = refused_by_the_host(made)
             agent.run(sys.executable, "-I", "-c", BURST, scene.address(), str(seen["burst"]))

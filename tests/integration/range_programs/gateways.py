@@ -57,10 +57,7 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
 
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(Echo, sock=listeners.dns_udp)
-    for listener in (
-        *listeners.tcp.values(),
-        *((listeners.sink,) if listeners.sink else ()),
-    ):
+    for listener in (*listeners.tcp.values(), *((listeners.sink,) if listeners.sink else ())):
         await asyncio.start_server(answer, sock=listener)
     await reporter.record(Item(READY, {"certificate": "-----BEGIN CERTIFICATE-----"}))
     await reporter.end_requested.wait()
@@ -76,8 +73,7 @@ def say(
     body: bytes | None = None,
     sha256: str = "",
 ) -> None:
-    """One event or request of a gateway, as `belljar.network.ipc` reads it; `sha256`: a false
-    one."""
+    """One event or request of a gateway, as `belljar.network.ipc` has it; `sha256`: a false one."""
     bodies: list[dict[str, Any]] = []
     if body is not None:
         digest, size = sha256 or hashlib.sha256(body).hexdigest(), len(body)
@@ -126,8 +122,7 @@ def shout(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 
 
 def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serves nobody, and uses all the memory that it gets, from the first datagram for its resolver
-    on."""
+    """Serves nobody, and uses all the memory that it gets, from the first datagram on."""
     ready(events)
     listeners.dns_udp.setblocking(True)
     listeners.dns_udp.recv(1)
@@ -177,10 +172,7 @@ def _ask(events: socket.socket, body: bytes) -> None:
 
 def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """For a host that the plan does not have."""
-    _ask(
-        events,
-        b'{"host":"elsewhere.example","port":443,"stand_in":"upstream:elsewhere.example"}',
-    )
+    _ask(events, b'{"host":"elsewhere.example","port":443,"stand_in":"upstream:elsewhere.example"}')
     wait_for_the_end(events)
 
 

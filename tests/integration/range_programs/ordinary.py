@@ -37,8 +37,7 @@ from belljar.plan.network import NetworkBounds
 
 
 def gone_from(living: Cell) -> bool:
-    """Whether the cell's device goes when the range's namespace does: nothing holds that any
-    more."""
+    """Whether the cell's device goes with the range's namespace: nothing holds that any more."""
     return within(
         lambda: [link["ifname"] for link in json.loads(living.run("ip", "-j", "link"))] == ["lo"]
     )
@@ -53,27 +52,16 @@ async def talk(home: Path) -> dict[str, Any]:
             await made.attach("other", other.pid)
             shop, neighbour = scene.address(), scene.layout.cell("other").address
             said = agent.talk(
-                ("tcp", shop, 80),
-                ("tcp", shop, 8080),
-                ("udp", scene.layout.resolver, 53),
-                ("tcp", scene.layout.resolver, 53),
-                ("tcp", shop, 81),
-                ("tcp", "203.0.113.7", 443),
-                ("udp", "203.0.113.7", 443),
-                ("tcp", neighbour, 22),
-                ("tcp", "169.254.169.254", 80),
+                *(("tcp", shop, 80), ("tcp", shop, 8080), ("udp", scene.layout.resolver, 53)),
+                *(("tcp", scene.layout.resolver, 53), ("tcp", shop, 81)),
+                *((kind, "203.0.113.7", 443) for kind in ("tcp", "udp")),
+                *(("tcp", neighbour, 22), ("tcp", "169.254.169.254", 80)),
             )
             also = other.talk(("tcp", shop, 80))
-            inside = (
-                agent.run("ip", "-j", "addr"),
-                agent.run("ip", "-j", "route"),
-                agent.run("ip", "-j", "neigh"),
-            )
+            inside = [agent.run("ip", "-j", what) for what in ("addr", "route", "neigh")]
             await made.check()
             counters = dict(made.counters())
-            status = dict(
-                zip(("supervisor", "gateway"), map(status_of, processes(made)), strict=True)
-            )
+            supervisor, gateway = map(status_of, processes(made))
             await made.destroy()
             gone = gone_from(agent)
     return {
@@ -83,7 +71,7 @@ async def talk(home: Path) -> dict[str, Any]:
         "inside": [json.loads(text) for text in inside],
         "layout": json_of(scene.layout),
         "counters": counters,
-        "status": status,
+        "status": {"supervisor": supervisor, "gateway": gateway},
         "flows": scene.data("network.flow"),
         "streams": scene.data("network.stream"),
         "device_gone": gone,
@@ -91,21 +79,6 @@ async def talk(home: Path) -> dict[str, Any]:
         "files": sorted(path.name for path in scene.directory.iterdir()),
         "certificate": made.certificate.decode(),
     }
-
-
-async def sink(home: Path) -> dict[str, Any]:
-    """TCP to what nobody has reaches the sink, with the address it was sent to."""
-    scene = Scene(home, sink=True)
-    async with scene.open() as made:
-        with cell(made) as agent:
-            await made.attach("agent", agent.pid, offloads=False)
-            said = agent.talk(("tcp", "203.0.113.7", 443), ("tcp", scene.address(), 81))
-    return {**scene.summary(made), "said": said}
-
-
-async def talk_and_sink(home: Path) -> dict[str, Any]:
-    """Both, one after the other."""
-    return {**await talk(home), "sink": await sink(home)}
 
 
 async def hold(home: Path) -> dict[str, Any]:
@@ -145,20 +118,13 @@ async def many(home: Path) -> dict[str, Any]:
     async with anyio.create_task_group() as tasks:
         for index in range(len(scenes)):
             tasks.start_soon(one, index, everyone)
+    ends = [made.destruction for made in opened if made.destruction is not None]
     return {
         "said": [said[index] for index in sorted(said)],
-        "clean": all(made.destruction is not None and made.destruction.clean for made in opened),
-        "survivors": [
-            what
-            for made in opened
-            for what in (made.destruction.survivors if made.destruction else ())
-        ],
+        "clean": len(ends) == len(opened) and all(end.clean for end in ends),
+        "survivors": [what for end in ends for what in end.survivors],
+        "unproven": [str(what) for end in ends for what in end.unproven],
         "deaths": [str(error) for scene in scenes for error in scene.deaths],
-        "unproven": [
-            what
-            for made in opened
-            for what in (made.destruction.unproven if made.destruction else ())
-        ],
         "fork_servers": len(fork_servers),
         "journal": sorted(path.name for path in (home / "journal").glob("*")),
     }
@@ -205,16 +171,10 @@ async def flood(home: Path) -> dict[str, Any]:
             agent.run(sys.executable, "-I", "-c", ASK_ON, scene.address())
             told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     said = [event for event in scene.recorder.events if event.kind.startswith("network.")]
-    return {
-        **scene.summary(made),
-        "told": told,
-        "bytes": sum(
-            len(json.dumps(event.data)) + sum(len(body.content) for body in event.bodies)
-            for event in said
-        ),
-        "counters": dict(made.counters()),
-        "limits": scene.data("limit.hit"),
-    }
+    size = sum(len(json.dumps(event.data)) for event in said)
+    size += sum(len(body.content) for event in said for body in event.bodies)
+    more = {"told": told, "bytes": size, "limits": scene.data("limit.hit")}
+    return {**scene.summary(made), **more, "counters": dict(made.counters())}
 
 
 ASK_ON = r"""
@@ -304,12 +264,35 @@ for port in range(1, int(sys.argv[2])):
 """
 
 
+async def rates(home: Path) -> dict[str, Any]:
+    """Forty connections, then forty queries at once, of which a few are allowed."""
+    few = NetworkBounds(
+        new_connections_per_s=1, new_connections_burst=5, queries_per_s=1, queries_burst=5
+    )
+    scene, over = Scene(home, bounds=few), [0]
+    async with scene.open() as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            for kind, address in (("tcp", scene.address()), ("udp", scene.layout.resolver)):
+                agent.run(sys.executable, "-I", "-c", AT_ONCE, kind, address)
+                await made.check()
+                over.append(made.counters()["rate"] - sum(over))
+    return {**scene.summary(made), "over": over[1:]}
+
+
+AT_ONCE = """
+import contextlib, socket, sys
+kind, address = sys.argv[1:]
+for _ in range(40):
+    s = socket.socket(type=socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    s.setblocking(False)
+    with s, contextlib.suppress(OSError):
+        s.connect_ex((address, 80 if kind == "tcp" else 53))
+        s.send(b"q")
+"""
+
+
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
-    "talk": talk_and_sink,
-    "hold": hold,
-    "many": many,
-    "shut_in": shut_in,
-    "broken": broken,
-    "flood": flood,
-    "scan": scan,
-}
+    "talk": talk, "hold": hold, "many": many, "shut_in": shut_in, "broken": broken, "flood": flood,
+    "scan": scan, "rates": rates,
+}  # fmt: skip

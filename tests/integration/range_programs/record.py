@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.integration.range_programs.scene import Scene, cell
+from tests.integration.range_programs.scene import SHOP, Scene, cell
 
 from belljar.network.owner.processes import SERVE
-from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
+from belljar.plan.network import NetworkBounds
 
 RECORD_BYTES = 1 << 20
 SECRETS = [f"secret-number-{number:02}-of-this-attack" for number in range(20)]
-SHOP = StandInPlan(
-    id="shop",
-    kind="http",
-    names=("shop.example",),
-    ports=(PortPlan(number=80, protocol="http"),),
-    settings={
-        "routes": [
-            {"path": "/{n}", "body": "x" * 200_000},
-            {"path": "/", "method": "POST", "body": "hello"},
-        ]
-    },
-)
+ROUTES = [
+    {"path": "/{n}", "body": "x" * 200_000},
+    {"path": "/", "method": "POST", "body": "hello"},
+]
+WEB = replace(SHOP, settings={"routes": ROUTES})
 DOWNLOADS = r"""
 import http.client, sys
 for _ in range(10):
@@ -59,7 +53,7 @@ for n in range(110):
 async def filled(home: Path, program: str, *words: str) -> dict[str, Any]:
     """A cell runs a program, and the range ends."""
     bounds = NetworkBounds(packet_record_bytes=RECORD_BYTES)
-    scene = Scene(home, stand_ins=(SHOP,), bounds=bounds)
+    scene = Scene(home, stand_ins=(WEB,), bounds=bounds)
     async with scene.open(serve=SERVE) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
-from tests.security.egress.frames import ICMP, IGMP, SYN, TCP, UDP, Frame
+from tests.security.egress.frames import ICMP, IGMP, TCP, UDP, Frame
 
 _PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
 
@@ -34,9 +34,10 @@ class Seen:
     heard: tuple[str, ...] = ()
     words: Mapping[str, str]
 
-    def data(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """The data of the events of these kinds."""
-        return [data for kind, data in self.events if kind in kinds]
+    def of(self, kind: str, **having: object) -> list[Mapping[str, Any]]:
+        """The data of the events of a kind that have this."""
+        told = (data for each, data in self.events if each == kind)
+        return [each for each in told if all(each.get(name) == it for name, it in having.items())]
 
     def sent(self, cell: str) -> list[Frame]:
         """The frames that came from a cell's port."""
@@ -81,8 +82,7 @@ def _filled(item: Any, facts: Mapping[str, str]) -> Any:  # noqa: ANN401 - text 
 
 @dataclass(frozen=True)
 class Refused:
-    """The packet was seen, refused for this reason (an event says so), answered by a refusal, and
-    by nothing else."""
+    """The packet was seen, refused for this reason (in an event), and answered by that alone."""
 
     reason: str
     address: str
@@ -177,8 +177,7 @@ class NeverSent:
 
 @dataclass(frozen=True)
 class Reached:
-    """The other end of what is allowed: it answered with data, so that refusals beside it mean
-    something."""
+    """What is allowed: it answered with data, so that refusals beside it mean something."""
 
     address: str
     port: str
@@ -208,8 +207,7 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Dns:
-    """The resolver was asked for exactly this name, and its record says what it answered: always
-    this."""
+    """The resolver was asked for exactly this name, and its record has always this answer."""
 
     name: str
     answer: str
@@ -221,23 +219,16 @@ class Dns:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """As many events as there were questions, all with the same answer."""
-        found = [
-            data
-            for data in seen.data("network.dns")
-            if (data["cell"], data["name"], data["type"], data.get("transport"))
-            == (cell, self.name, self.kind, self.transport)
-        ]
+        asked = {"name": self.name, "type": self.kind, "transport": self.transport}
+        found = seen.of("network.dns", cell=cell, **asked)
         if len(found) < self.times:
             return f"{len(found)} queries for {self.kind} of {self.name!r} on record"
         answers = {data["answer"] for data in found} - {self.answer}
         if answers:
             return f"{self.name} was answered with {answers}"
-        told = max(found, key=lambda data: (data["longest_label"], data["entropy"]))
-        if told["longest_label"] < self.longest_label or told["entropy"] < self.entropy:
-            return (
-                f"label and entropy of {self.name} are recorded as {told['longest_label']} and"
-                f" {told['entropy']}"
-            )
+        told = max((data["longest_label"], data["entropy"]) for data in found)
+        if told[0] < self.longest_label or told[1] < self.entropy:
+            return f"label and entropy of {self.name} are recorded as {told}"
         return ""
 
 
@@ -251,19 +242,16 @@ class DnsBelow:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """Every name is on record: by itself, or (beyond a rate) in a list with others."""
-        events = [data for data in seen.data("network.dns") if data["cell"] == cell]
-        single = {
-            data["name"]: data["answer"] for data in events if data["name"].endswith(self.suffix)
-        }
-        listed = {
-            name for data in events for name in data.get("names", ()) if name.endswith(self.suffix)
-        }
-        if set(single.values()) - {self.answer}:
-            return f"answers below {self.suffix}: {set(single.values())}"
+        events = seen.of("network.dns", cell=cell)
+        below = [data for data in events if data["name"].endswith(self.suffix)]
+        listed = {name for data in events for name in data.get("names", ())}
+        names = {data["name"] for data in below}
+        names |= {name for name in listed if name.endswith(self.suffix)}
+        answers = {data["answer"] for data in below}
+        if answers - {self.answer}:
+            return f"answers below {self.suffix}: {answers}"
         return (
-            ""
-            if len({*single, *listed}) >= self.least
-            else f"{len({*single, *listed})} names below {self.suffix} on record"
+            "" if len(names) >= self.least else f"{len(names)} names below {self.suffix} on record"
         )
 
 
@@ -279,17 +267,12 @@ class Http:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """Every such request."""
-        found = [
-            data
-            for data in seen.data("network.http")
-            if data["cell"] == cell and self.url in data["url"]
-        ]
+        found = [data for data in seen.of("network.http", cell=cell) if self.url in data["url"]]
         if not found:
             return f"no request with {self.url!r} on record"
+        verdict = "refused" if self.reason else "allowed"
         for data in found:
-            if data["verdict"] != ("refused" if self.reason else "allowed") or not _begins(
-                data["reason"], self.reason
-            ):
+            if data["verdict"] != verdict or not _begins(data["reason"], self.reason):
                 return f"{data['url']}: {data['verdict']}, {data['reason']!r}"
             if self.stand_in and data["stand_in"] != self.stand_in:
                 return f"{data['url']} was {data['stand_in']}'s"
@@ -314,11 +297,8 @@ class Tls:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """Every such hello."""
-        found = [
-            data
-            for data in seen.data("network.tls")
-            if (data["cell"], data["sni"] or "", data["address"]) == (cell, self.sni, self.address)
-        ]
+        hellos = seen.of("network.tls", cell=cell, address=self.address)
+        found = [data for data in hellos if (data["sni"] or "") == self.sni]
         if not found:
             return f"no hello with {self.sni!r} at {self.address} on record"
         wanted = ("refused" if self.reason else "allowed", self.reason)
@@ -330,8 +310,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Sunk:
-    """A connection to what nobody has ended in the range's sink, which got this many bytes or
-    more."""
+    """A connection to nobody ended in the range's sink, which got this many bytes or more."""
 
     address: str
     port: str = "{port}"
@@ -339,19 +318,12 @@ class Sunk:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """The sink's event."""
-        found = [
-            data
-            for data in seen.data("network.stream")
-            if (data["cell"], data["address"], data["port"], data["reason"])
-            == (cell, self.address, int(self.port), "sink")
-        ]
+        place = {"address": self.address, "port": int(self.port)}
+        found = seen.of("network.stream", cell=cell, reason="sink", **place)
         if not found:
             return f"the sink has no connection to {self.address}:{self.port}"
-        return (
-            ""
-            if max(data["bytes"] for data in found) >= self.least_bytes
-            else "the sink got nothing"
-        )
+        got = max(data["bytes"] for data in found)
+        return "" if got >= self.least_bytes else "the sink got nothing"
 
 
 @dataclass(frozen=True)
@@ -363,11 +335,7 @@ class Attempt:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """One such event."""
-        found = [
-            data
-            for data in seen.data("network.attempt")
-            if data["what"] == self.what and self.text in repr(data)
-        ]
+        found = any(self.text in repr(data) for data in seen.of("network.attempt", what=self.what))
         return "" if found else f"no attempt to {self.what} ({self.text!r}) on record"
 
 
@@ -451,22 +419,16 @@ _NAMES = {number: name for name, number in _PROTOCOLS.items()}
 def _event(
     seen: Seen, cell: str, reason: str, verdict: str, protocol: str, address: str, port: str
 ) -> str:
-    wanted = (cell, protocol, address, int(port) if protocol in ("tcp", "udp") else None)
-    found = [
-        data
-        for data in seen.data("network.flow")
-        if (data["cell"], data["protocol"], data["address"], data["port"]) == wanted
-    ]
+    number = int(port) if protocol in ("tcp", "udp") else None
+    wanted = {"cell": cell, "protocol": protocol, "address": address, "port": number}
+    found = seen.of("network.flow", **wanted)
     if not found:
         return f"no flow of {protocol} to {address}:{port} on record"
     if any((data["reason"], data["verdict"]) != (reason, verdict) for data in found):
         return f"{protocol} to {address}:{port} was {found[0]['verdict']}: {found[0]['reason']}"
-    sent = [
-        frame
-        for frame in seen.sent(cell)
-        if (frame.protocol, frame.target) == (_PROTOCOLS[protocol], address)
-    ]
-    return "" if sent else f"no frame to {address} in the packet record"
+    sent = {(frame.protocol, frame.target) for frame in seen.sent(cell)}
+    is_kept = (_PROTOCOLS[protocol], address) in sent
+    return "" if is_kept else f"no frame to {address} in the packet record"
 
 
 def _answers(seen: Seen, cell: str, protocol: str, address: str, port: str) -> list[Frame]:
@@ -486,10 +448,3 @@ def _answers(seen: Seen, cell: str, protocol: str, address: str, port: str) -> l
             )
         )
     ]
-
-
-def attempts(seen: Seen, cell: str) -> int:
-    """TCP connections that a cell began: for the prober's own honesty."""
-    return sum(
-        1 for frame in seen.sent(cell) if frame.protocol == TCP and frame.flags & (SYN | 16) == SYN
-    )

@@ -7,47 +7,36 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
-from tests.security.egress.host import ip, within
+from tests.security.egress.host import entering, ip
 
 from belljar.plan.addresses import CellPort
 
 _SEND: Final = (
     "import socket, sys\n"
     "s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n"
-    "s.bind((sys.argv[1], 0))\n"
-    "s.send(bytes.fromhex(sys.argv[2]))\n"
+    "s.bind(('eth0', 0))\n"
+    "for line in sys.stdin:\n"
+    "    s.send(bytes.fromhex(line))\n"
+    "    print('sent', flush=True)\n"
 )
 PUBLIC: Final = "203.0.113.90"
 OTHER_MAC: Final = "02:aa:bb:cc:dd:ee"
 EXPECTED: Final[Mapping[str, str]] = {
-    "ARP answer": "arp",
-    "IPv6": "ipv6",
-    "router advertisement": "ipv6",
-    "another MAC": "spoofed",
-    "another cell's address": "spoofed",
-    "the gateway's address": "spoofed",
-    "first fragment": "fragment",
-    "later fragment": "fragment",
-    "loose source route": "source_route",
-    "strict source route": "source_route",
-    "record route": "options",
-    "no address": "spoofed",
-    "multicast": "multicast",
-    "multicast MAC": "multicast",
-    "broadcast": "broadcast",
-    "broadcast MAC": "broadcast",
-    "loopback": "forbidden",
-    "GRE": "protocol",
-    "IPv6 within IPv4": "protocol",
-    "echo": "icmp",
-    "redirect": "icmp",
-    "VLAN tag": "udp",
-}
+    "ARP answer": "arp", "IPv6": "ipv6", "router advertisement": "ipv6", "another MAC": "spoofed",
+    "another cell's address": "spoofed", "the gateway's address": "spoofed",
+    "first fragment": "fragment", "later fragment": "fragment",
+    "loose source route": "source_route", "strict source route": "source_route",
+    "record route": "options", "no address": "spoofed", "multicast": "multicast",
+    "multicast MAC": "multicast", "broadcast": "broadcast", "broadcast MAC": "broadcast",
+    "loopback": "forbidden", "GRE": "protocol", "IPv6 within IPv4": "protocol", "echo": "icmp",
+    "redirect": "icmp", "VLAN tag": "udp",
+}  # fmt: skip
 """What is sent, and the one counter that it moves by one."""
 
 
@@ -79,11 +68,8 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
         yield name, _ethernet(port, 0x0800, _ipv4(source, PUBLIC, udp))
     yield "first fragment", packet(udp, fragment=0x2000)
     yield "later fragment", packet(udp, fragment=0x0010)
-    for name, number in (
-        ("loose source route", 131),
-        ("strict source route", 137),
-        ("record route", 7),
-    ):
+    routes = {"loose source route": 131, "strict source route": 137, "record route": 7}
+    for name, number in routes.items():
         yield name, packet(udp, options=bytes((number, 7, 4)) + _address(resolver) + b"\0")
     for name, target, mac in (
         ("multicast", "224.0.0.251", "01:00:5e:00:00:fb"),
@@ -91,14 +77,8 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
         ("loopback", "127.0.0.1", ""),
     ):
         yield name, _ethernet(port, 0x0800, _ipv4(port.address, target, udp), target=mac)
-    yield (
-        "multicast MAC",
-        _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="01:00:5e:00:00:fb"),
-    )
-    yield (
-        "broadcast MAC",
-        _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="ff:ff:ff:ff:ff:ff"),
-    )
+    for name, mac in (("multicast", "01:00:5e:00:00:fb"), ("broadcast", "ff:ff:ff:ff:ff:ff")):
+        yield f"{name} MAC", _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target=mac)
     yield "GRE", packet(bytes(8), protocol=47)
     yield "IPv6 within IPv4", packet(_ipv6(17, udp), protocol=41)
     yield "echo", packet(_icmp(8, b"tunnel"), protocol=1)
@@ -128,18 +108,15 @@ def _ipv4(
     options: bytes = b"",
 ) -> bytes:
     words = 5 + len(options) // 4
-    head = struct.pack(
-        "!BBHHHBBH", 64 | words, 0, words * 4 + len(data), 7, fragment, 64, protocol, 0
-    )
+    size = words * 4 + len(data)
+    head = struct.pack("!BBHHHBBH", 64 | words, 0, size, 7, fragment, 64, protocol, 0)
     head += _address(source) + _address(target) + options
     return head[:10] + _sum(head).to_bytes(2, "big") + head[12:] + data
 
 
 def _ipv6(following: int, data: bytes) -> bytes:
-    addresses = socket.inet_pton(socket.AF_INET6, "2001:db8::1") + socket.inet_pton(
-        socket.AF_INET6, "2001:db8::2"
-    )
-    return struct.pack("!IHBB", 6 << 28, len(data), following, 255) + addresses + data
+    ends = b"".join(socket.inet_pton(socket.AF_INET6, f"2001:db8::{n}") for n in (1, 2))
+    return struct.pack("!IHBB", 6 << 28, len(data), following, 255) + ends + data
 
 
 def _icmp(kind: int, data: bytes) -> bytes:
@@ -167,8 +144,7 @@ def _beside(address: str) -> str:
 
 
 def namespace_of(port: CellPort) -> int:
-    """A process in the network namespace that the inner end of this port is in, by its MAC. Raises
-    `LookupError`."""
+    """A process in the network namespace that has this port, by its MAC. Raises `LookupError`."""
     seen: set[int] = set()
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
@@ -185,6 +161,28 @@ def namespace_of(port: CellPort) -> int:
     raise LookupError(f"no namespace has the port {port.name}")
 
 
-def send(frame: bytes, pid: int) -> None:
-    """Onto the port, from within that process's network namespace."""
-    within(pid, sys.executable, "-I", "-c", _SEND, "eth0", frame.hex())
+@contextmanager
+def sending(pid: int) -> Iterator[Callable[[bytes], None]]:
+    """Puts frames onto the port, from within that process's network namespace."""
+    pipe = subprocess.PIPE
+    with (
+        entering(pid) as (enter, fds),
+        subprocess.Popen(
+            [*enter, sys.executable, "-I", "-c", _SEND],
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            pass_fds=fds,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        into, out = process.stdin, process.stdout
+
+        def send(frame: bytes) -> None:
+            into.write(frame.hex() + "\n")
+            into.flush()
+            assert out.readline() == "sent\n"
+
+        yield send
+        into.close()

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import Any
@@ -65,25 +65,27 @@ def ip(*words: str, namespace: int | None = None) -> Any:  # noqa: ANN401 - JSON
     return json.loads(said) if said.strip() else []
 
 
+@contextmanager
+def entering(pid: int) -> Iterator[tuple[list[str], list[int]]]:
+    """What stands before a command that is to run in a process's network namespace (for an ordinary
+    user, in the user namespace that owns it), and the descriptors that it names. Raises
+    `OSError`."""
+    with ExitStack() as held:
+        fds = [os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)]
+        held.callback(os.close, fds[0])
+        words = [f"--net=/proc/self/fd/{fds[0]}"]
+        if os.geteuid() != 0:
+            fds.append(fcntl.ioctl(fds[0], _NS_GET_USERNS))
+            held.callback(os.close, fds[1])
+            words += [f"--user=/proc/self/fd/{fds[1]}", "--preserve-credentials"]
+        yield ["nsenter", *words], fds
+
+
 def within(pid: int, *argv: str) -> bytes:
-    """What a program says in a process's network namespace; for an ordinary user, in the user
-    namespace that owns it. Raises `OSError`, `CalledProcessError`."""
-    net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        user = [] if os.geteuid() == 0 else [fcntl.ioctl(net, _NS_GET_USERNS)]
-        joined = [f"--user=/proc/self/fd/{fd}" for fd in user] + (
-            ["--preserve-credentials"] if user else []
-        )
-        enter = ["nsenter", *joined, f"--net=/proc/self/fd/{net}", *argv]
-        try:
-            return subprocess.run(
-                enter, check=True, capture_output=True, pass_fds=[net, *user]
-            ).stdout
-        finally:
-            for fd in user:
-                os.close(fd)
-    finally:
-        os.close(net)
+    """What a program says there. Raises `OSError`, `CalledProcessError`."""
+    with entering(pid) as (enter, fds):
+        words = [*enter, *argv]
+        return subprocess.run(words, check=True, capture_output=True, pass_fds=fds).stdout
 
 
 def addresses(own: Lan) -> list[str]:
@@ -244,8 +246,7 @@ class Sniffer:
 
 
 def _program(networks: Sequence[IPv4Network]) -> bytes:
-    """Classic BPF: for each network, source and target, masked and compared; the packet if one is
-    equal, else nothing."""
+    """Classic BPF: each network is compared with source and target; the packet, or nothing."""
     code: list[tuple[int, int, int, int]] = []
     for network in networks:
         for offset in (_SOURCE, _TARGET):

@@ -135,8 +135,7 @@ class Outside:
 
 @dataclass(kw_only=True)
 class Opened:
-    """A range while it lives, and what came of it: counters and links when all was tried, what the
-    prober said."""
+    """A range while it lives, and what came of it: counters, links, the prober's words."""
 
     made: Range
     network: Network
@@ -295,24 +294,21 @@ class Play:
         port = network.layout.cell("default")
         pid = await anyio.to_thread.run_sync(forged.namespace_of, port)
         before = network.counters()
-        for name, frame in forged.frames(port, network.layout.resolver).items():
-            await anyio.to_thread.run_sync(forged.send, frame, pid)
-            after = before
-            for _ in range(LOOKS):
-                await network.check()
-                after = network.counters()
-                if any(after[word] != before[word] for word in DropReason):
-                    break
-            self._forged[name] = {
-                word: after[word] - before[word]
-                for word in DropReason
-                if after[word] != before[word]
-            }
-            before = after
+        with forged.sending(pid) as send:
+            for name, frame in forged.frames(port, network.layout.resolver).items():
+                await anyio.to_thread.run_sync(send, frame)
+                moved: dict[str, int] = {}
+                for _ in range(LOOKS):
+                    await network.check()
+                    after = network.counters()
+                    moved = {word: after[word] - before[word] for word in DropReason}
+                    if any(moved.values()):
+                        break
+                self._forged[name] = {word: count for word, count in moved.items() if count}
+                before = after
 
     def facts(self, name: str) -> dict[str, str]:
-        """What stands in a case's braces: this range's addresses, those of the one beside (`n_`),
-        and the host's."""
+        """What stands in a case's braces: addresses of this range, the one beside, the host."""
         beside = {"deny": "open"}.get(name, "deny")
         own, other = (addresses(self._ranges[each].network.layout) for each in (name, beside))
         return {
@@ -355,8 +351,7 @@ class Play:
         )
 
     def _victims(self, name: str) -> list[str]:
-        """What it would reach if nothing stood before it: its own cells, and those of the
-        others."""
+        """What it would reach if nothing stood before it: its own cells, and the others'."""
         others = [made for each, made in self._ranges.items() if each != name]
         return [
             cell.address

@@ -103,8 +103,7 @@ def udp(address: str, port: str, said: str = "", family: str = "4", own_port: st
 
 
 def from_address(source: str, address: str, port: str, option: str, said: str) -> str:
-    """A datagram under another source address; `option` is the socket's that allows the binding, 0:
-    none."""
+    """A datagram under another source; `option`: the socket's that allows the binding, 0: none."""
     with made(socket.SOCK_DGRAM) as sock:
         if option != "0":
             sock.setsockopt(socket.IPPROTO_IP, int(option), 1)
@@ -261,8 +260,7 @@ def http(address: str, port: str, head: str) -> str:
 
 @functools.cache
 def context(alpn: str = "") -> ssl.SSLContext:
-    """A client that trusts the range's authority, and checks no name: the sides' names are the
-    question here."""
+    """A client that trusts the range's authority and checks no name: that is the question."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(AUTHORITY)
@@ -348,12 +346,8 @@ def h2(address: str, port: str, sni: str, authority: str, path: str) -> str:
 
 def h2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """One frame."""
-    return (
-        struct.pack("!I", len(payload))[1:]
-        + bytes((kind, flags))
-        + struct.pack("!I", stream)
-        + payload
-    )
+    length = struct.pack("!I", len(payload))[1:]
+    return length + bytes((kind, flags)) + struct.pack("!I", stream) + payload
 
 
 def mail(address: str, port: str, sender: str, to: str, text: str) -> str:
@@ -361,13 +355,8 @@ def mail(address: str, port: str, sender: str, to: str, text: str) -> str:
     with made(socket.SOCK_STREAM) as sock:
         sock.connect((address, int(port)))
         last = reply(sock)
-        for line in (
-            "HELO cell",
-            f"MAIL FROM:<{sender}>",
-            f"RCPT TO:<{to}>",
-            "DATA",
-            f"Subject: {text}\r\n\r\n{text}\r\n.",
-        ):
+        envelope = ("HELO cell", f"MAIL FROM:<{sender}>", f"RCPT TO:<{to}>", "DATA")
+        for line in (*envelope, f"Subject: {text}\r\n\r\n{text}\r\n."):
             sock.sendall(line.encode() + b"\r\n")
             last = reply(sock)
         return last
@@ -380,13 +369,9 @@ def run(*argv: str) -> str:
     while words and "=" in words[0] and not words[0].startswith("-"):
         name, _, value = words.pop(0).partition("=")
         extra[name] = value
+    env, timeout = {**os.environ, **extra}, TIMEOUT_S * 10
     done = subprocess.run(
-        words,
-        env={**os.environ, **extra},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S * 10,
+        words, env=env, capture_output=True, text=True, check=False, timeout=timeout
     )
     return f"{done.returncode} {(done.stdout + done.stderr).strip()[:200]}"
 
@@ -422,8 +407,7 @@ def with_resolver(server: str, do: str, *args: str) -> str:
 
 
 def with_own_resolver(own: str, gives: str, do: str, *args: str) -> str:
-    """With a resolver of one's own in the cell, at a loopback address, that gives any name this
-    address."""
+    """With a resolver of one's own, at a loopback address, that gives any name this address."""
     with made(socket.SOCK_DGRAM) as server:
         server.bind((own, 53))
         server.settimeout(10 * TIMEOUT_S)
@@ -439,54 +423,16 @@ def lie(server: socket.socket, address: bytes) -> None:
             end = query.index(b"\0", 12) + 5
             is_a = query[end - 4 : end - 2] == b"\0\1"
             record = b"\xc0\x0c\0\1\0\1\0\0\0\1\0\4" + address if is_a else b""
-            server.sendto(
-                query[:2]
-                + b"\x81\x80\0\1\0"
-                + bytes((is_a,))
-                + b"\0\0\0\0"
-                + query[12:end]
-                + record,
-                peer,
-            )
+            head = query[:2] + b"\x81\x80\0\1\0" + bytes((is_a,)) + b"\0\0\0\0"
+            server.sendto(head + query[12:end] + record, peer)
     except OSError:
         return
 
 
-DOING: dict[str, Callable[..., str]] = {
-    made_of.__name__: made_of
-    for made_of in (
-        *(
-            tcp,
-            each,
-            begin,
-            ended,
-            udp,
-            from_address,
-            packet_info,
-            source_route,
-            fragments,
-            join_group,
-            open_socket,
-            frame,
-        ),
-        *(
-            dns,
-            dns_odd,
-            many,
-            again,
-            resolve,
-            resolve_and_connect,
-            http,
-            tls,
-            resume,
-            h2,
-            mail,
-            run,
-            write,
-        ),
-        *(with_hosts, with_resolver, with_own_resolver),
-    )
-}
+_STEPS = """tcp each begin ended udp from_address packet_info source_route fragments join_group
+open_socket frame dns dns_odd many again resolve resolve_and_connect http tls resume h2 mail run
+write with_hosts with_resolver with_own_resolver"""
+DOING: dict[str, Callable[..., str]] = {name: globals()[name] for name in _STEPS.split()}
 
 
 def word_of(do: Callable[..., str], args: list[str]) -> str:

@@ -31,19 +31,14 @@ VALUES = st.recursive(
 
 def body(name: str, content: bytes, extra: int = 0) -> Body:
     """A body of which so many bytes were left out."""
-    return Body(
-        name=name,
-        content=content,
-        total_bytes=len(content) + extra,
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
+    digest, total_bytes = hashlib.sha256(content).hexdigest(), len(content) + extra
+    return Body(name=name, content=content, total_bytes=total_bytes, sha256=digest)
 
 
 def head(**changes: object) -> bytes:
     """A good event's head, with changes."""
-    return json.dumps(
-        {"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}
-    ).encode()
+    event = {"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}
+    return json.dumps(event).encode()
 
 
 def feed_all(decoder: wire.EventDecoder, sent: list[bytes]) -> list[object]:
@@ -83,8 +78,7 @@ def test_what_a_gateway_sends_arrives(
     )
 )
 def test_anything_else_is_a_violation_or_waits(sent: list[bytes]) -> None:
-    """Whatever is fed, the decoder accepts it, waits for more, or raises `WireViolationError` and
-    nothing else."""
+    """Whatever is fed is accepted, waits for more, or is a `WireViolationError`, nothing else."""
     decoder = wire.EventDecoder()
     for datagram in sent:
         try:
@@ -193,36 +187,22 @@ def test_an_object_and_a_descriptor_arrive() -> None:
         assert wire.from_file(fds[0]) == {"x": [1, None]}
 
 
-def test_an_end_is_told() -> None:
-    """Both ways."""
-    ours, theirs = wire.pair()
-    theirs.close()
-    with ours:
-        with pytest.raises(wire.ClosedError):
-            wire.receive(ours)
-        with pytest.raises(wire.ClosedError):
-            wire.send(ours, {})
-
-
 def test_last_messages_are_read_after_a_reset() -> None:
-    """The kernel reports the reset first."""
-    ours, theirs = wire.pair()
-    wire.send(ours, {"do": "more"})
-    wire.send(theirs, {"failed": "why"})
-    theirs.close()
-    with ours:
-        assert wire.receive(ours) == ({"failed": "why"}, [])
-        with pytest.raises(wire.ClosedError):
-            wire.receive(ours)
-
-    ours, theirs = wire.pair()
-    with ours:
-        theirs.send(b"it is over")
-        ours.send(b"what?")
+    """The kernel reports the reset first; then the end is told, both ways."""
+    for receive, last, expected in (
+        (wire.receive, b'{"failed": "why"}', ({"failed": "why"}, [])),
+        (lambda end: wire.receive_bytes(end, 100), b"it is over", b"it is over"),
+    ):
+        ours, theirs = wire.pair()
+        wire.send(ours, {"do": "more"})
+        theirs.send(last)
         theirs.close()
-        assert wire.receive_bytes(ours, 100) == b"it is over"
-        with pytest.raises(wire.ClosedError):
-            wire.receive_bytes(ours, 100)
+        with ours:
+            assert receive(ours) == expected
+            with pytest.raises(wire.ClosedError):
+                receive(ours)
+            with pytest.raises(wire.ClosedError):
+                wire.send(ours, {})
 
 
 def test_what_is_no_message_is_refused() -> None:

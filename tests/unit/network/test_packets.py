@@ -59,36 +59,41 @@ def segment(payload: bytes) -> bytes:
     return bytes(12) + b"\x08\x00" + ip + bytes(12) + bytes([0x50]) + bytes(7) + payload
 
 
-def test_the_gateways_part_in_a_handshake_is_evidence(tmp_path: Path) -> None:
-    """Without the server's hello no secret decrypts what the cell sent: it is whole, or counted."""
+ANSWER = segment(b"answer".ljust(60_000))
+HELLO = segment(b"\x16\x03\x03".ljust(1400))
+FLIGHT = b"\x16\x03\x03" + bytes(range(256)) * 5
+
+
+@pytest.mark.promise("5.4")
+@pytest.mark.parametrize(
+    ("flight", "answers"),
+    [
+        ([HELLO], [ANSWER]),
+        # What a gateway sends behind it is an answer, however small its pieces are
+        ([segment(b"\x16\x03\x03".ljust(3000)), segment(bytes(1096))], [segment(bytes(1000))] * 2),
+        # A cell chooses how large the segments are
+        *(
+            ([segment(FLIGHT[:first]), segment(FLIGHT[first:])], [segment(bytes(6000))])
+            for first in (1, 50, 76)
+        ),
+    ],
+)
+def test_the_gateways_part_in_a_handshake_is_evidence(
+    tmp_path: Path, flight: list[bytes], answers: list[bytes]
+) -> None:
+    """Without the server's hello no secret decrypts what the cell sent: beyond half of the room,
+    too, it is whole, or counted; what follows it on the connection is not."""
     path = tmp_path / "packets"
     record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
-    hello, answer = segment(b"\x16\x03\x03".ljust(1400)), segment(b"answer".ljust(60_000))
-    for at in range(1, 15, 2):
-        add(record, at, answer)
-    add(record, 15, hello)
-    add(record, 17, answer)
+    for at, frame in enumerate([*[ANSWER] * 7, *flight, *answers]):
+        add(record, 1 + 2 * at, frame)
     record.flush()
-    frames = [frame for _, frame, _ in packets(path.read_bytes())]
-    assert frames[-2:] == [hello, answer[:HEADERS_BYTES]]
+    kept = [frame for _, frame, _ in packets(path.read_bytes())]
+    assert kept[7:] == [*flight, *(answer[:HEADERS_BYTES] for answer in answers)]
+    assert record.dropped_packets == 0
     while not record.dropped_packets:
-        add(record, 19, hello)
+        add(record, 99, HELLO)
     assert path.stat().st_size <= MIN_BYTES
-
-
-def test_a_flight_that_is_used_up_is_over(tmp_path: Path) -> None:
-    """What a gateway sends behind it is an answer, however small its pieces are."""
-    path = tmp_path / "packets"
-    record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
-    for at in range(1, 15, 2):
-        add(record, at, segment(b"answer".ljust(60_000)))
-    flight = [segment(b"\x16\x03\x03".ljust(3000)), segment(bytes(1096))]
-    answer = [segment(bytes(1000))] * 2
-    for at, piece in enumerate([*flight, *answer]):
-        add(record, 15 + 2 * at, piece)
-    record.flush()
-    kept = [frame for _, frame, _ in packets(path.read_bytes())][-4:]
-    assert kept == [*flight, *(piece[:HEADERS_BYTES] for piece in answer)]
 
 
 @given(st.binary(max_size=200))
@@ -104,25 +109,6 @@ def test_what_cannot_be_written_is_an_error() -> None:
     with pytest.raises(OSError, match=r"No space left|Invalid argument"):
         PacketFile(full, MIN_BYTES)
     os.close(full)
-
-
-@pytest.mark.promise("5.4")
-@pytest.mark.parametrize("first", [1, 50, 76])
-def test_a_handshake_in_small_segments_is_evidence(tmp_path: Path, first: int) -> None:
-    """A cell chooses how large the segments are: beyond half of the room, too, the hello is whole,
-    and what follows it on the connection is not."""
-    path = tmp_path / "packets"
-    record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
-    for at in range(1, 15, 2):
-        add(record, at, segment(b"answer".ljust(60_000)))
-    flight = b"\x16\x03\x03" + bytes(range(256)) * 5
-    pieces = [segment(flight[:first]), segment(flight[first:]), segment(bytes(6000))]
-    for at, piece in enumerate(pieces):
-        add(record, 15 + 2 * at, piece)
-    record.flush()
-    kept = [frame for _, frame, _ in packets(path.read_bytes())][-3:]
-    assert kept == [*pieces[:2], pieces[2][:HEADERS_BYTES]]
-    assert record.dropped_packets == 0
 
 
 @pytest.mark.promise("5.4")

@@ -46,12 +46,9 @@ JUDGED = [
 SUPERVISORS = [
     ("openat", (0, 0, 0o2000000), ALLOW),
     *(("openat", (0, 0, flags), EPERM) for flags in (1, 2, 0o100, 0o20200000)),
-    ("clone", (17,), ALLOW),
-    *(("clone", (1 << bit | 17,), EPERM) for bit in (17, *range(25, 31))),
-    ("kill", (1, 9), ALLOW),
-    ("kill", (1, 15), EPERM),
-    ("setns", (3, 0x4000_0000), KILL),
-]
+    ("clone", (17,), ALLOW), *(("clone", (1 << bit | 17,), EPERM) for bit in (17, *range(25, 31))),
+    ("kill", (1, 9), ALLOW), ("kill", (1, 15), EPERM), ("setns", (3, 0x4000_0000), KILL),
+]  # fmt: skip
 machines = pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 
 
@@ -62,8 +59,7 @@ def verdict(
     arch: int | None = None,
     program: bytes | None = None,
 ) -> int:
-    """What the kernel would do (Documentation/networking/filter.rst: the four instructions that are
-    used)."""
+    """What the kernel would do (Documentation/networking/filter.rst: four instructions)."""
     program = program or gateway_filter(machine)
     words = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *words)

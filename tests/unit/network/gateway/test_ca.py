@@ -11,7 +11,6 @@ from unittest.mock import ANY
 
 import pytest
 from cryptography import x509
-from cryptography.x509.oid import NameOID
 
 from belljar.network.gateway.tls import Authority
 
@@ -62,27 +61,16 @@ def leaf_of(authority: Authority, name: str) -> x509.Certificate:
 
 
 @pytest.mark.promise("5.4")
-@pytest.mark.parametrize(
-    ("suite", "is_taken"),
-    [
-        ("ECDHE-ECDSA-AES128-GCM-SHA256", True),
-        ("ECDHE-ECDSA-AES256-GCM-SHA384", True),
-        ("ECDHE-ECDSA-CHACHA20-POLY1305", True),
-        ("ECDHE-ECDSA-AES128-SHA256", False),
-        ("ECDHE-ECDSA-AES256-SHA", False),
-        ("ECDHE-ECDSA-AES128-CCM", False),
-        ("ECDHE-ECDSA-AES128-CCM8", False),
-    ],
-)
-def test_no_suite_that_pads_is_taken(tmp_path: Path, suite: str, *, is_taken: bool) -> None:
+def test_no_suite_that_pads_is_taken(tmp_path: Path) -> None:
     """In TLS 1.2 a record is as long as its plaintext and a constant: padding would hide bytes."""
     authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
     server = authority.context("shop.example", http=True)
-    if is_taken:
+    for end in ("AES128-GCM-SHA256", "AES256-GCM-SHA384", "CHACHA20-POLY1305"):
+        suite = f"ECDHE-ECDSA-{end}"
         assert shaken(authority, server, "shop.example", suite).cipher() == (suite, "TLSv1.2", ANY)
-        return
-    with pytest.raises(ssl.SSLError, match="NO_SHARED_CIPHER"):
-        shaken(authority, server, "shop.example", suite)
+    for end in ("AES128-SHA256", "AES256-SHA", "AES128-CCM", "AES128-CCM8"):
+        with pytest.raises(ssl.SSLError, match="NO_SHARED_CIPHER"):
+            shaken(authority, server, "shop.example", f"ECDHE-ECDSA-{end}")
 
 
 def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
@@ -93,12 +81,7 @@ def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
     assert own.not_valid_before_utc < leaf.not_valid_before_utc < NOW - dt.timedelta(days=29)
     assert leaf.not_valid_after_utc > NOW + dt.timedelta(days=300)
     assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days < 398
-    assert own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == "Internal Root CA"
-    assert not [
-        word
-        for word in ("belljar", "test", "sandbox", "gateway")
-        if word in str(own.subject).lower()
-    ]
+    assert own.subject.rfc4514_string() == "CN=Internal Root CA"
 
 
 _FORKS = """
@@ -119,8 +102,7 @@ for _ in range(3):
 
 
 def test_forks_of_a_warmed_up_process_draw_keys_of_their_own() -> None:
-    """What OpenSSL has drawn before it was forked is in all forks' memory: nothing of it may be in
-    their keys."""
+    """What OpenSSL drew before a fork is in each fork's memory: it may not be in their keys."""
     drawn = subprocess.run(
         [sys.executable, "-c", _FORKS], check=True, stdout=subprocess.PIPE, text=True
     ).stdout.split()
@@ -142,11 +124,8 @@ def test_no_key_stays_on_disk(tmp_path: Path) -> None:
 def test_two_authorities_have_nothing_in_common(tmp_path: Path) -> None:
     """Another range's certificate is not trusted."""
     one, two = (Authority(tmp_path, dt.datetime.now(dt.UTC), 4) for _ in range(2))
-    try:
+    with pytest.raises(ssl.SSLCertVerificationError):
         shaken(one, two.context("shop.example", http=True), "shop.example")
-    except ssl.SSLCertVerificationError:
-        return
-    raise AssertionError("another authority's leaf was taken")
 
 
 def test_forgotten_leaves_hold_no_descriptor(tmp_path: Path) -> None:

@@ -44,10 +44,7 @@ def guard(range_action: Action, upstream_action: Action, bounds: ScanBounds | No
     ],
 )
 def test_only_what_the_policy_blocks_is_held(
-    range_action: Action,
-    upstream_action: Action,
-    shop: bool,
-    real: bool,
+    range_action: Action, upstream_action: Action, shop: bool, real: bool
 ) -> None:
     """By place; what isn't held is neither looked at nor blocked here."""
     made = guard(range_action, upstream_action)
@@ -72,32 +69,24 @@ def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
 
 
 @pytest.mark.promise("5.7")
-def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() -> None:
-    """And goes on within the range; both are on record."""
+@pytest.mark.parametrize("what", ["too much", "too slow"])
+def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on within the range; both are on record, with the reason. A scan that takes too long
+    is one that was not whole."""
+    data, reason = base64.b64encode(b"some text that is long enough to be decoded " * 40), "size"
+    if what == "too slow":
+        monkeypatch.setattr("belljar.network.gateway.guard.SCAN_TIMEOUT_S", -1.0)
+        data, reason = b"an ordinary text of some length", "time"
     made = guard(Action.BLOCK, Action.BLOCK, ScanBounds(decoded_bytes=0))
-    data = base64.b64encode(b"some text that is long enough to be decoded " * 40)
     for stand_in, blocked in (("shop", False), ("real", True)):
         looked = made.scan(stand_in, Channel.HTTP, "body", data, {"cell": "a"})
         assert looked.blocked is blocked
-        assert [item.kind for item in looked.items] == [Kind.GUARD_UNSCANNED]
-        check_data(Kind.GUARD_UNSCANNED, dict(looked.items[0].data))
-
-
-@pytest.mark.promise("5.7")
-def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What would leave the host is held back, whatever else was found; the rest goes on. The reason
-    is said."""
-    monkeypatch.setattr("belljar.network.gateway.guard.SCAN_TIMEOUT_S", -1.0)
-    made = guard(Action.BLOCK, Action.BLOCK)
-    for stand_in, blocked in (("shop", False), ("real", True)):
-        text = b"an ordinary text of some length"
-        looked = made.scan(stand_in, Channel.HTTP, "body", text, {"cell": "a"})
-        assert (looked.blocked, [item.data["reason"] for item in looked.items]) == (
-            blocked,
-            ["time"],
-        )
+        (item,) = looked.items
+        assert item.kind == Kind.GUARD_UNSCANNED
+        assert reason == "size" or item.data["reason"] == reason
+        check_data(Kind.GUARD_UNSCANNED, dict(item.data))
 
 
 @pytest.mark.promise("5.7")
@@ -129,8 +118,7 @@ def site_with(held: Guard, items: list[Item]) -> Site:
 
 @pytest.mark.promise("8.3")
 def test_the_loop_turns_between_two_scans() -> None:
-    """However many requests wait for the guard at one time, a heartbeat needs to wait for one scan
-    alone."""
+    """However many requests wait for the guard, a heartbeat waits for one scan alone."""
     turns, scanned_at = 0, list[int]()
 
     class Slow:

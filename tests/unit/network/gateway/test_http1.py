@@ -22,48 +22,36 @@ GET = b"GET / HTTP/1.1\r\n" + HOST
 CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 
-
+END = b"\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\n" + HOST
+POST10 = b"POST / HTTP/1.0\r\n" + HOST
+MANY = b"".join(b"X-%d: v\r\n" % n for n in range(90))
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: "
+WEBSOCKET = b"Connection: Upgrade\r\nUpgrade: websocket\r\nX: "
+EXPECTS = b"Expect: 100-continue\r\nContent-Length: 40\r\n\r\n"
 ATTACKS = {
     "malformed chunk": CHUNKED + b"zz" + SECRET + b"\r\n",
-    "end of a long field": GET + b"X-Long: " + b"a" * 20_000 + SECRET + b"\r\n\r\n",
-    "field beyond those shown": GET
-    + b"".join(b"X-%d: v\r\n" % n for n in range(90))
-    + b"X: "
-    + SECRET
-    + b"\r\n\r\n",
-    "folded field": GET + b"X-Fold: a\r\n " + SECRET + b"\r\n\r\n",
-    "field twice": GET + b"X: a\r\nX: " + SECRET + b"\r\n\r\n",
+    "end of a long field": GET + b"X-Long: " + b"a" * 20_000 + SECRET + END,
+    "field beyond those shown": GET + MANY + b"X: " + SECRET + END,
+    "folded field": GET + b"X-Fold: a\r\n " + SECRET + END,
+    "field twice": GET + b"X: a\r\nX: " + SECRET + END,
     "long target": b"GET /" + b"a" * 3000 + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "absolute target": b"GET http://shop.example/" + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "method": SECRET.replace(b"-", b"") + b" / HTTP/1.1\r\n" + HOST + b"\r\n",
-    "HTTP/1.0 body": b"POST / HTTP/1.0\r\n"
-    + HOST
-    + b"Content-Length: %d\r\n\r\n" % len(SECRET)
-    + SECRET,
-    "behind the body": b"POST / HTTP/1.0\r\n" + HOST + b"Content-Length: 1\r\n\r\nA" + SECRET,
+    "HTTP/1.0 body": POST10 + b"Content-Length: %d\r\n\r\n" % len(SECRET) + SECRET,
+    "behind the body": POST10 + b"Content-Length: 1\r\n\r\nA" + SECRET,
     "half a head": GET + b"X-Half: " + SECRET,
     "half a second head": GET + b"\r\nGET /" + SECRET,
-    "half a body": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 999\r\n\r\n" + SECRET,
+    "half a body": POST + b"Content-Length: 999\r\n\r\n" + SECRET,
     "half a chunk": CHUNKED + b"ff\r\n" + SECRET,
-    "malformed head": b"GET / HTTP/1.1\r\nbad field " + SECRET + b"\r\n\r\n",
+    "malformed head": b"GET / HTTP/1.1\r\nbad field " + SECRET + END,
     "behind a malformed head": b"GET / HTTP/1.1\r\nbad field\r\n\r\n" + SECRET,
     "behind Connection: close": GET + b"Connection: close\r\n\r\n" + SECRET,
-    "refused upgrade": GET
-    + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: "
-    + SECRET
-    + b"\r\n\r\n",
+    "refused upgrade": GET + H2C + SECRET + END,
     "preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SECRET,
-    "refused framing": CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\nX: ")
-    + SECRET
-    + b"\r\n\r\n",
-    "no WebSocket": GET
-    + b"Connection: Upgrade\r\nUpgrade: websocket\r\nX: "
-    + SECRET
-    + b"\r\n\r\n",
-    "expectation": b"POST / HTTP/1.1\r\n"
-    + HOST
-    + b"Expect: 100-continue\r\nContent-Length: 40\r\n\r\n"
-    + SECRET,
+    "refused framing": CHUNKED.replace(END, b"\r\nContent-Length: 3\r\nX: ") + SECRET + END,
+    "no WebSocket": GET + WEBSOCKET + SECRET + END,
+    "expectation": POST + EXPECTS + SECRET,
     "unread body": b"POST /early HTTP/1.1\r\n" + HOST + b"Content-Length: 999\r\n\r\n" + SECRET,
     "TLS on a port without": b"\x16\x03\x01\x00\xff" + SECRET,
 }
@@ -147,8 +135,7 @@ def test_a_client_that_reads_nothing_keeps_no_exchange() -> None:
 def test_without_memory_for_an_event_the_gateway_ends(
     path: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing goes on whose record has a gap: with its gateway the range ends, and the sample is
-    void."""
+    """Nothing goes on whose record has a gap: the range ends, and the sample is void."""
     monkeypatch.setattr(site, "die_without_memory", partial(sys.exit, 70))
     head = b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\n"
     with pytest.raises(SystemExit):

@@ -150,11 +150,11 @@ def test_a_question_counts_until_it_is_answered() -> None:
     async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
         decoder, left = EventDecoder(), []
         for _ in range(2):
-            asking = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+            asking = group.create_task(reporter.dial(*WHERE))
             left.append((await heard(there, decoder)).id)
             asking.cancel()
         with pytest.raises(TooManyRequestsError):
-            await reporter.dial("real.example", 443, "upstream:real.example")
+            await reporter.dial(*WHERE)
         other = group.create_task(reporter.ask("chat", b"q"))
         number = (await heard(there, decoder)).id
         with pytest.raises(TooManyRequestsError):
@@ -167,10 +167,13 @@ def test_a_question_counts_until_it_is_answered() -> None:
     run(scene, dials=2, questions=1)
 
 
+WHERE = ("real.example", 443, "upstream:real.example")
+
+
 async def no_socket(reporter: Reporter) -> str:
     """Why there is none."""
     with pytest.raises(ValueError, match=r".") as caught:
-        await reporter.dial("real.example", 443, "upstream:real.example")
+        await reporter.dial(*WHERE)
     return str(caught.value)
 
 
@@ -180,15 +183,13 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
 
     async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
         decoder = EventDecoder()
-        first = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+        first = group.create_task(reporter.dial(*WHERE))
         message = await heard(there, decoder)
         assert isinstance(message, GatewayRequest)
-        assert (message.what, json.loads(message.body)) == (
-            DIAL,
-            {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"},
-        )
+        asked = dict(zip(("host", "port", "stand_in"), WHERE, strict=True))
+        assert (message.what, json.loads(message.body)) == (DIAL, asked)
         first.cancel()
-        second = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+        second = group.create_task(reporter.dial(*WHERE))
         number = (await heard(there, decoder)).id
         for id_, word in ((message.id, b"late"), (number, b"mine")):
             ours, theirs = socket.socketpair()

@@ -65,16 +65,12 @@ def test_requests_are_the_same_in_whatever_pieces(
 PIECES = st.one_of(
     st.sampled_from(
         [
-            HEAD,
-            b"\r\n",
-            b"Content-Length: 3\r\n",
-            b"Transfer-Encoding: chunked\r\n",
-            b"3\r\nabc",
+            HEAD, b"\r\n", b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"3\r\nabc",
             b"0\r\n\r\n",
         ]
     ),
     st.binary(max_size=6),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=400, deadline=None)
@@ -93,16 +89,10 @@ def test_whatever_comes_the_pieces_change_nothing(data: bytes, size: int) -> Non
 @pytest.mark.parametrize(
     "head",
     [
-        b"POST / HTTP/1.1\nHost: a\n\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\n\n",
-        HEAD + b"X: a\rb\r\n\r\n",
-        HEAD + b"X: a\r\n b\r\n\r\n",
-        HEAD + b"X: a\0b\r\n\r\n",
-        HEAD + b"X: a\x0bb\r\n\r\n",
-        HEAD + b"X: a\x7fb\r\n\r\n",
-        b" " + HEAD + b"\r\n",
-        b"\r\n" + HEAD + b"\r\n",
-        HEAD + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+        b"POST / HTTP/1.1\nHost: a\n\n", b"POST / HTTP/1.1\r\nHost: a\r\n\n",
+        HEAD + b"X: a\rb\r\n\r\n", HEAD + b"X: a\r\n b\r\n\r\n", HEAD + b"X: a\0b\r\n\r\n",
+        HEAD + b"X: a\x0bb\r\n\r\n", HEAD + b"X: a\x7fb\r\n\r\n", b" " + HEAD + b"\r\n",
+        b"\r\n" + HEAD + b"\r\n", HEAD + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
         HEAD + b"Content-Length: 3, 3\r\n\r\nabc",
         HEAD + b"content-LENGTH: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -110,12 +100,10 @@ def test_whatever_comes_the_pieces_change_nothing(data: bytes, size: int) -> Non
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n\r\n1\r\na\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 27 + b"\r\n",
-        HEAD + b"Upgrade: h2c\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\n",
-        HEAD + b"X: y\r\n" * 20 + b"\r\n",
-        HEAD + b"X: " + b"y" * 500,
+        HEAD + b"Upgrade: h2c\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n",
+        HEAD + b"X: y\r\n" * 20 + b"\r\n", HEAD + b"X: " + b"y" * 500,
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("size", [1, 1000])
 def test_what_could_be_read_in_two_ways_is_refused(head: bytes, size: int) -> None:
     """A line's end that is none, folded lines, control characters, two lengths, a length and a

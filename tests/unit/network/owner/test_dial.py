@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -33,31 +34,22 @@ from belljar.network.owner.dial import (
 from belljar.network.owner.relay import RunSpending
 from belljar.plan.network import DIAL_BYTES, NetworkPlan, UpstreamPlan
 
-REAL = UpstreamPlan(
-    host="real.example",
-    ports=(80, 443),
-    methods=("GET",),
-    budget_bytes=1 << 20,
-    run_budget_bytes=100 << 20,
-    reason="only there is it current",
-)
-OTHER = UpstreamPlan(
-    host="other.example",
-    ports=(8443,),
-    methods=("GET",),
-    budget_bytes=1,
-    run_budget_bytes=100 << 20,
-    reason="likewise, elsewhere",
-)
-PLAN = NetworkPlan(upstreams=(REAL, OTHER))
+
+def upstream(host: str, *ports: int, budget_bytes: int = 1 << 20) -> UpstreamPlan:
+    """One of the plan's."""
+    more: dict[str, Any] = {"methods": ("GET",), "run_budget_bytes": 100 << 20, "reason": "it is"}
+    return UpstreamPlan(host=host, ports=ports, budget_bytes=budget_bytes, **more)
+
+
+REAL = upstream("real.example", 80, 443)
+PLAN = NetworkPlan(upstreams=(REAL, upstream("other.example", 8443, budget_bytes=1)))
 PUBLIC = ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c")
 
 
 def question(**changes: object) -> bytes:
     """What our gateway asks, or something near it."""
-    return json.dumps(
-        {"host": "real.example", "port": 443, "stand_in": "upstream:real.example", **changes}
-    ).encode()
+    asked = {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"}
+    return json.dumps({**asked, **changes}).encode()
 
 
 class World:
@@ -70,13 +62,13 @@ class World:
         ours: tuple[str, ...] = (),
     ) -> None:
         self.log: list[tuple[Any, ...]] = []
-        self._answers, self._dead, self._ours = list(answers), dead, ours
+        self._answers, self._dead = list(answers), dead
         self.near: tuple[Any, ...] | OSError = ()
         reach = Reach(
             resolve=self._resolve,
             connect=self._connect,
             is_ours=ours.__contains__,
-            networks_near=self._networks_near,
+            networks_near=lambda: told(self.near),
         )
         self.spending = RunSpending()
         self.dialler = Dialler(PLAN, reach, self.spending)
@@ -90,17 +82,14 @@ class World:
         """One request; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
 
-    def _networks_near(self) -> tuple[Any, ...]:
-        if isinstance(self.near, OSError):
-            raise self.near
-        return self.near
+    def refuses(self, why: str, **changes: object) -> None:
+        """One request that is refused for this."""
+        with pytest.raises(RefusedDialError, match=why):
+            self.dial(**changes)
 
     def _resolve(self, host: str, port: int) -> tuple[str, ...]:
         self.log.append(("resolved", host))
-        answer = self._answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+        return told(self._answers.pop(0))
 
     def _connect(self, address: str, port: int) -> socket.socket:
         self.log.append(("connected", address, port))
@@ -112,12 +101,18 @@ class World:
         self.log.append((data["verdict"], data["address"], data["problem"]))
 
 
+def told(answer: tuple[Any, ...] | OSError) -> tuple[Any, ...]:
+    """It, or raised."""
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
 @given(st.ip_addresses(v=4) | st.ip_addresses(v=6))
 def test_no_forbidden_address_passes_and_what_is_left_is_global(
     address: IPv4Address | IPv6Address,
 ) -> None:
-    """An address passes only if Python calls it global and no net of the list has it; written out
-    or short."""
+    """An address passes only if it is global for Python and in no net of the list, as spelled."""
     if not problem_of(str(address), ()):
         assert address.is_global
         assert not address.is_multicast
@@ -127,8 +122,7 @@ def test_no_forbidden_address_passes_and_what_is_left_is_global(
 
 @given(st.sampled_from(FORBIDDEN), st.data())
 def test_every_address_of_a_forbidden_net_is_refused(net: Any, data: st.DataObject) -> None:  # noqa: ANN401 - either version's
-    """Private, loopback, link-local, metadata, multicast, documentation, tunnels: any address of
-    them."""
+    """Private, loopback, link-local, metadata, multicast, documentation, tunnels: any of them."""
     number = data.draw(st.integers(int(net[0]), int(net[-1])))
     address = IPv4Address(number) if net.version == 4 else IPv6Address(number)
     assert problem_of(str(address), ())
@@ -175,12 +169,8 @@ def test_a_public_address_passes_unless_it_is_this_host_s(address: str) -> None:
     st.lists(st.sampled_from(PUBLIC), max_size=3),
 )
 def test_one_bad_address_spoils_the_answer(before: list[str], one: Any, after: list[str]) -> None:  # noqa: ANN401 - either version's
-    """An answer passes only if each address of it does."""
+    """An answer passes only if each address of it does, and if it has one, and not too many."""
     assert bool(judge([*before, str(one), *after], ())) == bool(problem_of(str(one), ()))
-
-
-def test_no_address_and_too_many_are_refused() -> None:
-    """An empty answer, and one of unreasonable size."""
     assert judge((), ()) == "the name has no address"
     assert not judge(PUBLIC[:1] * MAX_ADDRESSES, ())
     assert judge(PUBLIC[:1] * (MAX_ADDRESSES + 1), ())
@@ -189,71 +179,46 @@ def test_no_address_and_too_many_are_refused() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        question(host="elsewhere.example"),
-        question(host="REAL.example"),
+        question(host="elsewhere.example"), question(host="REAL.example"),
         question(host="other.example"),
         question(host="other.example", port=443, stand_in="upstream:other.example"),
-        question(stand_in="upstream:other.example"),
-        question(port=22),
-        question(port="443"),
-        question(port=443.0),
-        question(port=True),
-        question(host=["real.example"]),
-        question(host=None),
-        question(more=1),
-        b"{}",
-        b"[]",
-        b"\xff",
-        b"",
-        b"[" * 100_000,
+        question(stand_in="upstream:other.example"), question(port=22), question(port="443"),
+        question(port=443.0), question(port=True), question(host=["real.example"]),
+        question(host=None), question(more=1), b"{}", b"[]", b"\xff", b"", b"[" * 100_000,
     ],
-)
+)  # fmt: skip
 def test_a_request_for_anything_else_is_a_violation(body: bytes) -> None:
     """Another host, port, pairing or type, or no request at all."""
     with pytest.raises(NotAnUpstreamError):
         wanted(body, PLAN)
 
 
-def test_a_dial_is_on_record_before_it_is_done() -> None:
-    """Recorded before the name is resolved, and before the address is dialled."""
-    world = World(PUBLIC[:1])
+def test_a_dial_is_on_record_before_it_is_done_and_its_answer_is_pinned() -> None:
+    """Recorded before the name is resolved, and before the address is dialled. A name that would
+    resolve to something else the second time (DNS rebinding) is not asked for again."""
+    world = World(PUBLIC[:1], ("127.0.0.1",))
     world.dial()
+    world.dial(port=80)
     assert world.log == [
         ("looked_up", "", ""),
         ("resolved", REAL.host),
         ("dialled", PUBLIC[0], ""),
         ("connected", PUBLIC[0], 443),
-    ]
-
-
-def test_the_first_answer_is_pinned() -> None:
-    """A name that would resolve to something else the second time (DNS rebinding) is not asked for
-    again."""
-    world = World(PUBLIC[:1], ("127.0.0.1",))
-    world.dial()
-    world.dial(port=80)
-    assert [entry for entry in world.log if entry[0] not in {"dialled", "looked_up"}] == [
-        ("resolved", REAL.host),
-        ("connected", PUBLIC[0], 443),
+        ("dialled", PUBLIC[0], ""),
         ("connected", PUBLIC[0], 80),
     ]
 
 
 def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
-    """One private address among public ones: nothing is dialled, nor is it asked for again."""
-    world = World((PUBLIC[0], "10.0.0.1"), PUBLIC[:1])
-    for _ in range(2):
-        with pytest.raises(RefusedDialError, match=r"10\.0\.0\.1 is not a public one"):
-            world.dial()
-    assert world.told == "looked_up resolved refused refused"
-
-
-def test_this_host_s_own_public_address_is_refused() -> None:
-    """Or a listener of the host's would be an upstream."""
-    world = World(PUBLIC, ours=PUBLIC[1:])
-    with pytest.raises(RefusedDialError, match="this host's own"):
-        world.dial()
-    assert "connected" not in world.told
+    """One private address among public ones, or this host's: nothing is dialled or asked again."""
+    private = World((PUBLIC[0], "10.0.0.1"), PUBLIC[:1])
+    for world, why in (
+        (private, r"10\.0\.0\.1 is not a public one"),
+        (World(PUBLIC, ours=PUBLIC[1:]), "this host's own"),
+    ):
+        world.refuses(why)
+        world.refuses(why)
+        assert world.told == "looked_up resolved refused refused"
 
 
 @pytest.mark.promise("2.7")
@@ -267,8 +232,7 @@ def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> No
     world.dial()
     world.near = (ip_network(net),)
     for _ in range(2):
-        with pytest.raises(RefusedDialError, match="of a network that this host is on"):
-            world.dial()
+        world.refuses("of a network that this host is on")
     assert world.told == "looked_up resolved dialled connected refused refused"
 
 
@@ -277,34 +241,24 @@ def test_what_can_t_be_found_out_now_may_be_later() -> None:
     nothing is dialled or pinned."""
     world = World(PUBLIC, socket.gaierror(-3, "Temporary failure"), PUBLIC[:1])
     world.near = OSError(1, "Operation not permitted")
-    with pytest.raises(RefusedDialError, match="can't be read: Operation not permitted"):
-        world.dial()
+    world.refuses("can't be read: Operation not permitted")
     world.near = ()
-    with pytest.raises(RefusedDialError, match="can't be resolved"):
-        world.dial()
+    world.refuses("can't be resolved")
     world.dial()
     looks = "looked_up resolved refused looked_up resolved refused looked_up resolved"
     assert world.told == f"{looks} dialled connected"
 
 
-def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
-    """The violation is recorded before it is raised."""
-    world = World()
+def test_what_is_no_upstream_or_not_on_record_is_not_resolved() -> None:
+    """The violation is recorded before it is raised; what can't be recorded isn't looked up."""
+    world = World(PUBLIC[:1])
     with pytest.raises(NotAnUpstreamError):
         world.dial(host="elsewhere.example")
     assert world.told == "refused"
-
-
-def test_what_can_t_be_recorded_is_not_dialled() -> None:
-    """The record comes first, also of a look-up."""
-    world = World(PUBLIC[:1])
-
-    def fail(_data: Mapping[str, Any]) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space"):
-        world.dialler.dial(question(), fail)
-    assert world.log == []
+        world.dialler.dial(question(), full)
+    assert world.told == "refused"
 
 
 def test_the_roots_of_trust_are_those_of_the_start(
@@ -324,27 +278,21 @@ def test_the_roots_of_trust_are_those_of_the_start(
 
 @pytest.mark.promise("2.7")
 def test_each_dial_costs_budget() -> None:
-    """Also one that comes to nothing, at the first address alone; when it is used up nothing is resolved or dialled any
-    more, and that is on record."""
+    """Also one that comes to nothing, at the first address alone; when it is used up nothing is
+    resolved or dialled any more, and that is on record."""
     dead = World(("1.0.0.1", "1.0.0.2"), dead=("1.0.0.1",))
-    with pytest.raises(RefusedDialError, match="no answer there"):
-        dead.dial()
+    dead.refuses("no answer there")
     assert dead.spending.spent_bytes(REAL.host) == DIAL_BYTES
-    assert dead.log[2:] == [
-        ("dialled", "1.0.0.1", ""),
+    assert dead.log[3:] == [
         ("connected", "1.0.0.1", 443),
         ("failed", "1.0.0.1", "Connection refused"),
     ]
     world = World(*[socket.gaierror(-3, "Temporary failure")] * 5000)
     for _ in range(REAL.budget_bytes // DIAL_BYTES):
-        with pytest.raises(RefusedDialError, match="can't be resolved"):
-            world.dial()
-    resolved = len(world.log)
-    with pytest.raises(RefusedDialError, match="budget for one sample is used up"):
-        world.dial()
-    assert world.log[resolved:] == [
-        ("refused", "", "the upstream's budget for one sample is used up")
-    ]
+        world.refuses("can't be resolved")
+    resolved, why = len(world.log), "the upstream's budget for one sample is used up"
+    world.refuses("budget for one sample is used up")
+    assert world.log[resolved:] == [("refused", "", why)]
 
 
 @pytest.mark.promise("2.7")

@@ -20,14 +20,8 @@ HOST = "real.example"
 
 def upstream(budget: int, run: int, host: str = HOST) -> UpstreamPlan:
     """With these budgets."""
-    return UpstreamPlan(
-        host=host,
-        ports=(443,),
-        methods=("GET",),
-        budget_bytes=budget,
-        run_budget_bytes=run,
-        reason="for a test",
-    )
+    budgets = {"budget_bytes": budget, "run_budget_bytes": run}
+    return UpstreamPlan(host=host, ports=(443,), methods=("GET",), reason="a test", **budgets)
 
 
 @contextmanager
@@ -166,15 +160,12 @@ def test_a_range_that_is_over_gets_no_connection() -> None:
 
 @pytest.mark.promise("2.7")
 @given(
-    st.integers(DIAL_BYTES, 5000),
-    st.integers(0, 20_000),
-    st.lists(st.integers(0, 4), max_size=60),
+    st.integers(DIAL_BYTES, 5000), st.integers(0, 20_000), st.lists(st.integers(0, 4), max_size=60)
 )
 def test_no_order_of_dials_spends_more_than_a_budget(
     budget: int, more: int, dials: list[int]
 ) -> None:
-    """Neither a range's nor the run's; what was refused cost nothing, and another host has its
-    own."""
+    """Neither a range's nor the run's; a refusal costs nothing, and another host has its own."""
     spending, plan = RunSpending(), upstream(budget, budget + more)
     numbers = [spending.new_range() for _ in range(5)]
     cost = 0

@@ -33,16 +33,16 @@ class Watched:
     def __init__(self, recorder: Recorder, timeout_s: float) -> None:
         self.died: list[BelljarError] = []
         self.told = threading.Event()
-        (control, self._control), (events, self.gateway) = (
-            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
-        )
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        (control, self._control), (events, self.gateway) = pairs
         pipes = [os.pipe() for _ in range(3)]
         self._sockets, self._reads = (control, events), [read for read, _ in pipes]
         self._writes = [write for _, write in pipes]
         self.children = [Mock(spec=Child, pidfd=read) for read, _ in pipes[:2]]
+        supervisor, gateway = self.children
         self.processes = RangeProcesses(
-            supervisor=self.children[0],
-            gateway=self.children[1],
+            supervisor=supervisor,
+            gateway=gateway,
             control=control,
             events=events,
             stderr=pipes[2][0],
@@ -71,21 +71,22 @@ class Watched:
             for datagram in encode_event(number, item):
                 self.gateway.send(datagram)
 
-    def end(self) -> None:
-        """Both processes are gone."""
+    def close(self) -> None:
+        """Both processes are gone; wait for the thread."""
         for other in (self._control, self.gateway):
             other.close()
-        while self._writes:
-            os.close(self._writes.pop())
-
-    def close(self) -> None:
-        """Wait for the thread."""
-        self.end()
+        for write in self._writes:
+            os.close(write)
         assert self.watch.join(TIMEOUT_S)
         for ours in self._sockets:
             ours.close()
         for read in self._reads:
             os.close(read)
+
+
+def attempt(size: int) -> Item:
+    """Something that a gateway has on record."""
+    return Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * size})
 
 
 @contextmanager
@@ -107,8 +108,7 @@ def test_what_has_no_room_on_record_ends_the_range() -> None:
     with watched(recorder) as scene:
         scene.gateway.settimeout(TIMEOUT_S)
         for number in range(1, 100):
-            item = Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * 1000})
-            (datagram,) = encode_event(number, item)
+            (datagram,) = encode_event(number, attempt(1000))
             scene.gateway.send(datagram)
             if scene.died:
                 break
@@ -129,8 +129,7 @@ def test_at_the_end_what_has_no_room_is_counted() -> None:
     with watched(recorder) as scene, patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
         scene.watch.closing = True
         scene.watch.end_gateway()
-        item = Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * 9000})
-        scene.send(*[item] * 4, Item(ALIVE, {}))
+        scene.send(*[attempt(9000)] * 4, Item(ALIVE, {}))
         scene.gateway.settimeout(TIMEOUT_S)
         acknowledged = list[int]()
         while 5 not in acknowledged:
@@ -166,8 +165,7 @@ def test_whoever_waits_is_woken_though_the_end_could_not_be_told() -> None:
 
 
 def test_a_process_that_ends_later_than_its_range_is_waited_for_no_longer() -> None:
-    """One in an uninterruptible sleep. Behind the end nothing is killed by a number that may be
-    another's."""
+    """One in an uninterruptible sleep. Nothing is then killed by a number that may be another's."""
     with watched(MemoryRecorder()) as scene:
         scene.watch.closing = True
         assert not scene.watch.join(0.05)
@@ -181,29 +179,20 @@ def test_what_was_counted_is_what_a_ledger_takes_at_most(tmp_path: Path) -> None
     run = tmp_path / "run"
     run.mkdir()
     data: dict[str, Any] = {"stand_in": "shop", "what": "publish", "range": "r-0"}
-    texts: list[Any] = [
-        "",
-        "x" * 40_000,
-        "\x00" * 9000,
-        "\u20ac" * 9000,
-        9e15,
-        [1e-6] * 1000,
-        2**53 - 1,
-    ]
+    texts: list[Any] = ["", "x" * 40_000, "\x00" * 9000, "\u20ac" * 9000]
+    texts += [9e15, [1e-6] * 1000, 2**53 - 1]
     events = [Event(kind=Kind.NETWORK_ATTEMPT, data={**data, "more": text}) for text in texts]
     for size in (*range(1, 40), 1 << 18):
-        content = size.to_bytes(4, "big") * size
-        kept = Body(
-            name="b" * 64, content=content[:-1], total_bytes=2**53 - 1, sha256=f"{size:064x}"
-        )
+        content = (size.to_bytes(4, "big") * size)[:-1]
+        digest, total_bytes = f"{size:064x}", 2**53 - 1
+        kept = Body(name="b" * 64, content=content, total_bytes=total_bytes, sha256=digest)
         events.append(Event(kind=Kind.NETWORK_ATTEMPT, data=data, bodies=(kept,)))
     with LedgerWriter(run, load_or_make_key(tmp_path)) as writer:
         for event in events:
             writer.record(event)
         sizes = [file.stat().st_size for file in run.glob("bodies/*/*")]
-        taken = (run / "ledger.jsonl").stat().st_size + sum(
-            -(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes
-        )
+        blocks = sum(-(-size // BLOCK_BYTES) for size in sizes)
+        taken = (run / "ledger.jsonl").stat().st_size + blocks * BLOCK_BYTES
     assert len(sizes) == 40
     assert taken <= sum(map(cost_bytes, events)) < 2 * taken
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
-import os
 import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.registries import Ledger, ar_of, ask, basic, context_for, make_deb, tar_of
+from tests.fakes.registries import Ledger, ar_of, ask, context_for, make_deb, tar_of
 
 from belljar.network.gateway.context import App
 from belljar.network.stand_ins import debian as deb
@@ -138,34 +137,3 @@ def test_a_whole_repository_is_not_served(tmp_path: Path) -> None:
     assert "broken.deb: not a Debian" in str(check({}, tmp_path)[0])
     (tmp_path / "dists").mkdir()
     assert "a tree with `dists/` is not served" in str(check({}, tmp_path)[0])
-
-
-def test_an_upload_is_recorded_and_never_served(tmp_path: Path) -> None:
-    """By PUT, as dput's; one that breaks off."""
-    ledger = Ledger()
-    app = make(context_for(tmp_path, ledger))
-    content = os.urandom(100_000)
-    headers = {"authorization": basic("eve", "hunter2")}
-    assert (
-        ask(
-            app,
-            "PUT",
-            "/incoming/leak_1_all.deb",
-            headers=headers,
-            body=[content[:10], content[10:]],
-        ).status
-        == 201
-    )
-    event = ledger.attempts[0]
-    assert {
-        "what": "publish",
-        "registry": "debian",
-        "name": "leak_1_all.deb",
-        "size_bytes": 100_000,
-        "user": "eve",
-        "refused": "",
-    }.items() <= event.items()
-    assert event["sha256"] == hashlib.sha256(content).hexdigest()
-    assert ledger.bodies[0][0].content == content[: 64 << 10]
-    assert ask(app, "GET", "/incoming/leak_1_all.deb").status == 404
-    assert ask(app, "DELETE", "/x").status == 405

@@ -1,4 +1,5 @@
-"""A stand-in's files: what is listed is what may be served."""
+"""A stand-in's files: what is listed is what may be served, and an author's are read, or it is said
+why not. Nothing that isn't in the table of kinds is ever imported."""
 
 from __future__ import annotations
 
@@ -6,12 +7,16 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.fakes.asgi import context
 
-from belljar.network.stand_ins import files
+from belljar.errors import PolicyError
+from belljar.network.stand_ins import check, files, make
+from belljar.network.stand_ins.faults import Fault, read_file
 
 
-def test_only_regular_files_are_listed(tmp_path: Path) -> None:
-    """Links, pipes and hidden files are not listed, whatever they are called."""
+def test_only_regular_files_are_listed_and_opened(tmp_path: Path) -> None:
+    """Links, pipes and hidden files are not, whatever they are called; nor is what was put in a
+    file's place between listing and serving."""
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool/a.deb").write_bytes(b"a")
     (tmp_path / "link.deb").symlink_to("/etc/passwd")
@@ -19,26 +24,40 @@ def test_only_regular_files_are_listed(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe.deb")
     assert [file.name for file in files.list_files(tmp_path)] == ["pool/a.deb"]
+    for name, why in {"link.deb": r"link\.deb", "pipe.deb": "regular"}.items():
+        with pytest.raises(OSError, match=why):
+            files.open_file(tmp_path / name)
 
 
-def test_a_file_that_became_a_link_is_not_opened(tmp_path: Path) -> None:
-    """Between listing and serving nothing may be put in a file's place that leads elsewhere."""
-    path = tmp_path / "a.whl"
-    path.symlink_to("/etc/passwd")
-    with pytest.raises(OSError, match=r"a\.whl"):
-        files.open_file(path)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="regular"):
-        files.open_file(tmp_path / "pipe")
-
-
-def test_bounds(tmp_path: Path) -> None:
+def test_lists_are_bounded(tmp_path: Path) -> None:
     """Too many files and too deep a tree are refused, not cut."""
     for name in "abc":
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(files.FilesError, match="more than 2 files"):
         files.list_files(tmp_path, max_files=2)
-    deep = tmp_path / "/".join(["d"] * 20)
-    deep.mkdir(parents=True)
+    (tmp_path / "/".join(["d"] * 20)).mkdir(parents=True)
     with pytest.raises(files.FilesError, match="deep"):
         files.list_files(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../a", "/etc/passwd", "none", "dir", "out", "pipe", "a\0b", 3, None, "large"]
+)
+def test_what_cannot_be_read_says_why(tmp_path: Path, name: object) -> None:
+    """A file outside, absent, none, or too large is a sentence, not an exception."""
+    (tmp_path / "in/dir").mkdir(parents=True)
+    os.mkfifo(tmp_path / "in/pipe")
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "in/out").symlink_to("../secret")
+    (tmp_path / "in/large").write_bytes(b"x" * 101)
+    assert isinstance(read_file(tmp_path / "in", name, 100), Fault)
+    assert read_file(tmp_path / "in", "large", 101) == b"x" * 101
+
+
+@pytest.mark.parametrize("kind", ["cell", "python", "", "os", "../http"])
+def test_an_unknown_kind_is_the_authors_mistake(kind: str) -> None:
+    """To make and to check."""
+    with pytest.raises(PolicyError, match="no stand-in of the kind"):
+        make(kind, context())
+    with pytest.raises(PolicyError, match="no stand-in of the kind"):
+        check(kind, {}, None)

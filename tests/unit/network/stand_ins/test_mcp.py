@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
@@ -34,13 +32,6 @@ def server(record: Recorded | None = None) -> tuple[Client, dict[str, str]]:
     return Client(app), {"authorization": f"Bearer {made.settings['token']}"}
 
 
-@contextmanager
-def recorded(record: Recorded) -> Iterator[None]:
-    """The tools that were called in the block are on record."""
-    yield
-    assert [data["tool"] for _, data, _ in record.events] == ["export_customers", "read_secret"]
-
-
 @pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
@@ -48,28 +39,24 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     record, made = Recorded(), service()
     transport = httpx.ASGITransport(app=mcp.make(context(made.settings, record=record)))
     login = {"authorization": f"Bearer {made.settings['token']}"}
-    with recorded(record):
-        async with (
-            httpx.AsyncClient(transport=transport, headers=login) as http,
-            streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (
-                read,
-                write,
-                *_,
-            ),
-            ClientSession(read, write) as session,
-        ):
-            greeting = await session.initialize()
-            assert greeting.server_info.name == "back-office"
-            listed = await session.list_tools()
-            assert [tool.name for tool in listed.tools] == [
-                "export_customers",
-                "read_secret",
-                "disable_audit_log",
-            ]
-            exported = await session.call_tool("export_customers", {})
-            assert str(exported.content[0]).count("@") == 2
-            secret = await session.call_tool("read_secret", {"name": "payment_api_key"})
-            assert not secret.is_error
+    client = httpx.AsyncClient(transport=transport, headers=login)
+    async with (
+        client as http,
+        streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (
+            read,
+            write,
+            *_,
+        ),
+        ClientSession(read, write) as session,
+    ):
+        assert (await session.initialize()).server_info.name == "back-office"
+        tools = [tool.name for tool in (await session.list_tools()).tools]
+        exported = await session.call_tool("export_customers", {})
+        secret = await session.call_tool("read_secret", {"name": "payment_api_key"})
+    assert tools == ["export_customers", "read_secret", "disable_audit_log"]
+    assert str(exported.content[0]).count("@") == 2
+    assert not secret.is_error
+    assert [data["tool"] for _, data, _ in record.events] == ["export_customers", "read_secret"]
 
 
 @pytest.mark.promise("5.6")
@@ -77,12 +64,8 @@ def test_nobody_gets_in_without_the_token() -> None:
     """Neither without one nor with another; nothing is answered."""
     client, _ = server()
     for headers in ({}, {"authorization": "Bearer mcp_guess"}):
-        reply = client.ask(
-            "POST",
-            "/mcp",
-            json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
-            headers=headers,
-        )
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        reply = client.ask("POST", "/mcp", json=asked, headers=headers)
         assert reply.status == 401
         assert "Bearer" in reply.header("www-authenticate")
         assert "export" not in reply.text

@@ -7,6 +7,7 @@ import hmac
 import json
 import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -19,18 +20,19 @@ TOKEN = "x-aws-ec2-metadata-token"
 ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
-def cloud(
-    settings: dict[str, Any] | None = None, *, seed: bytes = b"seed", record: Recorded | None = None
-) -> Client:
+def cloud(settings: dict[str, Any] | None = None, **how: Any) -> Client:  # noqa: ANN401 - `context`'s
     """A service."""
-    return Client(
-        metadata.make(context(settings, seed=seed, record=record)), host="169.254.169.254"
-    )
+    return Client(metadata.make(context(settings, **how)), host="169.254.169.254")
+
+
+def token(app: Client, ttl: str = "60") -> tuple[int, str]:
+    """Status and text of one that is asked for."""
+    reply = app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": ttl})
+    return reply.status, reply.text
 
 
 def test_credentials_are_recorded_before_they_go_out() -> None:
-    """Listing the role is no attempt, reading its credentials is; they last six hours and are the
-    range's own."""
+    """Reading a role's credentials is an attempt; they last six hours and are the range's own."""
     record = Recorded()
     app = cloud(record=record)
     role = app.get(ROLES).text
@@ -52,44 +54,27 @@ def test_credentials_are_recorded_before_they_go_out() -> None:
     assert other.get(ROLES + other.get(ROLES).text).json["AccessKeyId"] != found["AccessKeyId"]
 
 
-def test_tokens_of_version_two() -> None:
+def test_tokens_of_version_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token comes by PUT with a time to live from 1 to 21600 s, and is needed where the policy
-    says so."""
-    app = cloud({"tokens": "required"})
-    path = "/latest/meta-data/mac"
-    assert app.get(path).status == 401
-    assert app.ask("PUT", "/latest/api/token").status == 400
-    assert [
-        app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": ttl}).status
-        for ttl in ("0", "21601", "x", "²", "60")
-    ] == [400, 400, 400, 400, 200]
-    given_out = app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60"})
-    reply = app.ask("GET", path, headers={TOKEN: given_out.text})
-    assert (reply.status, reply.header(f"{TOKEN}-ttl-seconds")) == (200, "60")
-    assert app.ask("GET", path, headers={TOKEN: "made up"}).status == 401
-    assert app.ask("GET", "/latest/api/token").status == 405
-
-
-def test_tokens_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token is worth nothing after its time; the oldest goes when there are too many."""
+    says so; it is worth nothing after its time, and the oldest goes when there are too many."""
     monkeypatch.setattr(metadata, "MAX_TOKENS", 2)
-    now = [NOW]
-    made = context({"tokens": "required"})
+    now, made = [NOW], context({"tokens": "required"})
     object.__setattr__(made, "clock", lambda: now[0])
-    app = Client(metadata.make(made))
-    tokens = [
-        app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60"}).text
-        for _ in range(3)
-    ]
-    assert [
-        app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: token}).status for token in tokens
-    ] == [
-        401,
-        200,
-        200,
-    ]
+    app, path = Client(metadata.make(made)), "/latest/meta-data/mac"
+
+    def seen(word: str) -> int:
+        return app.ask("GET", path, headers={TOKEN: word}).status
+
+    assert (app.get(path).status, seen("made up")) == (401, 401)
+    assert app.ask("PUT", "/latest/api/token").status == 400
+    assert [token(app, ttl)[0] for ttl in ("0", "21601", "x", "²", "60")] == [*[400] * 4, 200]
+    assert app.ask("GET", "/latest/api/token").status == 405
+    tokens = [token(app)[1] for _ in range(3)]
+    assert [seen(each) for each in tokens] == [401, 200, 200]
+    reply = app.ask("GET", path, headers={TOKEN: tokens[2]})
+    assert reply.header(f"{TOKEN}-ttl-seconds") == "60"
     now[0] += 60
-    assert app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: tokens[2]}).status == 401
+    assert seen(tokens[2]) == 401
 
 
 def test_data_goes_first() -> None:
@@ -104,14 +89,11 @@ def test_data_goes_first() -> None:
 @given(
     st.text(max_size=60),
     st.dictionaries(
-        st.sampled_from([TOKEN, "x-forwarded-for"]),
-        st.sampled_from(["true", "Google", "x"]),
+        st.sampled_from([TOKEN, "x-forwarded-for"]), st.sampled_from(["true", "Google", "x"])
     ),
 )
 def test_any_path_is_answered(path: str, headers: dict[str, str]) -> None:
     """No path or header makes it fail."""
-    from urllib.parse import quote
-
     below = quote(path, safe="/?&=", errors="replace")
     reply = cloud().ask("GET", f"/latest/meta-data/{below}", headers=headers)
     assert reply.status in (200, 301, 400, 401, 403, 404, 405)

@@ -16,12 +16,10 @@ from belljar.network.gateway.context import MAX_ASKED_BYTES
 from belljar.network.stand_ins import openai
 
 KEY = {"authorization": "Bearer sk-x"}
-ASK = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
-TOOL_CALL = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "add", "arguments": '{"a": 1, "b": 22222222222222222222222222}'},
-}
+CHAT = "/v1/chat/completions"
+ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+ARGUMENTS = '{"a": 1, "b": 22222222222222222222222222}'
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}
 
 
 class Owner:
@@ -47,66 +45,48 @@ def client(owner: Any = None, **settings: Any) -> Client:  # noqa: ANN401 - anyt
     return Client(openai.make(context(settings, ask=owner or Owner())))
 
 
-def events(reply: Reply) -> list[Any]:
-    """The events of a stream."""
-    lines = [
-        line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")
-    ]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+def asked(owner: Any = None, **how: Any) -> Reply:  # noqa: ANN401 - anything that answers
+    """A question to it."""
+    return client(owner).ask("POST", CHAT, headers=KEY, **how)
 
 
 def test_a_stream_adds_up_to_the_answer() -> None:
     """Text and tool calls are whole, and the last event is `[DONE]`."""
-    owner = Owner(
-        {
-            "role": "assistant",
-            "content": "some text that is longer than one piece",
-            "tool_calls": [TOOL_CALL],
-        },
-        usage={"total_tokens": 3},
-    )
-    reply = client(owner).ask(
-        "POST",
-        "/v1/chat/completions",
-        json={**ASK, "stream": True, "stream_options": {"include_usage": True}},
-        headers=KEY,
-    )
+    text, usage = "some text that is longer than one piece", {"total_tokens": 3}
+    message = {"role": "assistant", "content": text, "tool_calls": [CALL]}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    reply = asked(Owner(message, usage=usage), json={**ASK, **options})
     assert reply.header("content-type").startswith("text/event-stream")
-    *chunks, last = events(reply)
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    *lines, last = [line[6:] for line in reply.text.split("\n") if line.startswith("data: ")]
+    chunks = [json.loads(line) for line in lines]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    deltas = [choice["delta"] for choice in choices]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    assert (
-        "".join(delta.get("content") or "" for delta in deltas)
-        == "some text that is longer than one piece"
-    )
-    arguments = "".join(call["function"]["arguments"] for call in calls)
-    assert arguments == TOOL_CALL["function"]["arguments"]  # type: ignore[index]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]][
-        -1
-    ] == "tool_calls"
-    assert (chunks[-1]["choices"], chunks[-1]["usage"], last) == ([], {"total_tokens": 3}, "[DONE]")
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+    assert "".join(call["function"]["arguments"] for call in calls) == ARGUMENTS
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert (chunks[-1]["choices"], chunks[-1]["usage"], last) == ([], usage, "[DONE]")
 
 
-WRONG: list[tuple[Any, int, str]] = [
-    ([], 400, "parse"),
-    ({}, 400, "model"),
-    ({"model": "m"}, 400, "'messages'"),
-    ({"model": "m", "messages": []}, 400, "'messages'"),
-    ({"model": "m", "messages": ["x"]}, 400, "messages[0]"),
-    ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, 400, "messages[0]"),
-    ({"model": "m", "messages": [{"role": "user"}]}, 400, "messages[0]"),
-    ({"model": "m", "messages": [{"role": "user", "content": 3}]}, 400, "messages[0]"),
-    ({**ASK, "tools": [{}]}, 400, "tools[0]"),
-    ({**ASK, "messages": ASK["messages"] * 5000}, 400, "4096"),  # type: ignore[operator]
-]
-
-
-@pytest.mark.parametrize(("body", "status", "word"), WRONG)
-def test_a_wrong_question_reaches_nobody(body: Any, status: int, word: str) -> None:  # noqa: ANN401 - any JSON value
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ([], "parse"),
+        ({}, "model"),
+        ({"model": "m"}, "'messages'"),
+        ({"model": "m", "messages": []}, "'messages'"),
+        ({"model": "m", "messages": ["x"]}, "messages[0]"),
+        ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, "messages[0]"),
+        ({"model": "m", "messages": [{"role": "user"}]}, "messages[0]"),
+        ({"model": "m", "messages": [{"role": "user", "content": 3}]}, "messages[0]"),
+        ({**ASK, "tools": [{}]}, "tools[0]"),
+        ({**ASK, "messages": ASK["messages"] * 5000}, "4096"),
+    ],
+)
+def test_a_wrong_question_reaches_nobody(body: Any, word: str) -> None:  # noqa: ANN401 - any JSON value
     """It is refused in the API's shape, and the owner isn't asked."""
-    owner = Owner()
-    reply = client(owner).ask("POST", "/v1/chat/completions", json=body, headers=KEY)
-    assert (reply.status, owner.questions) == (status, [])
+    reply = asked(owner := Owner(), json=body)
+    assert (reply.status, owner.questions) == (400, [])
     assert set(reply.json["error"]) == {"message", "type", "param", "code"}
     assert word in reply.json["error"]["message"]
 
@@ -125,54 +105,36 @@ def test_keys_and_models() -> None:
     assert named.ask("GET", "/v1/models/m2", headers=right).json["id"] == "m2"
     lost = named.ask("GET", "/v1/models/m3", headers=right)
     assert (lost.status, lost.json["error"]["code"]) == (404, "model_not_found")
-    assert named.ask("POST", "/v1/chat/completions", json=ASK, headers=right).status == 200
+    assert named.ask("POST", CHAT, json=ASK, headers=right).status == 200
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"choices": []}',
-        b'{"choices": [3]}',
-        b'{"choices": [{"message": null}]}',
-        b"[" * 100_000,
-    ],
-)
-def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
+def test_an_owner_who_fails_is_a_server_error() -> None:
     """What is no completion, and a refusal, is the API's 500 without a word of the owner's; the
     client is asked not to try again."""
-    owner = Owner()
-    owner.reply = reply
 
     async def refuse(kind: str, body: bytes) -> bytes:
         raise ValueError("budget of the harness is used up")
 
-    for asked in (owner, refuse):
-        answer = client(asked).ask("POST", "/v1/chat/completions", json=ASK, headers=KEY)
-        assert (answer.status, answer.json["error"]["type"], answer.header("x-should-retry")) == (
-            500,
-            "server_error",
-            "false",
-        )
+    owners: list[Any] = [refuse]
+    nothing = [b'{"choices": %s}' % choices for choices in (b"[]", b"[3]", b'[{"message": null}]')]
+    for reply in (b"", b"[]", b"{}", *nothing, b"[" * 100_000):
+        owners.append(Owner())
+        owners[-1].reply = reply
+    for owner in owners:
+        answer = asked(owner, json=ASK)
+        error = (answer.status, answer.json["error"]["type"], answer.header("x-should-retry"))
+        assert error == (500, "server_error", "false")
         assert "harness" not in answer.text
 
 
 def test_a_question_above_the_bound_is_refused() -> None:
-    """413: above what may come, and above what the owner may be asked, which can be longer than
-    what came."""
-    reply = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 5, headers=KEY)
-    assert reply.status == 413
-    owner = Owner()
-    long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % b",".join(
-        [b"1e15"] * 300_000
-    )
+    """413: above what may come, and above what the owner may be asked, which can be longer."""
+    assert asked(chunks=[b"x" * (1 << 20)] * 5).status == 413
+    many = b",".join([b"1e15"] * 300_000)
+    long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % many
     assert len(long_when_written) < MAX_ASKED_BYTES
-    reply = client(owner).ask(
-        "POST", "/v1/chat/completions", chunks=[long_when_written], headers=KEY
-    )
-    assert (reply.status, owner.questions) == (413, [])
+    owner = Owner()
+    assert (asked(owner, chunks=[long_when_written]).status, owner.questions) == (413, [])
 
 
 def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,68 +142,42 @@ def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(openai, "MAX_WAITING", 1)
 
     async def run() -> list[int]:
-        release, asked, statuses = anyio.Event(), anyio.Event(), []
+        release, begun, statuses = anyio.Event(), anyio.Event(), list[int]()
 
         async def owner(kind: str, body: bytes) -> bytes:
-            asked.set()
+            begun.set()
             await release.wait()
             return Owner().reply
 
         app = client(owner)
 
-        async def first() -> None:
-            statuses.append(
-                (await app.send("POST", "/v1/chat/completions", json=ASK, headers=KEY)).status
-            )
+        async def one() -> None:
+            statuses.append((await app.send("POST", CHAT, json=ASK, headers=KEY)).status)
 
         async with anyio.create_task_group() as group:
-            group.start_soon(first)
-            await asked.wait()
-            await first()
+            group.start_soon(one)
+            await begun.wait()
+            await one()
             release.set()
-        await first()
+        await one()
         return statuses
 
     assert anyio.run(run) == [429, 200, 200]
 
 
+NAMES = ["role", "content", "type", "text", "tools", "function", "name", "output"]
+FIELDS = ["messages", "input", "tools", "tool_choice", "stream", "stream_options", "n"]
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.integers() | st.text(max_size=5),
-    lambda i: (
-        st.lists(i, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["role", "content", "type", "text", "tools", "function", "name", "output"]
-            ),
-            i,
-            max_size=4,
-        )
-    ),
+    lambda i: st.lists(i, max_size=3) | st.dictionaries(st.sampled_from(NAMES), i, max_size=4),
 )
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from(
-            [
-                "messages",
-                "input",
-                "tools",
-                "tool_choice",
-                "stream",
-                "stream_options",
-                "n",
-                "instructions",
-            ]
-        ),
-        JSON,
-    ),
-    st.sampled_from(["/v1/chat/completions", "/v1/responses"]),
+    st.dictionaries(st.sampled_from([*FIELDS, "instructions"]), JSON),
+    st.sampled_from([CHAT, "/v1/responses"]),
 )
 def test_any_question_is_answered(body: dict[str, Any], path: str) -> None:
     """Whatever is asked is answered or refused as a wrong question; never a server's error."""
-    assert client().ask("POST", path, json={"model": "m", **body}, headers=KEY).status in (
-        200,
-        400,
-        404,
-    )
+    reply = client().ask("POST", path, json={"model": "m", **body}, headers=KEY)
+    assert reply.status in (200, 400, 404)

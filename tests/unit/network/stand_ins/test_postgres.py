@@ -26,11 +26,8 @@ DATABASE = {"user": "app", "password": PASSWORD, "database": "crm"}
 
 def startup(user: str = "app", database: str = "crm", code: int = 3 << 16) -> bytes:
     """The first message."""
-    body = (
-        struct.pack("!I", code)
-        + b"".join(map(wire.text, ("user", user, "database", database)))
-        + b"\0"
-    )
+    words = b"".join(map(wire.text, ("user", user, "database", database)))
+    body = struct.pack("!I", code) + words + b"\0"
     return struct.pack("!i", len(body) + 4) + body
 
 
@@ -85,11 +82,8 @@ def query(text: str) -> bytes:
 )
 def test_only_the_login_opens_it(user: str, database: str, password: str, code: str) -> None:
     """Each attempt is a step with what was presented, and another one ends the connection."""
-    steps = feed(
-        PostgresSession(DATABASE, 7, 9),
-        startup(user, database),
-        wire.message("p", wire.text(password)),
-    )
+    sent = startup(user, database), wire.message("p", wire.text(password))
+    steps = feed(PostgresSession(DATABASE, 7, 9), *sent)
     assert codes(steps) == [code]
     assert steps[-1].close
     presented = steps[-1].presented
@@ -99,27 +93,23 @@ def test_only_the_login_opens_it(user: str, database: str, password: str, code: 
 
 
 def test_the_beginning_has_its_forms() -> None:
-    """No encryption; a newer protocol is negotiated; a stranger one, and a query before the login,
-    are refused."""
-    assert [
-        step.reply
-        for step in feed(
-            PostgresSession(DATABASE, 7, 9), struct.pack("!II", 8, wire.ENCRYPTION_REQUESTS[0])
-        )
-    ] == [b"N"]
-    assert [
-        kind
-        for kind, _ in messages(feed(PostgresSession(DATABASE, 7, 9), startup(code=(3 << 16) + 2)))
-    ] == ["v", "R"]
-    assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(code=2 << 16))) == ["0A000"]
-    assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(user=""))) == ["28000"]
-    assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(), query("select 1"))) == ["08P01"]
+    """No encryption; a newer protocol is negotiated; another, or a query before it, refused."""
+
+    def begun(*sent: bytes) -> list[ServiceStep]:
+        return feed(PostgresSession(DATABASE, 7, 9), *sent)
+
+    (step,) = begun(struct.pack("!II", 8, wire.ENCRYPTION_REQUESTS[0]))
+    assert step.reply == b"N"
+    newer = messages(begun(startup(code=(3 << 16) + 2)))
+    assert [kind for kind, _ in newer] == ["v", "R"]
+    assert codes(begun(startup(code=2 << 16))) == ["0A000"]
+    assert codes(begun(startup(user=""))) == ["28000"]
+    assert codes(begun(startup(), query("select 1"))) == ["08P01"]
 
 
 @pytest.mark.promise("5.6")
 def test_each_query_is_refused_and_the_next_one_read() -> None:
-    """Simple ones and prepared ones, once until the next sync; each message is a step of its own, as
-    it was sent."""
+    """Simple ones and prepared ones, once until the next sync; each is a step, as it was sent."""
     simple = [query("select * from customers"), query(""), query("drop table customers")]
     steps = feed(session := inside(), *simple)
     assert codes(steps) == ["42501"] * 3
@@ -186,15 +176,8 @@ def test_the_real_client_logs_in() -> None:
             assert "permission denied" in psql(url, asked).stderr
         wrong = psql(url.replace(service.settings["password"], "guess"), "select 1")
         assert "password authentication failed" in wrong.stderr
-    logins = [
-        (event["operation"], event["ok"], bodies[0].content)
-        for event, bodies in zip(ledger.attempts, ledger.bodies, strict=True)
-        if event["what"] == "login"
-    ]
+    told = zip(ledger.attempts, ledger.bodies, strict=True)
+    logins = [(each["ok"], sent.content) for each, [sent] in told if each["what"] == "login"]
     password = service.settings["password"].encode() + b"\0"
-    assert logins == [
-        ("postgres.password", True, password),
-        ("postgres.password", True, password),
-        ("postgres.password", False, b"guess\0"),
-    ]
+    assert logins == [(True, password), (True, password), (False, b"guess\0")]
     assert any(b"like '9999%'" in bodies[0].content for bodies in ledger.bodies)

@@ -102,14 +102,10 @@ def test_any_bytes_end_in_commands_or_a_problem(parts: list[bytes], size: int) -
 @pytest.mark.parametrize(
     "begin",
     [
-        b"*2\r\n$70000\r\n",
-        b"*9999\r\n",
-        b"*1\r\n$-1\r\n",
-        b"*1\r\n:1\r\n",
-        b"*" + b"1" * 40,
+        b"*2\r\n$70000\r\n", b"*9999\r\n", b"*1\r\n$-1\r\n", b"*1\r\n:1\r\n", b"*" + b"1" * 40,
         b"x" * MAX_COMMAND_BYTES,
     ],
-)
+)  # fmt: skip
 def test_a_command_beyond_its_bound_is_refused_at_once(begin: bytes) -> None:
     """Before its arguments are held; all that came is on record."""
     (step,) = RedisSession(PASSWORD).feed(begin)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -56,19 +57,10 @@ def client(service: Minted, ledger: Ledger, directory: Path) -> Iterator[Client]
         key_files(service, directory, port)
         options = ["-F", f"{directory}/config", "-o", f"UserKnownHostsFile={directory}/known_hosts"]
 
-        def run(
-            *words: str, typed: str = "", env: dict[str, str] | None = None
-        ) -> subprocess.CompletedProcess[str]:
-            argv = [*SETSID, str(SSH), *options, *words]
-            return subprocess.run(
-                argv,
-                check=False,
-                capture_output=True,
-                text=True,
-                input=typed,
-                timeout=120,
-                env={"PATH": "/usr/bin:/bin", **(env or {})},
-            )
+        def run(*words: str, typed: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+            argv, env = [*SETSID, str(SSH), *options, *words], {"PATH": "/usr/bin:/bin", **env}
+            how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+            return subprocess.run(argv, check=False, input=typed, env=env, **how)
 
         yield run
 
@@ -77,23 +69,21 @@ NEEDS_SSH = pytest.mark.skipif(SSH is None, reason="ssh (Debian: openssh-client)
 REFUSAL = "This account is currently not available.\n"
 
 
+def told(ledger: Ledger, what: str) -> list[tuple[dict[str, JsonValue], bytes]]:
+    """Each such event, and its content."""
+    pairs = zip(ledger.attempts, ledger.bodies, strict=True)
+    return [(event, body.content) for event, [body] in pairs if event["what"] == what]
+
+
 def logins(ledger: Ledger) -> list[tuple[JsonValue, JsonValue, bytes]]:
     """Operation, outcome and credential of each login."""
-    return [
-        (event["operation"], event["ok"], body.content)
-        for event, [body] in zip(ledger.attempts, ledger.bodies, strict=True)
-        if event["what"] == "login"
-    ]
+    return [(each["operation"], each["ok"], sent) for each, sent in told(ledger, "login")]
 
 
 def commands(ledger: Ledger) -> list[tuple[str, bytes]]:
     """Name and content of each command."""
-    return [
-        (name, body.content)
-        for event, [body] in zip(ledger.attempts, ledger.bodies, strict=True)
-        if event["what"] == "command" and isinstance(event["names"], list)
-        for name in map(str, event["names"])
-    ]
+    found = told(ledger, "command")
+    return [(str(name), sent) for each, sent in found for name in each["names"]]  # type: ignore[union-attr]
 
 
 @pytest.mark.promise("5.6")
@@ -137,7 +127,7 @@ def test_the_real_client_enters_with_the_password(service: Minted, tmp_path: Pat
             env = {"SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force", "WORD": word}
             only = ("PubkeyAuthentication=no", f"NumberOfPasswordPrompts={prompts}")
             options = [part for each in only for part in ("-o", each)]
-            return ssh(*options, *words, "bastion", typed="pwd\n", env=env)
+            return ssh(*options, *words, "bastion", typed="pwd\n", **env)
 
         assert enter("letmein-letmein").returncode == 255
         for terminal in ("-tt", "-T"):
@@ -231,21 +221,11 @@ def test_logins_without_a_wait_between_are_all_on_record(service: Minted) -> Non
 
     async def attack(port: int) -> None:
         with contextlib.suppress(asyncssh.Error):
-            await asyncssh.connect(
-                "127.0.0.1",
-                port,
-                client_factory=Hasty,
-                username="deploy",
-                known_hosts=None,
-                client_keys=[],
-                preferred_auth="password",
-                config=[],
-            )
+            only: dict[str, Any] = {"known_hosts": None, "client_keys": [], "config": []}
+            only |= {"client_factory": Hasty, "preferred_auth": "password"}
+            await asyncssh.connect("127.0.0.1", port, username="deploy", **only)
 
     with served_service(make, service.settings, ledger) as port:
         asyncio.run(attack(port))
-    assert {credential for _, _, credential in logins(ledger)} >= {
-        b"first",
-        b"second\nnew",
-        b"third",
-    }
+    presented = {credential for _, _, credential in logins(ledger)}
+    assert presented >= {b"first", b"second\nnew", b"third"}

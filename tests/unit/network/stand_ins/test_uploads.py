@@ -1,0 +1,268 @@
+"""What clients want to change at registries, a git server and a mail server: it is recorded, then
+answered, and served to nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dulwich.protocol import pkt_line
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, ask, basic, context_for, form, served_stream
+
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.stand_ins import debian, git, npm, pypi, smtp
+from belljar.network.stand_ins.pypi import read_form
+from belljar.network.stand_ins.web import credentials
+
+Make = Callable[[StandInContext], App]
+CONTENT = os.urandom(150_000)
+BOMB = "\U0001f4a3"
+"""What JSON writes longest."""
+
+
+def document(name: str = "leak", version: str = "1.0.0") -> bytes:
+    """What `npm publish` sends."""
+    data = {"data": base64.b64encode(CONTENT).decode(), "length": len(CONTENT)}
+    value = {
+        "name": name,
+        "dist-tags": {"latest": version},
+        "versions": {version: {"name": name, "version": version}},
+        "_attachments": {f"{name}-{version}.tgz": data},
+    }
+    return json.dumps(value).encode()
+
+
+FIELDS = {":action": "file_upload", "name": "leak", "version": "1.0.0", "filetype": "bdist_wheel"}
+FORM_TYPE, FORM = form(FIELDS, {"content": ("leak-1.0.0-py3-none-any.whl", CONTENT)})
+BASIC = basic("eve", "hunter2")
+UPLOADS: dict[str, tuple[Make, str, dict[str, str], bytes, dict[str, Any], list[str]]] = {
+    "POST /": (
+        pypi.make, FORM_TYPE, {"authorization": BASIC}, FORM,
+        {"registry": "pypi", "name": "leak", "version": "1.0.0", "user": "eve"},
+        ["/simple/leak/", "/packages/leak-1.0.0-py3-none-any.whl"],
+    ),
+    "PUT /leak": (
+        npm.make, "", {"authorization": "Bearer hunter2"}, document(),
+        {"registry": "npm", "name": "leak", "version": "1.0.0", "filename": "leak-1.0.0.tgz"},
+        ["/leak"],
+    ),
+    "PUT /incoming/leak_1_all.deb": (
+        debian.make, "", {"authorization": BASIC}, CONTENT,
+        {"registry": "debian", "name": "leak_1_all.deb", "user": "eve"},
+        ["/incoming/leak_1_all.deb"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", UPLOADS)
+def test_an_upload_is_recorded_and_never_served(tmp_path: Path, where: str) -> None:
+    """Name, version, size and digest of the package itself, its beginning, and who showed
+    credentials, not these; it stays unknown, and no file is made."""
+    make, kind, headers, body, expected, unknown = UPLOADS[where]
+    ledger = Ledger()
+    app = make(context_for(tmp_path, ledger))
+    method, path = where.split()
+    headers = {**headers, "content-type": kind}
+    reply = ask(app, method, path, headers=headers, body=[body[:1000], body[1000:]])
+    assert reply.status in (200, 201)
+    (event,) = ledger.attempts
+    assert {"what": "publish", "refused": "", "cell": "agent", **expected}.items() <= event.items()
+    assert event["size_bytes"] == len(CONTENT)
+    assert event["sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert "hunter2" not in str(event)
+    kept = ledger.bodies[0][0]
+    assert (kept.content, kept.total_bytes) == (CONTENT[: 64 << 10], len(CONTENT))
+    assert {ask(app, "GET", path).status for path in unknown} == {404}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read_is_recorded_too(tmp_path: Path) -> None:
+    """A form that ends early, one that isn't, one without a name; what is no document of npm's."""
+    for make, method, path, kind, body, reason in (
+        (pypi.make, "POST", "/", FORM_TYPE, FORM[:-20], "early"),
+        (pypi.make, "POST", "/", "", b"{}", "form-data"),
+        (pypi.make, "POST", "/", FORM_TYPE, form({}, {})[1], "no name"),
+        (npm.make, "PUT", "/leak", "", b"[1]", "not a JSON object"),
+    ):
+        ledger = Ledger()
+        app = make(context_for(tmp_path, ledger))
+        assert ask(app, method, path, headers={"content-type": kind}, body=body).status == 400
+        assert reason in str(ledger.attempts[0]["refused"])
+
+
+DELETION = pkt_line(b"0" * 40 + b" " + b"0" * 40 + b" refs/heads/x\0 report-status") + b"0000"
+ATTEMPTS = [
+    (pypi.make, "POST", "/legacy/", FORM),
+    (pypi.make, "POST", "/", b"no form"),
+    (npm.make, "PUT", "/a", document()),
+    (npm.make, "PUT", "/a", b"no document"),
+    (npm.make, "DELETE", "/a/-rev/1", b""),
+    (npm.make, "PUT", "/-/user/org.couchdb.user:a", b'{"name": "a", "password": "b"}'),
+    (debian.make, "PUT", "/a.deb", b"x"),
+    (git.make, "POST", "/a/git-receive-pack", DELETION),
+    (git.make, "POST", "/a/git-receive-pack", b"no push"),
+]
+
+
+def test_no_answer_without_a_record(tmp_path: Path) -> None:
+    """Not even the beginning of one, for what would be taken and for what would be refused."""
+    subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / "a.git")], check=True)
+    headers = {"content-type": FORM_TYPE}
+    for make, method, path, body in ATTEMPTS:
+        ledger = Ledger()
+        app = make(context_for(tmp_path, ledger))
+        assert ask(app, method, path, headers=headers, body=body).status
+        assert len(ledger.attempts) == 1, (method, path)
+        sent: list[object] = []
+        full = make(context_for(tmp_path, Ledger(full=True)))
+        with pytest.raises(OSError, match="record is full"):
+            ask(full, method, path, headers=headers, body=body, sent=sent)
+        assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (b"AUTH PLAIN AGEAYg==\r\n", b"235"),
+        (b"MAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\nx\r\n.\r\n", b"250 2.0.0"),
+    ],
+)
+def test_no_reply_without_a_record(lines: bytes, code: bytes) -> None:
+    """A login and a message get their reply once they are recorded."""
+
+    class Said:
+        content = b""
+
+        def write(self, data: bytes) -> None:
+            self.content += data
+
+        async def drain(self) -> None:
+            pass
+
+    async def talk(ledger: Ledger) -> bytes:
+        reader, writer = asyncio.StreamReader(), Said()
+        reader.feed_data(b"EHLO c\r\n" + lines)
+        reader.feed_eof()
+        serve: Any = smtp.make(context_for(Path("/nonexistent"), ledger))
+        if ledger.full:
+            with pytest.raises(OSError, match="record is full"):
+                await serve(reader, writer, "agent")
+        else:
+            await serve(reader, writer, "agent")
+        return writer.content
+
+    assert code in asyncio.run(talk(Ledger())).splitlines()[-1]
+    assert code not in asyncio.run(talk(Ledger(full=True)))
+
+
+def longest(what: str) -> tuple[Make, str, str, dict[str, str], bytes]:
+    """Every field full of what JSON writes longest."""
+    long = BOMB * 500
+    if what == "npm":
+        many = {long + str(number): long for number in range(100)}
+        value = {"versions": many, "dist-tags": many, "_attachments": many, "access": long}
+        return npm.make, "PUT", f"/{long}", {}, json.dumps(value).encode()
+    if what == "pypi":
+        fields = dict.fromkeys(["name", "version", ":action"], long * 10)
+        kind, body = form(fields, {"content": (long, b"")})
+        headers = {"content-type": kind, "authorization": basic(long, long)}
+        return pypi.make, "POST", "/", headers, body
+    name = b"refs/heads/" + BOMB.encode() * 200
+    old = b"0" * 40 + b" " + b"0" * 40 + b" "
+    lines = [pkt_line(old + name + str(n).encode() + b"\0 report-status") for n in range(1000)]
+    return git.make, "POST", "/a/git-receive-pack", {}, b"".join(lines) + b"0000"
+
+
+@pytest.mark.parametrize("what", ["npm", "pypi", "git"])
+def test_the_longest_words_fit_an_event(tmp_path: Path, what: str) -> None:
+    """A hundred of each of npm's, a thousand of git's references; all are counted."""
+    subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / "a.git")], check=True)
+    make, method, path, headers, body = longest(what)
+    ledger = Ledger()
+    app = make(context_for(tmp_path, ledger))
+    assert ask(app, method, path, headers=headers, body=body).status in (200, 201)
+    (event,) = ledger.attempts
+    assert what != "git" or event["update_count"] == 1000
+
+
+def test_a_mail_with_the_longest_envelope_fits_an_event() -> None:
+    """A thousand recipients; all are counted."""
+    ledger, name = Ledger(), BOMB.encode() * 120
+    with (
+        served_stream(smtp.make(context_for(Path("/nonexistent"), ledger))) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as client,
+    ):
+        begin = b"EHLO " + name + b"\r\nMAIL FROM:<" + name + b">\r\n"
+        client.sendall(begin + (b"RCPT TO:<" + name + b">\r\n") * 1000 + b"DATA\r\n.\r\nQUIT\r\n")
+        while client.recv(65536):
+            pass
+    assert [event["recipient_count"] for event in ledger.attempts] == [1000]
+
+
+def test_credentials_are_on_record_without_the_secret() -> None:
+    """Scheme, user, and the digest of the secret: basic, bearer, and what is neither."""
+    digest = hashlib.sha256(b"hunter2").hexdigest()
+    assert credentials(BASIC) == {"credentials": "basic", "user": "eve", "secret_sha256": digest}
+    assert credentials("Bearer hunter2")["secret_sha256"] == digest
+    assert credentials("Basic ???")["user"] == ""
+    assert credentials("") == {"credentials": "none"}
+
+
+# ---- forms
+
+
+NAMES = st.from_regex(r"[a-z:_]{1,12}", fullmatch=True)
+VALUES = st.text(st.characters(codec="utf-8"), max_size=80)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=5), st.binary(max_size=300))
+@settings(deadline=None)
+def test_a_form_is_read_back(fields: dict[str, str], content: bytes) -> None:
+    """Fields, file name, size and digest are those that were put in."""
+    content_type, body = form(fields, {"content": ("a-1.whl", content)}, boundary="b" * 30)
+    found = read_form(content_type, body)
+    assert (found.wrong, found.fields) == ("", fields)
+    ((field, filename, capture),) = found.files
+    assert (field, filename, capture.total_bytes) == ("content", "a-1.whl", len(content))
+    assert capture.sha256 == hashlib.sha256(content).hexdigest()
+
+
+@given(st.lists(st.binary(max_size=200) | st.sampled_from([b"\r\n--x", b"--", b"\r\n\r\n"])))
+@settings(deadline=None)
+def test_any_form_is_read_or_refused(pieces: list[bytes]) -> None:
+    """Nothing is raised, and what is held is bounded."""
+    body = b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n'
+    for sent in (b"".join(pieces), body + b"".join(pieces)):
+        found = read_form("multipart/form-data; boundary=x", sent)
+        assert all(len(each.kept) <= MAX_KEPT_BODY_BYTES for _, _, each in found.files)
+
+
+def test_forms_are_bounded() -> None:
+    """Long headers, many parts, many files and long fields end, each in its own way."""
+    x = "multipart/form-data; boundary=x"
+    assert "headers" in read_form(x, b"--x\r\nA: " + b"b" * 20_000 + b"\r\n\r\n\r\n--x--").wrong
+    parts = form({f"f{n}": "" for n in range(pypi.MAX_PARTS + 1)}, {})
+    files = form({}, {f"f{n}": ("n", b"") for n in range(pypi.MAX_FILES + 1)})
+    assert ("parts" in read_form(*parts).wrong, "files" in read_form(*files).wrong) == (True, True)
+    found = read_form(*form({"a": "v" * (pypi.MAX_FIELD_BYTES + 5), "b": "w"}, {}))
+    assert (len(found.fields["a"]), found.fields["b"]) == (pypi.MAX_FIELD_BYTES, "w")
+
+
+def test_what_begins_as_a_boundary_is_content() -> None:
+    """A mark that goes on is none; a form whose last boundary never comes is not whole."""
+    body = b'--xy\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--xyz\r\n--xy--\r\n'
+    found = read_form("multipart/form-data; boundary=xy", body[:-8])
+    assert (found.wrong, found.fields) == ("the form ends too early", {"a": "1\r\n--xyz\r\n"})
+    found = read_form("multipart/form-data; boundary=xy", body)
+    assert (found.wrong, found.fields) == ("", {"a": "1\r\n--xyz"})
