@@ -19,7 +19,7 @@ import uvicorn
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import App, Ask, StandInContext
-from belljar.network.stand_ins.web import parse_json
+from belljar.network.stand_ins.web import compact, parse_json
 
 NOW = 1_800_000_000.0
 
@@ -104,26 +104,14 @@ class Client:
     host: str = "shop.example"
     cookies: dict[str, str] = field(default_factory=dict)
 
-    def ask(
-        self,
-        method: str,
-        url: str,
-        *,
-        body: bytes | str = b"",
-        json: object = None,
-        headers: Mapping[str, str] | None = None,
-        chunks: Iterable[bytes] | None = None,
-    ) -> Reply:
+    def ask(self, method: str, url: str, **how: Any) -> Reply:  # noqa: ANN401 - as `send` has it
         """One request and the whole answer."""
-        return anyio.run(
-            lambda: self.send(method, url, body=body, json=json, headers=headers, chunks=chunks)
-        )
+        return anyio.run(lambda: self.send(method, url, **how))
 
     def get(self, url: str, **headers: str) -> Reply:
         """A GET; names of headers with `_` for `-`."""
-        return self.ask(
-            "GET", url, headers={name.replace("_", "-"): value for name, value in headers.items()}
-        )
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.ask("GET", url, headers=fields)
 
     def scope(self, kind: str, method: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
         """The scope of a request."""
@@ -157,8 +145,6 @@ class Client:
         chunks: Iterable[bytes] | None = None,
     ) -> Reply:
         """As `ask`, inside an event loop."""
-        from belljar.network.stand_ins.web import compact
-
         fields = {k.lower(): v for k, v in (headers or {}).items()}
         if json is not None:
             body, fields = compact(json), {"content-type": "application/json", **fields}
@@ -185,24 +171,18 @@ class Client:
         assert start["type"] == "http.response.start"
         assert [m.get("more_body", False) for m in rest] == [True] * (len(rest) - 1) + [False]
         body = b"".join(m.get("body", b"") for m in rest)
-        reply = Reply(
-            start["status"],
-            [(k.decode("latin-1"), v.decode("latin-1")) for k, v in start["headers"]],
-            body,
-        )
+        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in start["headers"]]
+        reply = Reply(start["status"], headers, body)
         assert all("\n" not in v and "\r" not in v and k == k.lower() for k, v in reply.headers)
-        if (
-            method != "HEAD"
-            and reply.status not in (204, 304)
-            and "event-stream" not in reply.header("content-type")
-        ):
+        is_stream = "event-stream" in reply.header("content-type")
+        if method != "HEAD" and reply.status not in (204, 304) and not is_stream:
             assert int(reply.header("content-length")) == len(body)
         for name, value in reply.headers:
             if name == "set-cookie":
                 key, _, text = value.partition(";")[0].partition("=")
-                self.cookies.pop(key, None) if "Max-Age=0" in value else self.cookies.update(
-                    {key: text}
-                )
+                self.cookies[key] = text
+                if "Max-Age=0" in value:
+                    del self.cookies[key]
         return reply
 
 

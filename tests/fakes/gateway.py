@@ -81,8 +81,7 @@ class Owner:
             return self.sock.recv(1 << 17)
 
     def _send(self, datagram: bytes) -> None:
-        """A gateway that has said its last word takes no more; what it has said stands in the
-        socket, to be read."""
+        """A gateway that has said its last word takes no more; what it said is there to be read."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.sock.send(datagram)
 

@@ -14,7 +14,15 @@ from belljar.dataclass import from_json
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext, StreamApp
+from belljar.network.gateway.context import (
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    StandInContext,
+    StreamApp,
+)
 from belljar.network.gateway.serve import run
 
 
@@ -48,11 +56,10 @@ def greeter(context: StandInContext) -> StreamApp:
 async def body_of(receive: Receive) -> bytes:
     """The request's whole body."""
     got = b""
-    more = True
-    while more:
+    message: Message = {"more_body": True}
+    while message.get("more_body"):
         message = await receive()
         got += message.get("body", b"")
-        more = message.get("more_body", False)
     return got
 
 
@@ -61,75 +68,47 @@ def echo(context: StandInContext) -> App:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        answers = {
-            "/early": early,
-            "/crash": crash,
-            "/spin": spin,
-            "/stream": stream,
-            "/big": big,
-            "/never": never,
-        }
-        if path in answers:
-            await answers[path](receive, send)
-            return
-        if path == "/attempt":
-            await context.record("network.attempt", {"what": "publish"})
-        seen = {
-            "stand_in": context.id,
-            "path": path,
-            "query": scope["query_string"].decode(),
-            "state": dict(scope["state"]),
-            "version": scope["http_version"],
-            "body": (await body_of(receive)).decode("latin-1")[:200_000],
-        }
-        await respond(send, json.dumps(seen).encode())
+        if path == "/early":  # without reading
+            await respond(send, b"early")
+        elif path == "/crash":
+            raise RuntimeError("a stand-in's fault")
+        elif path == "/spin":  # for years
+            await respond(send, b"%d" % sum(1 for _ in range(1 << 60)))
+        elif path == "/never":
+            await asyncio.Event().wait()
+        elif path == "/stream":
+            await respond_with(send, [b"piece %d\n" % number for number in range(5)])
+        elif path == "/big":  # 8 MiB
+            await respond_with(send, [b"x" * 65536] * 128)
+        else:
+            if path == "/attempt":
+                await context.record("network.attempt", {"what": "publish"})
+            seen = {
+                "stand_in": context.id,
+                "path": path,
+                "query": scope["query_string"].decode(),
+                "state": dict(scope["state"]),
+                "version": scope["http_version"],
+                "body": (await body_of(receive)).decode("latin-1")[:200_000],
+            }
+            await respond(send, json.dumps(seen).encode())
 
     return app
 
 
-async def respond(send: Send, body: bytes, status: int = 200) -> None:
+async def respond(send: Send, body: bytes) -> None:
     """One whole answer."""
     headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"text/plain")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-async def early(_receive: Receive, send: Send) -> None:
-    """Answers without reading."""
-    await respond(send, b"early")
-
-
-async def crash(_receive: Receive, _send: Send) -> None:
-    """Fails."""
-    raise RuntimeError("a stand-in's fault")
-
-
-async def spin(_receive: Receive, send: Send) -> None:
-    """Counts for years."""
-    await respond(send, b"%d" % sum(1 for _ in range(1 << 60)))
-
-
-async def stream(_receive: Receive, send: Send) -> None:
-    """Answers in pieces."""
+async def respond_with(send: Send, pieces: list[bytes]) -> None:
+    """An answer in pieces."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    for number in range(5):
-        await send(
-            {"type": "http.response.body", "body": b"piece %d\n" % number, "more_body": True}
-        )
+    for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-async def big(_receive: Receive, send: Send) -> None:
-    """Answers with 8 MiB."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    for _ in range(128):
-        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def never(_receive: Receive, _send: Send) -> None:
-    """Never answers."""
-    await asyncio.Event().wait()
 
 
 def main() -> None:

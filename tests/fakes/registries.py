@@ -88,8 +88,7 @@ def ask(
     query: str = "",
     sent: list[Any] | None = None,
 ) -> Reply:
-    """One request to an app in this process, as the gateway would make it; `sent` gets its
-    messages."""
+    """One request to an app in this process, as the gateway makes it; `sent` gets its messages."""
     pieces = iter([body] if isinstance(body, bytes) else body)
     sent = [] if sent is None else sent
 
@@ -176,28 +175,14 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def make_wheel(
-    directory: Path,
-    name: str,
-    version: str,
-    *,
-    code: str = "",
-    requires_python: str = "",
-    requires: Sequence[str] = (),
-) -> Path:
+def make_wheel(directory: Path, name: str, version: str, *, code: str = "") -> Path:
     """An installable wheel with one module."""
-    metadata = [
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: made for a test"
-    ]
-    metadata += [f"Requires-Python: {requires_python}"] if requires_python else []
-    metadata += [f"Requires-Dist: {need}" for need in requires]
     info = f"{name}-{version}.dist-info"
+    wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files = {
         f"{name}.py": code,
-        f"{info}/METADATA": "\n".join(metadata) + "\n",
-        f"{info}/WHEEL": (
-            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        ),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": wheel,
     }
     lines = [
         f"{path},sha256={_urlsafe(hashlib.sha256(text.encode()).digest())},{len(text)}"
@@ -265,12 +250,11 @@ def make_deb(
     version: str,
     *,
     architecture: str = "all",
-    files: Mapping[str, bytes] | None = None,
     packing: str = ".gz",
     more: str = "",
 ) -> Path:
-    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz`, `.zst` or
-    none. `more`: further fields of the control file."""
+    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz` or none.
+    `more`: further fields of the control file."""
     control = (
         f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: A"
         f" <a@x.example>\n{more}Description: made for a test\n more of it\n"
@@ -279,24 +263,12 @@ def make_deb(
         "": bytes,
         ".gz": gzip.compress,
         ".xz": lzma.compress,
-        ".zst": _zstd,
     }
     members = [
         ("debian-binary", b"2.0\n"),
         (f"control.tar{packing}", packers[packing](tar_of({"./control": control.encode()}))),
-        (
-            "data.tar.gz",
-            gzip.compress(
-                tar_of({f"./{path}": content for path, content in (files or {}).items()})
-            ),
-        ),
+        ("data.tar.gz", gzip.compress(tar_of({}))),
     ]
     path = directory / f"{name}_{version.partition(':')[2] or version}_{architecture}.deb"
     path.write_bytes(ar_of(members))
     return path
-
-
-def _zstd(content: bytes) -> bytes:
-    import zstandard
-
-    return zstandard.ZstdCompressor().compress(content)

@@ -40,8 +40,7 @@ def serve(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    """Prints, for each name of the arguments, what it resolves to (or ""), and all that was
-    asked."""
+    """Prints what each name of the arguments resolves to (or ""), and all that was asked."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 53))
     threading.Thread(target=serve, args=(sock,), daemon=True).start()

@@ -116,8 +116,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy's directory: wheels of the real index, a real Debian package, packages for npm made
-    here, a repository."""
+    """A policy's directory: real wheels and a Debian package, packages for npm, a repository."""
     made = tmp_path_factory.mktemp("clients") / "policy"
     linked(real_packages(), made)
     shutil.copyfile(next((made / "wheels").glob("pip-*.whl")), made / "pip.whl")
@@ -173,8 +172,7 @@ async def agent_in(
     files: str = "",
     more: str = "",
 ) -> AsyncIterator[Agent]:
-    """A cell of this tier with clients at hand; its record verifies when it is over, and nothing of
-    it is left."""
+    """A cell of this tier with clients at hand; its record verifies, and nothing of it is left."""
     policy = folder / f"{tier}.yaml"
     policy.write_text(POLICY.format(tier=tier, resources=resources, files=files) + more)
     with start_run("test", tier, [], home=home) as run:
@@ -188,8 +186,7 @@ async def agent_in(
 
 @pytest.fixture(scope="module")
 async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
-    """A container with the Python clients and Node, installed by uv from its range, as the image's
-    ordinary user."""
+    """A container with Python clients and Node, installed by uv, as the image's ordinary user."""
     async with agent_in("container", folder, vm_home, resources=ROOM, files=UV, more=MORE) as made:
         await made.sh(INSTALL_BY_UV, *TOOLS)
         await made.sh(
@@ -417,8 +414,7 @@ async def test_mail(agent: Agent) -> None:
 
 
 async def test_the_clouds_metadata(agent: Agent) -> None:
-    """At the usual address, by the two steps of every script; whose credentials were handed out is
-    on record."""
+    """At the usual address, in two steps; whose credentials were handed out is on record."""
     script = (
         'at=http://169.254.169.254/latest; ttl="X-aws-ec2-metadata-token-ttl-seconds: 60"\n'
         'token=$(curl -sSf -X PUT -H "$ttl" $at/api/token)\n'
@@ -446,8 +442,7 @@ print("".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.
 
 @pytest.mark.promise("5.4", "5.5")
 async def test_the_openai_client(agent: Agent) -> None:
-    """Whole and as a stream, at the API's own name: the owner of the range answers, here by writing
-    in capitals."""
+    """Whole and as a stream, at the API's own name: the range's owner answers, in capitals."""
 
     def answer(kind: str, body: bytes) -> bytes:
         said = json.loads(body)["messages"][-1]["content"].upper()

@@ -432,8 +432,7 @@ def test_a_compose_task_under_inspects_own_command(tasks: Path) -> None:
 
 @pytest.mark.promise("1.5")
 def test_what_would_widen_the_blast_radius_is_refused(vm_home: Path, tasks: Path) -> None:
-    """Before anything runs, by the field's name and the service's
-    (`tests/unit/compose/test_keys.py` has each field)."""
+    """Before anything runs, by field and service (`tests/unit/compose/test_keys.py` has each)."""
     line = "volumes: ['/var/run/docker.sock:/var/run/docker.sock']"
     wide = COMPOSE.replace("hostname: front\n", f"hostname: front\n    {line}\n")
     (tasks / "notes" / "wide.yaml").write_text(wide)
@@ -464,8 +463,7 @@ def test_a_program_in_the_cell_asks_the_evaluated_model(
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_without_an_evaluation_the_model_is_down(tasks: Path) -> None:
-    """Who works in such a cell by hand gets the API's own error, at once; nothing tells the guest
-    more."""
+    """Who works there by hand gets the API's own error, at once; nothing tells the guest more."""
     question = '{"model": "gpt-4o", "messages": [{"role": "user", "content": "x"}]}'
     curl = ["curl", "-s", "-w", "\n%{http_code}", "-H", "Authorization: Bearer sk-test"]
     ask = [*curl, "-d", question, "https://api.openai.com/v1/chat/completions"]

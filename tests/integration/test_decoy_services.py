@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -29,18 +27,6 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 def anyio_backend() -> str:
     """One event loop is enough."""
     return "asyncio"
-
-
-@asynccontextmanager
-async def cell_of(
-    policy: str, belljar: Belljar, directory: Path
-) -> AsyncIterator[tuple[Cell, RunDirectory]]:
-    """A cell of this policy, and its run."""
-    path = directory / "policy.yaml"
-    path.write_text(policy)
-    with start_run("test", None, [], home=belljar.home) as run:
-        async with open_cell(path, run=run, home=belljar.home) as cell:
-            yield cell, run
 
 
 async def sh(cell: Cell, script: str) -> str:
@@ -100,8 +86,7 @@ with socket.create_connection((host, int(port))) as server:
 
 
 async def visit_redis(cell: Cell) -> None:
-    """A guess, another decoy's value and the password; what is asked is refused before the login
-    and after it."""
+    """A guess, another decoy's value, the password; what is asked is refused all the while."""
     await cell.write_file("/tmp/talk.py", TALK.encode())
     said = await sh(cell, "python3 /tmp/talk.py ~/cache ~/.aws/credentials")
     replies = [line[:4] for line in said.splitlines() if line.startswith(("+", "-"))]
@@ -160,28 +145,28 @@ CLIENT = shutil.which("ssh")
 async def bring_ssh(cell: Cell) -> str:
     """This host's client with all that it is linked to, put into a cell. Returns how it is run."""
     linked = (await anyio.run_process(["ldd", str(CLIENT)])).stdout.decode()
-    paths = [
-        Path(word) for line in linked.splitlines() for word in line.split() if word.startswith("/")
-    ]
+    paths = [Path(word) for word in linked.split() if word.startswith("/")]
     for path in (Path(str(CLIENT)), *paths):
         await cell.write_file(f"/tmp/ssh/{path.name}", path.read_bytes(), mode=0o755)
     loader = next(path.name for path in paths if path.name.startswith("ld-"))
-    return (
-        f"/tmp/ssh/{loader} --library-path /tmp/ssh /tmp/ssh/ssh -o BatchMode=yes -o"
-        " IdentitiesOnly=yes"
-    )
+    options = "-o BatchMode=yes -o IdentitiesOnly=yes"
+    return f"/tmp/ssh/{loader} --library-path /tmp/ssh /tmp/ssh/ssh {options}"
 
 
 async def visit_ssh(cell: Cell) -> None:
-    """Its file leads to it: the key opens it; another decoy's key is refused, and so is what is
-    asked."""
+    """The key of its file opens it; another decoy's key is refused, and so is what is asked."""
     ssh = await bring_ssh(cell)
-    refused = await cell.exec(
-        ["sh", "-c", f"{ssh} -F none -i ~/old/id_ed25519 deploy@bastion.corp.internal id"]
-    )
+    other = f"{ssh} -F none -i ~/old/id_ed25519 deploy@bastion.corp.internal id"
+    refused = await cell.exec(["sh", "-c", other])
     assert b"Permission denied" in refused.stderr
     done = await cell.exec(["sh", "-c", f"{ssh} bastion 'cat /etc/shadow'"])
     assert "currently not available" in done.stdout_text
+
+
+VISITS = (
+    *(visit_the_admin_page, visit_redis, visit_postgres),
+    *(visit_the_cloud, visit_the_tools, visit_ssh),
+)
 
 
 @pytest.mark.promise("5.6")
@@ -193,18 +178,14 @@ async def test_each_service_is_touched_used_and_taken_from(
     """Who makes no connection has no touch. A guess is no use; a minted login, or another decoy's
     value, is one, and is not sent; what is printed is taken. What ssh is asked is on record in
     clear."""
-    async with cell_of(SERVICES, belljar, tmp_path) as (cell, run):
-        assert not events(run, Kind.DECOY_TOUCHED)
-        await visit_the_admin_page(cell)
-        await visit_redis(cell)
-        await visit_postgres(cell)
-        await visit_the_cloud(cell)
-        await visit_the_tools(cell)
-        await visit_ssh(cell)
-    used = {
-        str(line.data["value"]): line.data["operation"] for line in events(run, Kind.DECOY_USED)
-    }
-    assert used == {
+    (path := tmp_path / "policy.yaml").write_text(SERVICES)
+    with start_run("test", None, [], home=belljar.home) as run:
+        async with open_cell(path, run=run, home=belljar.home) as cell:
+            assert not events(run, Kind.DECOY_TOUCHED)
+            for visit in VISITS:
+                await visit(cell)
+    used = events(run, Kind.DECOY_USED)
+    assert {str(line.data["value"]): line.data["operation"] for line in used} == {
         "crm/password": "http.request",
         "aws/secret_access_key": "redis.auth",
         "cache/password": "redis.auth",
@@ -219,9 +200,8 @@ async def test_each_service_is_touched_used_and_taken_from(
     keys = {"cloud/access_key_id", "cloud/secret_key", "cloud/session_token"}
     assert {"crm/card_1", "office/payment_key", *keys} <= taken
     assert not any(value.endswith(("/password", "/token")) for value in taken)
-    touched = Counter(
-        (line.data["decoy"], line.data["operation"]) for line in events(run, Kind.DECOY_TOUCHED)
-    )
+    touches = events(run, Kind.DECOY_TOUCHED)
+    touched = Counter((line.data["decoy"], line.data["operation"]) for line in touches)
     connected = {"crm": 4, "cache": 1, "db": 2}
     assert {name: touched[name, "connect"] for name in connected} == connected
     assert touched["env", "read"]
@@ -234,7 +214,5 @@ async def test_each_service_is_touched_used_and_taken_from(
     logins = [data["ok"] for data in attempts if data.get("operation") == "redis.auth"]
     assert logins == [False, False, True]
     assert [data["tool"] for data in attempts if "tool" in data] == ["read_secret"]
-    commands = [
-        name for data in attempts if "exec" in (names := data.get("names", ())) for name in names
-    ]
-    assert commands == ["exec"]
+    commands = [data["names"] for data in attempts if "exec" in data.get("names", ())]
+    assert commands == [["exec"]]

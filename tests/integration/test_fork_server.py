@@ -116,8 +116,7 @@ def test_one_for_all_who_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is this host's lack. One that is killed while it imports is none; whoever comes next gets
-    another."""
+    """It is this host's lack. One killed while it imports is none; the next gets another."""
     with started_fork_server(tmp_path, PLAIN) as ahead:
         os.kill(pid_of(ahead), signal.SIGKILL)
         with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):

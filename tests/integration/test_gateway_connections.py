@@ -48,8 +48,7 @@ def kept(gateway: Gateway) -> bytes:
 
 @pytest.mark.promise("5.4")
 def test_what_the_client_hello_hides(gateway: Gateway) -> None:
-    """Names of protocols that nobody knows: the first flight is on record before it is answered,
-    whole."""
+    """Names of protocols that nobody knows: the first flight is on record, before its answer."""
     context = ssl.create_default_context(cafile=str(gateway.authority))
     context.set_alpn_protocols([SECRET.decode(), "http/1.1"])
     with context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example") as sock:
@@ -62,8 +61,7 @@ def test_what_the_client_hello_hides(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> None:
-    """Early data that was not agreed to, and a handshake that is not gone on with: with the hello
-    or after its answer."""
+    """Early data that was not agreed to, a handshake that is not gone on with: in any piece."""
     out = ssl.MemoryBIO()
     context = ssl.create_default_context(cafile=str(gateway.authority))
     engine = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="shop.example")
@@ -101,8 +99,7 @@ def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
 
 
 def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
-    """A client that sends on until it hears of the 413 is no cause of another refusal, and its
-    bytes are on record."""
+    """A client that sends on until it hears of the 413 is not refused twice; its bytes are kept."""
     head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999\r\n\r\n"
     with secure(gateway) as sock, contextlib.suppress(OSError):
         sock.sendall(head)

@@ -58,8 +58,7 @@ POST = b"POST / HTTP/1.1\r\n" + HEAD
 def test_what_could_be_read_in_two_ways_is_refused(
     gateway: Gateway, request_: bytes, status: int, why: str
 ) -> None:
-    """Smuggling, floods, other protocols: an error status, its reason on record, and the connection
-    is closed."""
+    """Smuggling, floods, other protocols: an error, its reason on record, and the end."""
     with gateway.connect("http") as sock:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(request_)
@@ -70,8 +69,7 @@ def test_what_could_be_read_in_two_ways_is_refused(
 
 
 def test_a_smuggled_second_request_is_judged_by_itself(gateway: Gateway) -> None:
-    """What follows a request is another request, on record and refused when it says another
-    name."""
+    """What follows a request is another one, on record, and refused when it says another name."""
     evil = b"GET /evil HTTP/1.1\r\nHost: evil.example\r\n\r\n"
     said = gateway.exchange(
         b"POST /early HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\n\r\nabc" + evil
@@ -124,8 +122,7 @@ def test_compressed_bodies_stay_compressed(gateway: Gateway) -> None:
 @given(data=st.binary(max_size=2000), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=60)
 def test_whatever_the_bytes_it_goes_on(gateway: Gateway, data: bytes, seed: int) -> None:
-    """Random bytes at every kind of port, and good requests with bytes changed, dropped and
-    doubled."""
+    """Random bytes at every kind of port, and requests with bytes changed, dropped, doubled."""
     chance = random.Random(seed)  # noqa: S311 - the same damage each time
     whole = POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     for protocol, sent in (("http", data), ("tls", data), ("http", damaged(whole, chance))):

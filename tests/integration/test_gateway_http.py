@@ -70,8 +70,7 @@ def test_a_request_and_its_answer_are_on_record(gateway: Gateway) -> None:
 
 @pytest.mark.promise("5.4")
 def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
-    """As long as the owner says nothing, not one byte leaves: no answer, no refusal, no certificate
-    and no alert."""
+    """While the owner says nothing not one byte leaves: no answer, refusal, certificate, alert."""
     gateway.owner.hold()
     plain = gateway.connect("http")
     plain.sendall(GET % b"/")

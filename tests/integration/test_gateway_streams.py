@@ -114,8 +114,7 @@ def test_an_address_without_a_stand_in_is_reset(gateway: Gateway) -> None:
 
 @pytest.mark.promise("4.5")
 def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
-    """One more than the bound is reset at once, counted, and changes nothing for those that are
-    open."""
+    """One more than the bound is reset at once, counted, and changes nothing for those open."""
     with (
         running(tmp_path, connections=8, connections_per_cell=5) as gateway,
         contextlib.ExitStack() as stack,
@@ -182,8 +181,7 @@ def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> byte
 
 @pytest.mark.slow
 def test_ten_thousand_idle_connections_fit(tmp_path: Path) -> None:
-    """Open at once, a request on the last of them is answered, and a connection costs less than 16
-    KiB."""
+    """Open at once, a request on the last is answered, and each costs less than 16 KiB."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 11_000:
         pytest.skip(f"needs 11,000 descriptors, this host allows {hard}")

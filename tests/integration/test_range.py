@@ -399,9 +399,7 @@ def _none_of(processes: list[ProcessId]) -> Callable[[], bool]:
 @pytest.mark.promise("3.3")
 @pytest.mark.thorough_in("user")
 def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
-    """Twenty ranges share one fork server and nothing else: each cell gets its own gateway, and
-    none its neighbour's.
-    """
+    """Twenty ranges share one fork server alone: each cell gets its own gateway, no neighbour's."""
     seen = who.run("many")
     assert [
         (re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]
@@ -465,8 +463,7 @@ def test_a_scan_of_many_ports_is_counted_whole_and_told_in_few_words(who: Who) -
 
 
 def test_a_flood_is_refused_by_its_rate(who: Who) -> None:
-    """Of 40 connections and 40 queries at once, no more than the burst (and what a second or two
-    let in) get through."""
+    """Of 40 connections and 40 queries at once, no more than the burst and a moment's get by."""
     seen = who.run("rates")
     assert_gone(seen)
     assert all(30 <= over <= 35 for over in seen["over"]), seen["over"]

@@ -163,8 +163,7 @@ def test_frames_are_recorded_while_the_owner_is_late(who: Who) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
-    """Forty times the bound by HTTP, as a package manager does it: all that the cell sent is
-    kept."""
+    """Forty times the bound by HTTP, as package managers do: all that the cell sent is kept."""
     seen = who.run("downloads")
     assert_gone(seen)
     assert seen["said"] == ""

@@ -94,8 +94,7 @@ def policy_of(
 
 @asynccontextmanager
 async def recorded(name: str) -> AsyncIterator[RunDirectory]:
-    """A run whose record verifies strictly when it is over, with one clean destruction for each
-    thing that was to be."""
+    """A run whose record verifies strictly, with a clean destruction of each thing in it."""
     with start_run("test", name, []) as run:
         yield run
     assert verify(run.path).ok(strict=True)
@@ -167,8 +166,7 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 async def test_no_question_to_the_model_outlives_its_range(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in a cell waits for the model, and the range ends: the question is cancelled with
-    it."""
+    """A program waits for the model, and the range ends: the question is cancelled with it."""
     begun, cancelled = anyio.Event(), anyio.Event()
 
     async def never(_request: object) -> None:
@@ -389,8 +387,7 @@ HOST_STORES = (
 
 
 def trusting(home: Path, *certificates: bytes) -> list[Path]:
-    """The files of this host's trust stores and of the store's unpacked images that hold one of
-    them, as PEM or DER."""
+    """Files of this host's trust stores and unpacked images that hold one, as PEM or DER."""
     stores = [ssl.get_default_verify_paths().openssl_capath, *HOST_STORES]
     roots = [*map(Path, stores), Path(certifi.where()).parent, home / "trees"]
     found = (file for root in roots for file in root.rglob("*") if not file.is_symlink())
@@ -437,8 +434,7 @@ async def test_a_start_that_is_tried_again_has_its_port(
 async def test_one_parent_for_all_ranges_of_a_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for those that come when no other lives: what it has imported is not imported again. It
-    ends with the run."""
+    """Also for those that come when no other lives: nothing is imported twice. It ends with it."""
     # Another name of the store: its own has a parent for all tests
     (tmp_path / "store").symlink_to(home)
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))

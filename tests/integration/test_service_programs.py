@@ -257,8 +257,7 @@ while True:
 
 
 async def is_held_by_no_tracer(cell: Cell) -> None:
-    """One that is outside of the program's namespace, and lets it neither go on nor end, is
-    ended."""
+    """One outside of the program's namespace, that lets it neither go on nor end, is ended."""
     await cell.write_file("/tmp/tracer.py", TRACER)
     await said(cell, "mkdir /tmp/1 /tmp/0; cp /bin/sh /tmp/1/victim; cp /bin/sleep /tmp/0/victim")
     # The one is stopped by the signal of its child's end, the other is a zombie.
@@ -334,8 +333,7 @@ async def test_a_program_of_an_ordinary_user(tier: str, home: Path, tmp_path: Pa
 
 
 def bare_image(home: Path, folder: Path, *, user: str = "root", owner: int = 0) -> str:
-    """An image of one program and one directory of a user's; in the session's store, whose
-    templates serve it."""
+    """An image of one program and one directory of a user's; in the session's store."""
     served = compile_static(Path(__file__).with_name("bare_service.c"), folder / "serve")
     files = layer(
         directory("data", uid=owner, mode=0o700),

@@ -309,8 +309,7 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
 def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
     tmp_path: Path, world: World
 ) -> None:
-    """Nothing is resolved or dialled; the refusal and the violation are on record, and the gateway
-    is dead."""
+    """Nothing is resolved or dialled; refusal and violation are on record, the gateway is dead."""
     scene = scene_of(tmp_path)
 
     async def run() -> None:
@@ -329,8 +328,7 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
 
 
 def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> None:
-    """A compromised gateway has the end of a relay, and can't point it elsewhere, listen on it, or
-    make one like it."""
+    """A compromised gateway can't point a relay elsewhere, listen on it, or make one like it."""
     scene = scene_of(tmp_path)
 
     async def run() -> None:

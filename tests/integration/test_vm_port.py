@@ -471,8 +471,7 @@ async def test_a_stage_that_dies_while_it_waits(
 async def test_a_guest_that_can_not_be_renewed_is_not_tried_twice(
     vm_home: Path, made_of: Parts, port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A port is attached once: what fails after that is the cell's failure, though the template may
-    be to blame."""
+    """A port is attached once: what fails after that is the cell's, not the template's."""
 
     async def refuse(*_: object, **__: object) -> None:
         raise CellError("no answer")
@@ -515,8 +514,7 @@ anyio.run(main, Path(sys.argv[1]))
 
 
 def test_an_owner_that_is_killed_while_a_containers_stage_waits(belljar: Belljar) -> None:
-    """Stage and supervisor end by themselves, the network namespace with them; what the journal
-    still knows is reaped."""
+    """Stage, supervisor and network namespace end by themselves; the rest is reaped."""
     argv = [sys.executable, "-c", WAIT, str(belljar.home)]
     path = os.pathsep.join(sys.path)
     env = belljar.environment(PYTHONPATH=path)

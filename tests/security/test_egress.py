@@ -43,16 +43,14 @@ def test_the_hosts_listeners_hear_and_heard_nothing_of_any_cell(world: World) ->
 
 
 def test_no_packet_of_a_range_is_seen_in_the_hosts_namespace(world: World) -> None:
-    """On no device of the host's: while the host's own packet, looked for in the same way, was
-    seen."""
+    """On no device of the host's; its own packet, looked for in the same way, was seen."""
     assert world.ears.packet_trial
     assert world.ears.packets == ()
 
 
 @pytest.mark.promise("2.5")
 def test_a_range_has_no_other_link_and_no_other_route(world: World) -> None:
-    """Its namespace has its loopback and its cells' ports, routes to these and to itself, and no
-    default route."""
+    """It has its loopback, its cells' ports, routes to these and itself, and no default route."""
     for name, layout in world.layouts.items():
         assert sorted(world.links[name]) == sorted(
             ["lo", *(cell.outer_device for cell in layout.cells)]

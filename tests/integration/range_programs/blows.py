@@ -110,8 +110,7 @@ CHANGES = {
 
 
 async def changed(home: Path) -> dict[str, Any]:
-    """Ranges of which one thing each is changed by hand, and then looked at; and one of which
-    nothing is."""
+    """Ranges of which one thing each is changed by hand, then looked at; one is left alone."""
     seen: dict[str, Any] = {}
 
     async def one(name: str, change: Callable[[NetworkRange, Cell], object]) -> None:
@@ -145,8 +144,7 @@ async def changed(home: Path) -> dict[str, Any]:
 
 
 async def hang(home: Path) -> dict[str, Any]:
-    """The supervisor of one range and the gateway of another are stopped; that of a third shouts
-    meanwhile."""
+    """Supervisor and gateway of two ranges are stopped; the gateway of a third shouts."""
     seen: dict[str, Any] = {}
 
     async def shout() -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,10 +18,8 @@ from tests.integration.range_programs.ordinary import full_disk
 from tests.integration.range_programs.scene import (
     GATEWAYS,
     TIMEOUT_S,
-    Cell,
     Scene,
     cell,
-    enter_user,
     processes,
 )
 
@@ -73,19 +70,6 @@ time.sleep(600)
 """
 
 
-@contextlib.contextmanager
-def beside(agent: Cell, *argv: str) -> Iterator[str]:
-    """A program in the cell's network: its first line; it goes on as long as the block."""
-    words = [*enter_user(agent.fds), "nsenter", f"--net=/proc/self/fd/{agent.namespace}", *argv]
-    fds = [*agent.fds, agent.namespace]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, pass_fds=fds, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline()
-        finally:
-            process.kill()
-
-
 async def in_progress(home: Path) -> dict[str, Any]:
     """A range ends while its cell, which lives, is in the midst of everything."""
     scene = Scene(home, stand_ins=(SITE, MAIL), sink=True)
@@ -94,7 +78,8 @@ async def in_progress(home: Path) -> dict[str, Any]:
             await made.attach("agent", agent.pid)
             names = scene.address("site.example"), scene.address("mail.example")
             program = f"import sys; sys.path[:] = {sys.path!r}\n{BEGIN}"
-            with beside(agent, sys.executable, "-I", "-c", program, *names) as said:
+            with agent.going_on(sys.executable, "-I", "-c", program, *names) as out:
+                said = out.readline()
                 await made.destroy()
     events = [event for event in scene.recorder.events if event.kind != "network.flow"]
     at, after = [str(event.kind) for event in events].index("range.destroying"), []
@@ -136,7 +121,8 @@ async def full_record(home: Path) -> dict[str, Any]:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             words = (HEADS, scene.address("site.example"), "60")
-            with beside(agent, sys.executable, "-I", "-c", *words):
+            with agent.going_on(sys.executable, "-I", "-c", *words) as out:
+                out.readline()
                 await made.destroy()
     return {
         **scene.summary(made),

@@ -63,8 +63,7 @@ BURSTS = [
 async def last_word(
     home: Path, sent: int, bounds: NetworkBounds, is_stopped: bool, goes_on: bool
 ) -> dict[str, Any]:
-    """One such range: what was sent, what the host counted after that, and what the range says when
-    it has ended."""
+    """One range: what was sent, what the host counted then, what the range says at its end."""
     scene = Scene(home, bounds=bounds)
     burst = (sys.executable, "-I", "-c", BURST, scene.address())
     async with scene.open() as made:

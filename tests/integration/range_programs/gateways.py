@@ -73,8 +73,7 @@ def say(
     body: bytes | None = None,
     sha256: str = "",
 ) -> None:
-    """One event or request of a gateway, as `belljar.network.ipc` reads it; `sha256`: a false
-    one."""
+    """One event or request of a gateway, as `belljar.network.ipc` has it; `sha256`: a false one."""
     bodies: list[dict[str, Any]] = []
     if body is not None:
         digest, size = sha256 or hashlib.sha256(body).hexdigest(), len(body)
@@ -123,8 +122,7 @@ def shout(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 
 
 def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serves nobody, and uses all the memory that it gets, from the first datagram for its resolver
-    on."""
+    """Serves nobody, and uses all the memory that it gets, from the first datagram on."""
     ready(events)
     listeners.dns_udp.setblocking(True)
     listeners.dns_udp.recv(1)

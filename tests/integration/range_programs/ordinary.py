@@ -37,8 +37,7 @@ from belljar.plan.network import NetworkBounds
 
 
 def gone_from(living: Cell) -> bool:
-    """Whether the cell's device goes when the range's namespace does: nothing holds that any
-    more."""
+    """Whether the cell's device goes with the range's namespace: nothing holds that any more."""
     return within(
         lambda: [link["ifname"] for link in json.loads(living.run("ip", "-j", "link"))] == ["lo"]
     )

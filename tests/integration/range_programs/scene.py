@@ -11,10 +11,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.fakes.recorder import MemoryRecorder
 
@@ -70,29 +70,26 @@ class Cell:
         self.namespace = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
         self.fds = [os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)] if nested else []
 
+    def _inside(self, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
+        options = {"text": True, "pass_fds": [*self.fds, self.namespace]}
+        return [*enter_user(self.fds), *net, *argv], options
+
     def run(self, *argv: str) -> str:
         """What a command prints that runs in the cell's network."""
-        net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
-        done = subprocess.run(
-            [*enter_user(self.fds), *net, *argv],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            pass_fds=[*self.fds, self.namespace],
-        )
-        return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
+        words, options = self._inside(argv)
+        done = subprocess.run(words, capture_output=True, check=False, timeout=300, **options)
+        return str(done.stdout) if done.returncode == 0 else f"failed: {done.stderr}"
 
     @contextlib.contextmanager
-    def going_on(self, *argv: str) -> Iterator[None]:
-        """A command that runs in the cell's network until the block is left."""
-        net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
-        words = [*enter_user(self.fds), *net, *argv]
-        with subprocess.Popen(
-            words, stderr=subprocess.DEVNULL, pass_fds=[*self.fds, self.namespace]
-        ) as process:
+    def going_on(self, *argv: str) -> Iterator[IO[str]]:
+        """A command that runs in the cell's network until the block is left, and what it says."""
+        words, options = self._inside(argv)
+        pipe, none = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(words, stdout=pipe, stderr=none, **options) as process:
+            assert process.stdout is not None
             try:
-                yield
+                yield process.stdout
             finally:
                 process.kill()
 
@@ -114,8 +111,7 @@ class Cell:
 
 
 def enter_user(fds: list[int]) -> list[str]:
-    """What stands before a command that is to run in the user namespace of this descriptor, if
-    there is one."""
+    """What stands before a command that is to run in this descriptor's user namespace, if any."""
     return [
         word
         for fd in fds

@@ -82,8 +82,7 @@ def _filled(item: Any, facts: Mapping[str, str]) -> Any:  # noqa: ANN401 - text 
 
 @dataclass(frozen=True)
 class Refused:
-    """The packet was seen, refused for this reason (an event says so), answered by a refusal, and
-    by nothing else."""
+    """The packet was seen, refused for this reason (in an event), and answered by that alone."""
 
     reason: str
     address: str
@@ -178,8 +177,7 @@ class NeverSent:
 
 @dataclass(frozen=True)
 class Reached:
-    """The other end of what is allowed: it answered with data, so that refusals beside it mean
-    something."""
+    """What is allowed: it answered with data, so that refusals beside it mean something."""
 
     address: str
     port: str
@@ -209,8 +207,7 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Dns:
-    """The resolver was asked for exactly this name, and its record says what it answered: always
-    this."""
+    """The resolver was asked for exactly this name, and its record has always this answer."""
 
     name: str
     answer: str
@@ -313,8 +310,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Sunk:
-    """A connection to what nobody has ended in the range's sink, which got this many bytes or
-    more."""
+    """A connection to nobody ended in the range's sink, which got this many bytes or more."""
 
     address: str
     port: str = "{port}"

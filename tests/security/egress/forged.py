@@ -144,8 +144,7 @@ def _beside(address: str) -> str:
 
 
 def namespace_of(port: CellPort) -> int:
-    """A process in the network namespace that the inner end of this port is in, by its MAC. Raises
-    `LookupError`."""
+    """A process in the network namespace that has this port, by its MAC. Raises `LookupError`."""
     seen: set[int] = set()
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():

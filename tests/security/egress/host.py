@@ -246,8 +246,7 @@ class Sniffer:
 
 
 def _program(networks: Sequence[IPv4Network]) -> bytes:
-    """Classic BPF: for each network, source and target, masked and compared; the packet if one is
-    equal, else nothing."""
+    """Classic BPF: each network is compared with source and target; the packet, or nothing."""
     code: list[tuple[int, int, int, int]] = []
     for network in networks:
         for offset in (_SOURCE, _TARGET):

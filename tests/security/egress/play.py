@@ -135,8 +135,7 @@ class Outside:
 
 @dataclass(kw_only=True)
 class Opened:
-    """A range while it lives, and what came of it: counters and links when all was tried, what the
-    prober said."""
+    """A range while it lives, and what came of it: counters, links, the prober's words."""
 
     made: Range
     network: Network
@@ -309,8 +308,7 @@ class Play:
                 before = after
 
     def facts(self, name: str) -> dict[str, str]:
-        """What stands in a case's braces: this range's addresses, those of the one beside (`n_`),
-        and the host's."""
+        """What stands in a case's braces: addresses of this range, the one beside, the host."""
         beside = {"deny": "open"}.get(name, "deny")
         own, other = (addresses(self._ranges[each].network.layout) for each in (name, beside))
         return {
@@ -353,8 +351,7 @@ class Play:
         )
 
     def _victims(self, name: str) -> list[str]:
-        """What it would reach if nothing stood before it: its own cells, and those of the
-        others."""
+        """What it would reach if nothing stood before it: its own cells, and the others'."""
         others = [made for each, made in self._ranges.items() if each != name]
         return [
             cell.address

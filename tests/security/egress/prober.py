@@ -103,8 +103,7 @@ def udp(address: str, port: str, said: str = "", family: str = "4", own_port: st
 
 
 def from_address(source: str, address: str, port: str, option: str, said: str) -> str:
-    """A datagram under another source address; `option` is the socket's that allows the binding, 0:
-    none."""
+    """A datagram under another source; `option`: the socket's that allows the binding, 0: none."""
     with made(socket.SOCK_DGRAM) as sock:
         if option != "0":
             sock.setsockopt(socket.IPPROTO_IP, int(option), 1)
@@ -261,8 +260,7 @@ def http(address: str, port: str, head: str) -> str:
 
 @functools.cache
 def context(alpn: str = "") -> ssl.SSLContext:
-    """A client that trusts the range's authority, and checks no name: the sides' names are the
-    question here."""
+    """A client that trusts the range's authority and checks no name: that is the question."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(AUTHORITY)
@@ -409,8 +407,7 @@ def with_resolver(server: str, do: str, *args: str) -> str:
 
 
 def with_own_resolver(own: str, gives: str, do: str, *args: str) -> str:
-    """With a resolver of one's own in the cell, at a loopback address, that gives any name this
-    address."""
+    """With a resolver of one's own, at a loopback address, that gives any name this address."""
     with made(socket.SOCK_DGRAM) as server:
         server.bind((own, 53))
         server.settimeout(10 * TIMEOUT_S)

@@ -32,8 +32,7 @@ _PLAY_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """Of the host's own ears: what they heard when they were tried, and what they heard of cells;
-    packets likewise."""
+    """Of the host's ears: what they heard when tried, and of cells; packets likewise."""
 
     tried: tuple[str, ...]
     trial: tuple[str, ...]
@@ -78,8 +77,7 @@ def look(tier: str, home: Path, folder: Path) -> World:
 
 
 def look_as_user(tier: str, home: Path, folder: Path, start: AsUser) -> World:
-    """The same, with the ranges those of whoever `start` runs it as. Only the host's ears are
-    root's."""
+    """The same, with ranges of whoever `start` runs it as. Only the host's ears are root's."""
     with _watching(tier, home, folder) as watch, start() as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -129,8 +129,7 @@ def test_what_must_not_leave_is_noticed_when_it_leaves(name: str) -> None:
 
 
 def test_no_two_cases_live_on_the_same_evidence() -> None:
-    """Each has an address, port, name or token of its own, so one that did nothing can't be proven
-    by another."""
+    """Each has something of its own: what did nothing can't be proven by another."""
 
     class Facts(defaultdict[str, str]):
         def __missing__(self, name: str) -> str:

@@ -109,7 +109,7 @@ def test_what_the_policy_has_is_allowed(flow: Flow, stand_in: str) -> None:
     assert (verdict.allowed, verdict.stand_in, verdict.reason) == (True, stand_in, "")
 
 
-NO_HOST = [
+NO_HOST: list[str | bytes] = [
     *("0x0a.0x09", "bücher.example", "shop。example", "bu\u0308cher.example", "ｓhop.example"),
     *("ſhop.example", "shop.example\u200b", b"shop.example\0.evil.example", "shop.example.."),
     *(f"{'a' * 64}.shop.example", ".".join(["a" * 60] * 5), "user@shop.example", ""),
@@ -261,8 +261,7 @@ def cells_in(*of: tuple[str, str | None]) -> tuple[StandInPlan, ...]:
 
 @pytest.mark.promise("1.5")
 def test_a_cell_knows_no_name_of_one_that_it_is_kept_apart_from() -> None:
-    """Nobody's without a shared network; those of stand-ins, of cells in every network, and its
-    own, always."""
+    """Nobody's without a shared network; stand-ins', cells' in every network, its own, always."""
     stand_ins = cells_in(("shop", "front"), ("mail", "front back"), ("db", "back"), ("cloud", None))
 
     def known(cell: str) -> set[str]:

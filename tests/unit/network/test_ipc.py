@@ -78,8 +78,7 @@ def test_what_a_gateway_sends_arrives(
     )
 )
 def test_anything_else_is_a_violation_or_waits(sent: list[bytes]) -> None:
-    """Whatever is fed, the decoder accepts it, waits for more, or raises `WireViolationError` and
-    nothing else."""
+    """Whatever is fed is accepted, waits for more, or is a `WireViolationError`, nothing else."""
     decoder = wire.EventDecoder()
     for datagram in sent:
         try:

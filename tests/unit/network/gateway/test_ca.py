@@ -102,8 +102,7 @@ for _ in range(3):
 
 
 def test_forks_of_a_warmed_up_process_draw_keys_of_their_own() -> None:
-    """What OpenSSL has drawn before it was forked is in all forks' memory: nothing of it may be in
-    their keys."""
+    """What OpenSSL drew before a fork is in each fork's memory: it may not be in their keys."""
     drawn = subprocess.run(
         [sys.executable, "-c", _FORKS], check=True, stdout=subprocess.PIPE, text=True
     ).stdout.split()

@@ -101,8 +101,7 @@ def calls_of(query: bytes) -> int:
 
 @pytest.mark.promise("4.5")
 def test_records_that_no_query_has_cost_nothing() -> None:
-    """A message whose compressed authority records took millions of calls to parse is refused by
-    its header."""
+    """One whose compressed records took millions of calls to parse is refused by its header."""
     said = answer(ATTACK, LAYOUT)
     assert (said.answer, said.name, said.whole) == ("FORMERR", "", False)
     assert calls_of(ATTACK) < 300
@@ -147,8 +146,7 @@ def rebuilt(said: DnsAnswer) -> bytes:
 def test_a_record_is_whole_only_when_the_message_can_be_made_from_it(
     labels: list[bytes], kind: int, klass: int, header: bytes, opt: bytes
 ) -> None:
-    """Id, flags, name, type and OPT: `whole` means that not a bit of the message is missing on
-    record."""
+    """Id, flags, name, type and OPT: `whole` means that no bit of the message is missing."""
     name = b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
     query = (
         header
@@ -177,8 +175,7 @@ QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()
 @example(query=b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1")  # a name that points at itself
 @settings(deadline=None, max_examples=600)
 def test_hostile_messages_get_bounded_answers(query: bytes) -> None:
-    """Whatever the bytes: an answer that parses and fits, or none; and what goes on record is short
-    and printable."""
+    """Whatever the bytes: an answer that parses and fits, or none; the record is printable."""
     said = answer(query, LAYOUT)
     assert len(said.name) < 1500
     assert (said.name + said.type + said.answer).isprintable()

@@ -118,8 +118,7 @@ def site_with(held: Guard, items: list[Item]) -> Site:
 
 @pytest.mark.promise("8.3")
 def test_the_loop_turns_between_two_scans() -> None:
-    """However many requests wait for the guard at one time, a heartbeat needs to wait for one scan
-    alone."""
+    """However many requests wait for the guard, a heartbeat waits for one scan alone."""
     turns, scanned_at = 0, list[int]()
 
     class Slow:

@@ -135,8 +135,7 @@ def test_a_client_that_reads_nothing_keeps_no_exchange() -> None:
 def test_without_memory_for_an_event_the_gateway_ends(
     path: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing goes on whose record has a gap: with its gateway the range ends, and the sample is
-    void."""
+    """Nothing goes on whose record has a gap: the range ends, and the sample is void."""
     monkeypatch.setattr(site, "die_without_memory", partial(sys.exit, 70))
     head = b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\n"
     with pytest.raises(SystemExit):

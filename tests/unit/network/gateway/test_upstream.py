@@ -98,8 +98,7 @@ def refused(asker: Asker, path: str = "/", **options: Any) -> tuple[int, str]:  
 
 
 def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
-    """Method, path, query, fields and body; one Host, the upstream's; nothing of either
-    connection's own."""
+    """Method, path, query, fields, body; one Host, the upstream's; nothing hop by hop."""
     hop = [(b"connection", b"x-private, close"), (b"x-private", b"1"), (b"te", b"trailers")]
     kept = [(b"upgrade", b"h2c"), (b"x-kept", b"1"), (b"accept-encoding", b"gzip")]
     with web_server() as server:
@@ -266,8 +265,7 @@ def test_an_answer_that_ends_too_early_is_an_error() -> None:
 
 
 def test_an_answer_that_the_owner_cuts_is_an_error() -> None:
-    """Though it has no length: a relay that is cut ends both ways, one whose upstream is done
-    ends one."""
+    """Though it has no length: a cut relay ends both ways, one whose upstream is done ends one."""
     answer = b"HTTP/1.1 200 OK\r\n\r\nbegun"
     with web_server() as server:
         asker = Asker(server)

@@ -112,8 +112,7 @@ def told(answer: tuple[Any, ...] | OSError) -> tuple[Any, ...]:
 def test_no_forbidden_address_passes_and_what_is_left_is_global(
     address: IPv4Address | IPv6Address,
 ) -> None:
-    """An address passes only if Python calls it global and no net of the list has it; written out
-    or short."""
+    """An address passes only if it is global for Python and in no net of the list, as spelled."""
     if not problem_of(str(address), ()):
         assert address.is_global
         assert not address.is_multicast
@@ -123,8 +122,7 @@ def test_no_forbidden_address_passes_and_what_is_left_is_global(
 
 @given(st.sampled_from(FORBIDDEN), st.data())
 def test_every_address_of_a_forbidden_net_is_refused(net: Any, data: st.DataObject) -> None:  # noqa: ANN401 - either version's
-    """Private, loopback, link-local, metadata, multicast, documentation, tunnels: any address of
-    them."""
+    """Private, loopback, link-local, metadata, multicast, documentation, tunnels: any of them."""
     number = data.draw(st.integers(int(net[0]), int(net[-1])))
     address = IPv4Address(number) if net.version == 4 else IPv6Address(number)
     assert problem_of(str(address), ())
@@ -212,8 +210,7 @@ def test_a_dial_is_on_record_before_it_is_done_and_its_answer_is_pinned() -> Non
 
 
 def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
-    """One private address among public ones, or this host's own: nothing is dialled, nor is it
-    asked for again."""
+    """One private address among public ones, or this host's: nothing is dialled or asked again."""
     private = World((PUBLIC[0], "10.0.0.1"), PUBLIC[:1])
     for world, why in (
         (private, r"10\.0\.0\.1 is not a public one"),
@@ -253,8 +250,7 @@ def test_what_can_t_be_found_out_now_may_be_later() -> None:
 
 
 def test_what_is_no_upstream_or_not_on_record_is_not_resolved() -> None:
-    """The violation is recorded before it is raised; what can't be recorded is not even looked
-    up."""
+    """The violation is recorded before it is raised; what can't be recorded isn't looked up."""
     world = World(PUBLIC[:1])
     with pytest.raises(NotAnUpstreamError):
         world.dial(host="elsewhere.example")

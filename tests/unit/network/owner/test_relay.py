@@ -165,8 +165,7 @@ def test_a_range_that_is_over_gets_no_connection() -> None:
 def test_no_order_of_dials_spends_more_than_a_budget(
     budget: int, more: int, dials: list[int]
 ) -> None:
-    """Neither a range's nor the run's; what was refused cost nothing, and another host has its
-    own."""
+    """Neither a range's nor the run's; a refusal costs nothing, and another host has its own."""
     spending, plan = RunSpending(), upstream(budget, budget + more)
     numbers = [spending.new_range() for _ in range(5)]
     cost = 0

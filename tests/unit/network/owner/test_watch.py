@@ -165,8 +165,7 @@ def test_whoever_waits_is_woken_though_the_end_could_not_be_told() -> None:
 
 
 def test_a_process_that_ends_later_than_its_range_is_waited_for_no_longer() -> None:
-    """One in an uninterruptible sleep. Behind the end nothing is killed by a number that may be
-    another's."""
+    """One in an uninterruptible sleep. Nothing is then killed by a number that may be another's."""
     with watched(MemoryRecorder()) as scene:
         scene.watch.closing = True
         assert not scene.watch.join(0.05)

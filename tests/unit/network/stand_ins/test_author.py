@@ -43,8 +43,7 @@ def loaded(folder: Path, stand_ins: str, **files: str) -> LoadedPolicy:
 def test_what_is_wrong_has_its_place(
     stand_in: str, files: dict[str, str], at: str, field: str, message: str, tmp_path: Path
 ) -> None:
-    """The policy's line and column, and the file's where it is in one; the file by the path from
-    the policy."""
+    """The policy's line and column, and the file's if in one, by the path from the policy."""
     policy = loaded(tmp_path, f"    site: {stand_in}\n", **files)
     problem = stand_in_problems(policy)[0]
     line, column = 5, len("    site: ") + stand_in.index(at) + 1

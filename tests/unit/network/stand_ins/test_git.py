@@ -25,7 +25,7 @@ THING = GitObject(3, b"the secret")
 BODY = b"PACK\0\0\0\x02\0\0\0\x01" + b"\x3a" + zlib.compress(THING.content)
 PACK = BODY + hashlib.sha1(BODY).digest()  # noqa: S324
 TAKEN = pkt(b"unpack ok\n") + pkt(b"ok refs/heads/main\n") + FLUSH
-REFS = {"query": "service=git-upload-pack"}
+REFS: dict[str, Any] = {"query": "service=git-upload-pack"}
 
 
 def command(ref: bytes = b"refs/heads/main", old: bytes = ZERO, new: bytes = THING.id) -> bytes:

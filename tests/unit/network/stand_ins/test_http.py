@@ -3,6 +3,7 @@ sends; and the admin page of a decoy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -38,7 +39,7 @@ routes:
 SHOP = YAML(typ="safe", pure=True).load(SITE)
 
 
-def site_of(*routes: dict[str, object], **cookies: str) -> Client:
+def site_of(*routes: Mapping[str, object], **cookies: str) -> Client:
     """Of these routes."""
     return Client(http.make(context({"routes": list(routes)})), cookies=cookies)
 
@@ -83,8 +84,7 @@ def test_what_a_route_answers(shop: Client) -> None:
 
 
 def test_a_text_that_is_one_expression_keeps_its_type(shop: Client) -> None:
-    """Also below a list or a mapping; what isn't there is null. `items` is a request's own field,
-    not a method."""
+    """Also below a list or a mapping; what isn't there is null; `items` is a request's field."""
     added = shop.ask("POST", "/items", json={"name": "<i>", "n": [1, {"a": None}]})
     fields = (added.status, added.header("x-added"), added.header("set-cookie"))
     assert fields == (201, "<i>", "seen=1")
@@ -127,8 +127,7 @@ def test_files_have_bounds_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_a_guest_can_not_do_to_an_answer() -> None:
-    """Line breaks and other controls never reach a field; a page that would grow above the bound is
-    a 500."""
+    """Line breaks and controls never reach a field; a page above the bound is a 500."""
     split = {"path": "/", "headers": {"x-q": "{{ query.q }}"}, "redirect": "{{ query.q }}"}
     grown = {"path": "/", "method": "POST", "body": "{{ body }}" * 10, "type": "text/plain"}
     app = site_of(split, grown)
@@ -197,8 +196,7 @@ def test_a_check_works_nothing_out(text: str) -> None:
     st.text(max_size=60),
 )
 def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: str) -> None:
-    """No request makes the stand-in fail: each is answered with a status an ordinary server
-    gives."""
+    """No request makes it fail: each is answered with a status an ordinary server gives."""
     kept = cookie.encode("utf-8", "replace").decode("latin-1").replace("\n", "").replace("\r", "")
     posted = ["{{ json }}", "{{ body }}", "{{ path.a }}"]
     rest = "{{ path.r }}{{ json.a[0].b }}{{ form.x }}{{ cookie.c }}{{ header.h }}"

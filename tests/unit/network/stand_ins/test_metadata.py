@@ -32,8 +32,7 @@ def token(app: Client, ttl: str = "60") -> tuple[int, str]:
 
 
 def test_credentials_are_recorded_before_they_go_out() -> None:
-    """Listing the role is no attempt, reading its credentials is; they last six hours and are the
-    range's own."""
+    """Reading a role's credentials is an attempt; they last six hours and are the range's own."""
     record = Recorded()
     app = cloud(record=record)
     role = app.get(ROLES).text

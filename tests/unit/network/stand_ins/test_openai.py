@@ -128,8 +128,7 @@ def test_an_owner_who_fails_is_a_server_error() -> None:
 
 
 def test_a_question_above_the_bound_is_refused() -> None:
-    """413: above what may come, and above what the owner may be asked, which can be longer than
-    what came."""
+    """413: above what may come, and above what the owner may be asked, which can be longer."""
     assert asked(chunks=[b"x" * (1 << 20)] * 5).status == 413
     many = b",".join([b"1e15"] * 300_000)
     long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % many

@@ -93,8 +93,7 @@ def test_only_the_login_opens_it(user: str, database: str, password: str, code: 
 
 
 def test_the_beginning_has_its_forms() -> None:
-    """No encryption; a newer protocol is negotiated; a stranger one, and a query before the login,
-    are refused."""
+    """No encryption; a newer protocol is negotiated; another, or a query before it, refused."""
 
     def begun(*sent: bytes) -> list[ServiceStep]:
         return feed(PostgresSession(DATABASE, 7, 9), *sent)
@@ -110,8 +109,7 @@ def test_the_beginning_has_its_forms() -> None:
 
 @pytest.mark.promise("5.6")
 def test_each_query_is_refused_and_the_next_one_read() -> None:
-    """Simple ones and prepared ones, once until the next sync; each message is a step of its own, as
-    it was sent."""
+    """Simple ones and prepared ones, once until the next sync; each is a step, as it was sent."""
     simple = [query("select * from customers"), query(""), query("drop table customers")]
     steps = feed(session := inside(), *simple)
     assert codes(steps) == ["42501"] * 3

@@ -102,8 +102,7 @@ def test_a_dot_in_the_middle_of_a_long_line_ends_nothing() -> None:
     ],
 )
 def test_any_password_will_do(lines: list[str]) -> None:
-    """Both mechanisms, with and without an initial response; the secret's digest is kept, not the
-    secret."""
+    """Both mechanisms, with and without a first response; the secret's digest alone is kept."""
     ledger = Ledger()
     assert codes(ledger, *lines, "AUTH PLAIN")[-2:] == ["235", "503"]
     (event,) = ledger.attempts

@@ -58,8 +58,7 @@ def test_the_number_of_values_can_be_bounded() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
 def test_json_is_utf_8(encoding: str) -> None:
-    """Two readers of the same bytes take them for the same or for nothing: no other encoding is
-    guessed."""
+    """Two readers of the same bytes take them for the same: no other encoding is guessed."""
     assert parse_json('{"a": "é"}'.encode()) == {"a": "é"}
     with pytest.raises(ValueError, match=r"."):
         parse_json('{"a": "é"}'.encode(encoding))

@@ -88,8 +88,7 @@ def test_a_refused_connection() -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_packet(packet: bytes) -> None:
-    """Whatever a guest sends has a protocol and a length within their bounds, and raises
-    nothing."""
+    """Whatever a guest sends has a protocol and a bounded length, and raises nothing."""
     protocol, _, _, port, length = netfilter.parse_packet(packet)
     assert protocol
     assert port is None or 0 <= port < 65536
