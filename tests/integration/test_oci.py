@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -88,16 +88,23 @@ async def container(
     home: Path, parts: ContainerParts, recorder: MemoryRecorder
 ) -> AsyncIterator[Container]:
     """A container without a cell around it."""
-    planned: dict[str, object] = {
-        "policy_sha256": "0" * 64,
-        "tier": parts.plan.tier.value,
-        "emulated": False,
-        "layers": [],
-    }
+    planned: dict[str, object] = {"policy_sha256": "0" * 64, "tier": parts.plan.tier.value}
+    planned |= {"emulated": False, "layers": []}
     async with open_container(
         parts.plan, parts.image, home=home, recorder=recorder, planned=planned
     ) as live:
         yield live
+
+
+def cell_of(live: Container, parts: ContainerParts, recorder: MemoryRecorder) -> Cell:
+    """A cell around it."""
+    return Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
+
+
+def ends_of(recorder: MemoryRecorder) -> list[object]:
+    """Whether each destruction on record was clean."""
+    events = [event for event in recorder.events if event.kind is Kind.CELL_DESTROYED]
+    return [event.data["clean"] for event in events]
 
 
 def quota_of(group: Path) -> str:
@@ -113,12 +120,9 @@ def nothing_left(home: Path) -> bool:
 
 def pending_signals() -> int:
     """How many signals, timers among them, the kernel counts for this user on the host."""
-    line = next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("SigQ:")
-    )
-    return int(line.split()[1].partition("/")[0])
+    found = re.search(r"^SigQ:\t(\d+)/", Path("/proc/self/status").read_text(), re.M)
+    assert found is not None
+    return int(found[1])
 
 
 @pytest.mark.promise("8.2")
@@ -134,7 +138,7 @@ async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
         " /proc/$!/status"
     )
     async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
+        cell = cell_of(live, parts, recorder)
         before = pending_signals()
         said = (await cell.exec(["sh", "-c", f"({queue}) 2>&1"], timeout_s=PATIENCE_S)).stdout
         assert int(said.split()[1].partition(b"/")[0]) >= 5000
@@ -156,21 +160,16 @@ async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     rewrite = "sed -i 's/^root:x:0:0:/root:x:65533:65533:/' /etc/passwd && id -u root"
     async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
-        reports = [
-            await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="root")
-        ]
+        cell = cell_of(live, parts, recorder)
+
+        async def regained(user: str, phase: str = "") -> str:
+            which = "namespaces.regain"
+            report = await probe_cell(cell, which=which, recorder=recorder, user=user, phase=phase)
+            return report.findings[0].detail
+
+        first = await regained("root")
         assert (await cell.exec(["sh", "-c", rewrite], user="root")).stdout == b"65533\n"
-        reports.append(
-            await probe_cell(
-                cell, which="namespaces.regain", recorder=recorder, user="root", phase="end"
-            )
-        )
-        stranger = await probe_cell(
-            cell, which="namespaces.regain", recorder=recorder, user="65533"
-        )
-        first, last, other = (report.findings[0].detail for report in (*reports, stranger))
-        assert first == last != other
+        assert first == await regained("root", "end") != await regained("65533")
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -179,7 +178,7 @@ async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str
     proof is on record."""
     parts, recorder = await parts_of(vm_home, tmp_path, tier), MemoryRecorder()
     async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
+        cell = cell_of(live, parts, recorder)
         assert (await cell.exec(["sh", "-c", "cat; id -u"], input=b"in ")).stdout == b"in 1000\n"
         assert live.host_pid is not None
         assert min(outer_ids(live.host_pid)) >= 0x7000_0000
@@ -192,11 +191,8 @@ async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str
     assert kinds[:2] == [Kind.CELL_PLANNED, Kind.CELL_STARTING]
     assert kinds.index(Kind.CELL_STARTED) < kinds.index(Kind.EXEC_STARTED)
     destroyed = recorder.events[-1]
-    assert (destroyed.kind, destroyed.data["clean"], destroyed.data["survivors"]) == (
-        Kind.CELL_DESTROYED,
-        True,
-        [],
-    )
+    end = (destroyed.kind, destroyed.data["clean"], destroyed.data["survivors"])
+    assert end == (Kind.CELL_DESTROYED, True, [])
     checked = destroyed.data["checked"]
     assert isinstance(checked, (list, tuple))
     assert {"processes in the cell's namespaces", "control groups", "files"} <= set(checked)
@@ -214,9 +210,7 @@ async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> N
         )
         with suppress(CellError):  # it may come to an end before it is up
             async with container(vm_home, short, recorder) as live:
-                cell = Cell(
-                    live, short.plan, recorder, actor=recorder.events[0].actor, has_port=False
-                )
+                cell = cell_of(live, short, recorder)
                 try:
                     await cell.exec(["sh", "-c", "trap '' TERM; while :; do sleep 100; done"])
                 except CellError as error:
@@ -224,9 +218,8 @@ async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> N
         if told:
             break
     assert f"lifetime of {lifetime_s} s was reached" in told
-    assert [event.data["limit"] for event in recorder.events if event.kind is Kind.LIMIT_HIT] == [
-        "lifetime"
-    ]
+    hit = [event.data["limit"] for event in recorder.events if event.kind is Kind.LIMIT_HIT]
+    assert hit == ["lifetime"]
     assert nothing_left(vm_home)
 
 
@@ -327,15 +320,13 @@ async def test_no_room_to_unpack(
     assert trees_of(full_disk) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"), [("runc", "/usr/sbin/runc"), ("runsc", "/usr/bin/runsc")]
-)
-async def test_a_runtime_that_works(vm_home: Path, kind: str, path: str) -> None:
+@pytest.mark.parametrize("kind", ["runc", "runsc"])
+async def test_a_runtime_that_works(vm_home: Path, kind: Literal["runc", "runsc"]) -> None:
     """Proven by a container that answered; nothing of it is left."""
-    runtime = OciRuntime(
-        name=kind, kind="runsc" if kind == "runsc" else "runc", path=path, version=""
+    path = {"runc": "/usr/sbin/runc", "runsc": "/usr/bin/runsc"}[kind]
+    proof = await prove_runtime(
+        OciRuntime(name=kind, kind=kind, path=path, version=""), home=vm_home
     )
-    proof = await prove_runtime(runtime, home=vm_home)
     assert (proof.works, proof.reason) == (True, "")
     assert nothing_left(vm_home)
 
@@ -396,36 +387,24 @@ async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cell works, it was made once as far as the record goes, and the record says how often its
-    start was tried."""
+    start was tried. After five attempts it is given up: the error has the runtime's words."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
-    attempts = busy_sealing(monkeypatch, 1)
-    async with container(vm_home, parts, recorder) as live:
-        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
-        assert (await cell.exec(["echo", "works"])).stdout == b"works\n"
+    with monkeypatch.context() as patched:
+        attempts = busy_sealing(patched, 1)
+        async with container(vm_home, parts, recorder) as live:
+            cell = cell_of(live, parts, recorder)
+            assert (await cell.exec(["echo", "works"])).stdout == b"works\n"
     assert attempts == [1, 2]
     (started,) = [event for event in recorder.events if event.kind == Kind.CELL_STARTED]
     assert started.data["attempts"] == 2
     check_data(started.kind, dict(started.data))
-    assert [
-        event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED
-    ] == [True]
-    assert nothing_left(vm_home)
-
-
-async def test_a_runtime_that_can_never_seal_its_copy_is_given_up(
-    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After five attempts; the error has the runtime's words, one destruction is on record, and
-    nothing is left."""
-    parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
-    attempts = busy_sealing(monkeypatch, 1000)
+    assert ends_of(recorder) == [True]
+    never, attempts = MemoryRecorder(), busy_sealing(monkeypatch, 1000)
     with pytest.raises(CellError, match="cloned binary: Device or resource busy"):
-        async with container(vm_home, parts, recorder):
+        async with container(vm_home, parts, never):
             pass
     assert attempts == [1, 2, 3, 4, 5]
-    assert [
-        event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED
-    ] == [True]
+    assert ends_of(never) == [True]
     assert nothing_left(vm_home)
 
 
