@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import importlib.metadata
+import json
 import os
 import pwd
 import shutil
@@ -51,15 +52,10 @@ class UsersBelljar(Belljar):
 
     def environment(self, **extra: str) -> dict[str, str]:
         """A login's, with nothing of this process's."""
-        words = {
-            "PATH": PATH,
-            "LANG": "C.UTF-8",
-            "NO_COLOR": "1",
-            "COLUMNS": "200",
-            "HOME": str(self.home.parent),
-        }
+        words = {"PATH": PATH, "LANG": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": "200"}
         python = {"PYTHONPATH": str(self.libraries), "PYTHONDONTWRITEBYTECODE": "1"}
-        return {**words, **python, "BELLJAR_HOME": str(self.home), **extra}
+        homes = {"HOME": str(self.home.parent), "BELLJAR_HOME": str(self.home)}
+        return {**words, **python, **homes, **extra}
 
     def argv(self, *args: str) -> list[str]:
         """The command line, without the change of user."""
@@ -120,39 +116,43 @@ class UsersBelljar(Belljar):
         self.started.append(process)
         return process
 
+    def planned(self, *args: str) -> dict[str, Any]:
+        """`belljar plan … --json`."""
+        shown = self("plan", *args, "--json")
+        assert shown.returncode == 0, shown.stderr
+        return dict(json.loads(shown.stdout))
+
+    def probed(self, *args: str) -> list[dict[str, Any]]:
+        """The findings of every probe, as the workload's user and as root of the cell: all
+        contained."""
+        said = json.loads(self("probe", *args, "--all", "--json").stdout)
+        findings = [finding for report in said["reports"] for finding in report["findings"]]
+        assert [finding for finding in findings if finding["verdict"] != "contained"] == []
+        assert (said["verdict"], len(said["reports"])) == ("contained", 2)
+        return findings
+
     def processes(self) -> dict[int, str]:
         """Every living process with the user's uid, or one that the user may give to his
         containers, by pid: what it was started with."""
-        ranges, found = (range(self.uid, self.uid + 1), subordinate_uids(self.uid)), {}
+        theirs, found = {self.uid, *subordinate_uids(self.uid)}, {}
         for directory in Path("/proc").iterdir():
-            if directory.name.isdigit() and any(
-                uid in ids for uid in uids_of(directory) for ids in ranges
-            ):
+            if directory.name.isdigit() and uids_of(directory) & theirs:
                 with contextlib.suppress(OSError):
-                    found[int(directory.name)] = (
-                        (directory / "cmdline").read_bytes()[:120].decode(errors="replace")
-                    )
+                    words = (directory / "cmdline").read_bytes()[:120]
+                    found[int(directory.name)] = words.decode(errors="replace")
         return {pid: words for pid, words in found.items() if words}
 
     def left(self) -> list[str]:
         """What may not be left when nothing runs: processes, mounts, journal entries and scratch
         files."""
-        processes = [f"process {pid}: {words}" for pid, words in self.processes().items()]
-        mounts = [
-            line
-            for line in Path("/proc/self/mountinfo").read_text().splitlines()
-            if str(self.home) in line
-        ]
+        mountinfo = Path("/proc/self/mountinfo").read_text().splitlines()
         patterns = ("journal/*", "tmp/*", "cells/*", "*/.making-*")
-        groups = (
-            [] if self.groups is None else [f"control group {path}" for path in self.groups.cells()]
-        )
-        return (
-            processes
-            + mounts
-            + groups
-            + [str(path) for pattern in patterns for path in self.home.glob(pattern)]
-        )
+        return [
+            *(f"process {pid}: {words}" for pid, words in self.processes().items()),
+            *(line for line in mountinfo if str(self.home) in line),
+            *(f"control group {path}" for path in (self.groups.cells() if self.groups else ())),
+            *(str(path) for pattern in patterns for path in self.home.glob(pattern)),
+        ]
 
 
 def uids_of(process: Path) -> set[int]:
@@ -162,12 +162,8 @@ def uids_of(process: Path) -> set[int]:
         status = (process / "status").read_text(errors="replace")
     except OSError:
         return set()
-    return {
-        int(uid)
-        for line in status.splitlines()
-        if line.startswith("Uid:")
-        for uid in line.split()[1:]
-    }
+    lines = (line.split() for line in status.splitlines())
+    return {int(uid) for words in lines if words[:1] == ["Uid:"] for uid in words[1:]}
 
 
 def subordinate_uids(uid: int) -> range:
@@ -181,10 +177,7 @@ def subordinate_uids(uid: int) -> range:
 def users_python(uid: int, gid: int) -> str:
     """An interpreter of this version that the user can run; skips when this host has none."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    candidates = [
-        os.path.realpath(sys.executable),
-        *(f"{directory}/{name}" for directory in PATH.split(":")),
-    ]
+    candidates = [os.path.realpath(sys.executable), *(f"{at}/{name}" for at in PATH.split(":"))]
     for candidate in candidates:
         try:
             argv = [candidate, "-c", "import ssl, sqlite3, ctypes"]
@@ -237,11 +230,11 @@ def started(user: UsersBelljar, *args: str) -> subprocess.Popen[bytes]:
     """`belljar exec` of a command that goes on, when it has started."""
     runs = len(user.runs())
     process = user.start("exec", *args, "--", "sleep", "600")
-    wait_for(
-        lambda: len(user.runs()) > runs and "exec.started" in kinds(user),
-        "the command's start",
-        within_s=120,
-    )
+
+    def has_begun() -> bool:
+        return len(user.runs()) > runs and "exec.started" in kinds(user)
+
+    wait_for(has_begun, "the command's start", within_s=120)
     return process
 
 
@@ -262,19 +255,10 @@ def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
 def another_store(user: UsersBelljar) -> Iterator[Path]:
     """A store of the user's with the images and nothing else."""
     store = user.home.parent / "another"
-    copied = user.run(
-        [
-            "sh",
-            "-c",
-            (
-                'mkdir -m 711 "$2" && cd "$1" && cp -al images kernels image-names.json'
-                ' kernel-current "$2"'
-            ),
-            "sh",
-            str(user.home),
-            str(store),
-        ]
+    copy = (
+        'mkdir -m 711 "$2" && cd "$1" && cp -al images kernels image-names.json kernel-current "$2"'
     )
+    copied = user.run(["sh", "-c", copy, "sh", str(user.home), str(store)])
     assert copied.returncode == 0, copied.stderr
     try:
         yield store

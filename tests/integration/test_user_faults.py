@@ -97,17 +97,15 @@ def test_without_subordinate_ids(
     assert ran.returncode == 0, ran.stderr
 
 
-def test_without_the_mappers(user: UsersBelljar, tmp_path: Path) -> None:
-    """newuidmap is missing: the package to install."""
+def test_mappers_that_are_missing_or_may_do_nothing(
+    user: UsersBelljar, grouped: UsersBelljar, tmp_path: Path
+) -> None:
+    """newuidmap is missing: the package to install. It is there and the ids are his, but nothing
+    gains rights by a program's file: said as such."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
     hidden = (f"mount --bind {empty} {shutil.which(name)}" for name in ("newuidmap", "newgidmap"))
     assert "install the package uidmap" in refused(user, *hidden)
-
-
-def test_mappers_that_may_do_nothing(grouped: UsersBelljar) -> None:
-    """newuidmap is there and the ids are his, but where nothing gains rights by a program's file it
-    is refused: said as such."""
     assert "no-new-privileges" in refused(grouped, prefix=("setpriv", "--no-new-privs"))
 
 
