@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.security.covert_world import Pair, Side, opened_side, query
+from tests.security.covert_world import Pair, Side, opened_side, query, request_bytes
 
 from belljar.cell.parts import start_run
 from belljar.policy.guarding import METADATA_ADDRESS
@@ -93,20 +93,14 @@ async def pair(
 async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) -> None:
     """Answers to the same questions are the same, byte for byte, before and after the other one
     asked them a hundred times: no cache, no age."""
-    names = (
-        "board.example",
-        "x.board.example",
-        "secret.test",
-        "board.example.test",
-        "board.example",
-    )
+    board = "board.example"
+    names = (board, f"x.{board}", "secret.test", f"{board}.test", board)
     before = await pair.other.dns(*names)
     assert len({*before}) == 4
     await pair.one.dns(*(names * 20), *(f"bit{number}.secret.test" for number in range(50)))
     assert await pair.other.dns(*names) == before
-    assert {
-        event["data"]["name"] for event in pair.events(pair.other) if event["kind"] == "network.dns"
-    } == {*names}
+    asked = [event for event in pair.events(pair.other) if event["kind"] == "network.dns"]
+    assert {event["data"]["name"] for event in asked} == {*names}
 
 
 async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) -> None:
@@ -114,13 +108,9 @@ async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) ->
     the same."""
     drawn = [await side.http(("GET", "/random", b"")) for side in (pair.one, pair.other)]
     assert drawn[0] != drawn[1]
-    path = (
-        b"GET /latest/dynamic/instance-identity/document HTTP/1.1\r\nHost:"
-        b" 169.254.169.254\r\nConnection: close\r\n\r\n"
-    )
-    identities = [
-        await side.talk(("tcp", "169.254.169.254", 80, path)) for side in (pair.one, pair.other)
-    ]
+    path, cloud = "/latest/dynamic/instance-identity/document", METADATA_ADDRESS
+    asked = ("tcp", cloud, 80, request_bytes("GET", path, b"", host=cloud))
+    identities = [await side.talk(asked) for side in (pair.one, pair.other)]
     bodies = [said.partition(b"\r\n\r\n")[2] for (said,) in identities]
     assert all(bodies)
     assert bodies[0] != bodies[1]
@@ -130,9 +120,8 @@ async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair
     """Four hundred kept alive in one, all its ports of that number in use: the other is answered as
     before, and the host sees no connection in it but its own."""
     before = await pair.other.http(("GET", "/me", b""))
-    async with pair.one.cell.open_exec(
-        ["python3", "-I", "-c", HOLD, pair.one.address()]
-    ) as holding:
+    hold = ["python3", "-I", "-c", HOLD, pair.one.address()]
+    async with pair.one.cell.open_exec(hold) as holding:
         assert (await anext(holding))[1] == b"held 400\n"
         assert await pair.other.http(("GET", "/me", b"")) == before
         held = [_count_open(side.gateway) for side in (pair.one, pair.other)]
@@ -142,9 +131,8 @@ async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair
 async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
     """The rules' rates are a port's own: after thousands of queries in one, of which its rules
     refused some, the other has refused none and answers all."""
-    await pair.one.cell.exec(
-        ["python3", "-I", "-c", FLOOD, pair.one.network.layout.resolver, query("flood.test").hex()]
-    )
+    words = (pair.one.network.layout.resolver, query("flood.test").hex())
+    await pair.one.cell.exec(["python3", "-I", "-c", FLOOD, *words])
     answers = await pair.other.dns(*["board.example"] * 40)
     for side in (pair.one, pair.other):
         await side.network.check()
@@ -169,13 +157,8 @@ async def test_certificates_of_one_are_worth_nothing_in_the_other(pair: Pair) ->
                 certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256())
             )
     await pair.other.cell.write_file("/theirs.pem", pair.one.network.certificate)
-    trusting = [
-        "curl",
-        "-sS",
-        "--resolve",
-        f"board.example:443:{pair.other.address()}",
-        "https://board.example/me",
-    ]
+    resolved = f"board.example:443:{pair.other.address()}"
+    trusting = ["curl", "-sS", "--resolve", resolved, "https://board.example/me"]
     assert (await pair.other.cell.exec(trusting)).stdout == b"user "
     refused = await pair.other.cell.exec([*trusting, "--cacert", "/theirs.pem"])
     assert refused.returncode == 60
@@ -199,19 +182,16 @@ async def test_a_session_of_tls_from_one_is_unknown_to_the_other(pair: Pair) -> 
     assert (await shake(pair.other, "-tls1_2", "-sess_in /kept")).startswith("New, TLSv1.2")
 
 
-def test_gateways_have_no_namespace_user_descriptor_or_memory_together(pair: Pair) -> None:
+def test_gateways_have_nothing_together(pair: Pair) -> None:
     """By the host's own look at both processes: other uids, other namespaces, no file, socket or
-    pipe that both hold, no memory that both could write."""
-    gateways = [side.gateway for side in (pair.one, pair.other)]
+    pipe that both hold, no memory that both could write. The only writable file system in a
+    gateway's root is in its own memory: a file put into one's is not in the other's."""
+    gateways = [pair.one.gateway, pair.other.gateway]
     for name in ("net", "mnt", "ipc", "uts"):
-        assert (
-            len({Path(f"/proc/{pid}/ns/{name}").stat().st_ino for pid in (*gateways, os.getpid())})
-            == 3
-        )
-    uids = [
-        re.search(r"^Uid:\s+(\d+)\s+\1\s+\1\s+\1$", Path(f"/proc/{pid}/status").read_text(), re.M)
-        for pid in gateways
-    ]
+        places = [Path(f"/proc/{pid}/ns/{name}") for pid in (*gateways, os.getpid())]
+        assert len({place.stat().st_ino for place in places}) == 3
+    same = re.compile(r"^Uid:\s+(\d+)\s+\1\s+\1\s+\1$", re.M)
+    uids = [same.search(Path(f"/proc/{pid}/status").read_text()) for pid in gateways]
     found = {uid[1] for uid in uids if uid is not None}
     assert len(found) == 2
     assert "0" not in found
@@ -219,6 +199,17 @@ def test_gateways_have_no_namespace_user_descriptor_or_memory_together(pair: Pai
     assert all(held)
     assert held[0] & held[1] == set()
     assert _writable_together(gateways[0]) & _writable_together(gateways[1]) == set()
+    for pid in gateways:
+        lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+        mounts = [line.split() for line in lines]
+        assert {fields[4] for fields in mounts if "rw" in fields[5].split(",")} <= {"/t"}
+    mine, theirs = (Path(f"/proc/{pid}/root/t/note") for pid in gateways)
+    assert theirs.parent.is_dir()
+    mine.write_text("hello")
+    try:
+        assert not theirs.exists()
+    finally:
+        mine.unlink()
 
 
 def _count_open(pid: int) -> int:
@@ -229,42 +220,15 @@ def _descriptors(pid: int) -> set[tuple[int, int]]:
     """Device and inode of all that it holds open, but for what has no state (the null device) or no
     inode of its own (an epoll, made after the fork)."""
     null = Path(os.devnull).stat()
-    links = [
-        link
-        for link in Path(f"/proc/{pid}/fd").iterdir()
-        if not str(link.readlink()).startswith("anon_inode:")
-    ]
-    found = {(link.stat().st_dev, link.stat().st_ino) for link in links}
-    return found - {(null.st_dev, null.st_ino)}
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    files = [link.stat() for link in links if not str(link.readlink()).startswith("anon_inode:")]
+    return {(file.st_dev, file.st_ino) for file in files} - {(null.st_dev, null.st_ino)}
 
 
 def _writable_together(pid: int) -> set[str]:
     """Inodes of the memory that it can write and share."""
     fields = (line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
-    return {
-        f"{place[3]} {place[4]}"
-        for place in fields
-        if place[1].startswith("rw") and place[1].endswith("s")
-    }
-
-
-def test_gateways_have_no_place_to_write_together(pair: Pair) -> None:
-    """The only writable file system in a gateway's root is in its own memory: a file put into one's
-    is not in the other's."""
-    roots = [Path(f"/proc/{side.gateway}/root") for side in (pair.one, pair.other)]
-    for root, side in zip(roots, (pair.one, pair.other), strict=True):
-        mounts = [
-            line.split()
-            for line in Path(f"/proc/{side.gateway}/mountinfo").read_text().splitlines()
-        ]
-        writable = {fields[4] for fields in mounts if "rw" in fields[5].split(",")}
-        assert writable <= {"/t"}, writable
-        assert (root / "t").is_dir()
-    (roots[0] / "t" / "note").write_text("hello")
-    try:
-        assert not (roots[1] / "t" / "note").exists()
-    finally:
-        (roots[0] / "t" / "note").unlink()
+    return {f"{at[3]} {at[4]}" for at in fields if at[1][:2] == "rw" and at[1].endswith("s")}
 
 
 def test_each_event_names_its_range_alone(pair: Pair) -> None:
@@ -278,11 +242,8 @@ def test_each_event_names_its_range_alone(pair: Pair) -> None:
     assert {line["data"]["range"] for line in network} == ids
     for side, beside in ((pair.one, pair.other), (pair.other, pair.one)):
         layout = beside.network.layout
-        theirs = {
-            layout.resolver,
-            *(cell.address for cell in layout.cells),
-            *(name.address for name in layout.names),
-        }
+        addresses = (known.address for known in (*layout.cells, *layout.names))
+        theirs = {layout.resolver, *addresses}
         told = json.dumps([event["data"] for event in pair.events(side)])
         assert not [
             one for one in theirs - {METADATA_ADDRESS} if re.search(rf"\b{re.escape(one)}\b", told)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,7 @@ from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan, Plan
 from belljar.policy.load import load_policy
 from belljar.policy.loaded import with_tier
-from belljar.probe.model import Verdict
+from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import probe_cell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root]
@@ -39,12 +39,16 @@ BREACHED = {
     "resources.processes": "the control group allows more than what is promised",
 }
 STANDING = (
-    "network.tcp4",
-    "namespaces.make_user",
-    "doors.roots",
-    "kernel.modules",
-    "files.write_host",
+    *("network.tcp4", "namespaces.make_user", "doors.roots", "kernel.modules", "files.write_host"),
 )
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """Of the lowest risk."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY)
+    return file
 
 
 @pytest.fixture
@@ -63,42 +67,23 @@ def plan_carelessly(weaken: Callable[[Plan], Plan], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(opening, "prepare", careless)
 
 
+def mount_of(target: str, kind: str, source: str, *options: str) -> dict[str, Any]:
+    """One of a config's."""
+    return {"destination": target, "type": kind, "source": source, "options": [*options]}
+
+
 def weakened(plan: Plan) -> Plan:
     """The plan without some of its walls."""
     assert isinstance(plan, OciPlan)
-    config: dict[str, Any] = {
-        **plan.oci.config,
-        "linux": {**plan.oci.config["linux"], "maskedPaths": []},
-    }
-    config["mounts"] = [
-        *config["mounts"],
-        {
-            "destination": "/dev/vport0p1",
-            "type": "bind",
-            "source": "/dev/zero",
-            "options": ["bind"],
-        },
-        {"destination": "/srv", "type": "tmpfs", "source": "sandbox", "options": ["ro", "size=4k"]},
+    linux = {**plan.oci.config["linux"], "maskedPaths": []}
+    mounts = [
+        *plan.oci.config["mounts"],
+        mount_of("/dev/vport0p1", "bind", "/dev/zero", "bind"),
+        mount_of("/srv", "tmpfs", "sandbox", "ro", "size=4k"),
     ]
+    config: dict[str, Any] = {**plan.oci.config, "linux": linux, "mounts": mounts}
     promised = replace(plan.limits, processes=8, disk_bytes=1 << 20)
     return replace(plan, oci=replace(plan.oci, config=config), limits=promised)
-
-
-@pytest.mark.promise("2.9")
-async def test_missing_walls_are_breaches_and_the_others_stand(
-    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each wall that the plan leaves out is a breach by name; the walls behind and beside it are
-    contained."""
-    plan_carelessly(weakened, monkeypatch)
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
-    async with open_cell(load_policy(policy), home=vm_home) as cell:
-        report = await probe_cell(cell, which=[*BREACHED, *STANDING], recorder=MemoryRecorder())
-    assert report.problem == ""
-    assert report.verdict is Verdict.BREACHED
-    assert {finding.name for finding in report.of(Verdict.BREACHED)} == set(BREACHED)
-    assert {finding.name for finding in report.of(Verdict.CONTAINED)} == set(STANDING)
 
 
 @pytest.fixture
@@ -121,13 +106,7 @@ DROP_BOUNDING = {"index": 0, "value": 24, "op": "SCMP_CMP_EQ"}
 
 def host_directory(config: dict[str, Any], place: Path, *, how: str) -> None:
     """Bound into the cell under the path that it has on the host."""
-    mount = {
-        "destination": str(place),
-        "type": "bind",
-        "source": IN_JAIL,
-        "options": ["bind", "rw", how],
-    }
-    config["mounts"].append(mount)
+    config["mounts"].append(mount_of(str(place), "bind", IN_JAIL, "bind", "rw", how))
 
 
 def shared_directory(config: dict[str, Any], place: Path) -> None:
@@ -153,32 +132,25 @@ def extra_capability(config: dict[str, Any], _: Path) -> None:
     rules = config["linux"]["seccomp"]["syscalls"]
     for rule in rules:
         rule["names"] = [name for name in rule["names"] if name not in {"capset", "prctl"}]
-    others = {
-        "names": ["prctl"],
-        "action": "SCMP_ACT_ALLOW",
-        "args": [DROP_BOUNDING | {"op": "SCMP_CMP_NE"}],
-    }
+    others: dict[str, Any] = {"names": ["prctl"], "action": "SCMP_ACT_ALLOW"}
+    others["args"] = [DROP_BOUNDING | {"op": "SCMP_CMP_NE"}]
     added = [pretend("capset"), pretend("prctl", args=[DROP_BOUNDING]), others]
     config["linux"]["seccomp"]["syscalls"] = [*(rule for rule in rules if rule["names"]), *added]
 
 
 def no_seccomp(config: dict[str, Any], _: Path) -> None:
     """Every call is allowed, by the runtime's filter and by the agent's."""
-    config["linux"]["seccomp"] |= {
-        "defaultAction": "SCMP_ACT_ALLOW",
-        "syscalls": [pretend("seccomp")],
-    }
+    allowed = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [pretend("seccomp")]}
+    config["linux"]["seccomp"] |= allowed
 
 
 def limits_its_own(config: dict[str, Any], _: Path) -> None:
     """The profile without its rule for the limit of core dumps: every change of a limit downwards
     is done."""
-    rules = [
-        rule
-        for rule in config["linux"]["seccomp"]["syscalls"]
-        if not {"setrlimit", "prlimit64"} & set(rule["names"])
-    ]
-    allowed = {"names": ["setrlimit", "prlimit64"], "action": "SCMP_ACT_ALLOW"}
+    calls = ["setrlimit", "prlimit64"]
+    rules = config["linux"]["seccomp"]["syscalls"]
+    rules = [rule for rule in rules if not set(calls) & set(rule["names"])]
+    allowed = {"names": calls, "action": "SCMP_ACT_ALLOW"}
     config["linux"]["seccomp"]["syscalls"] = [*rules, allowed]
 
 
@@ -201,48 +173,27 @@ class Weakness:
     """A wall that a config leaves out, which probes that breaches, and some that stand
     nevertheless."""
 
-    tier: str
+    tier: str = "container"
     weaken: Callable[[dict[str, Any], Path], None]
     breached: frozenset[str]
     standing: tuple[str, ...]
 
 
 CANARY = frozenset({"files.read_host", "files.write_host"})
+CAPABILITIES = ("namespaces.capabilities", "network.administer")
+FILES = ("files.read_host", "mounts.shared")
+CALLS = ("namespaces.make_user", "kernel.rare_sockets")
 WEAKNESSES = (
     Weakness(
-        tier="container",
         weaken=shared_directory,
         breached=CANARY | {"files.host_socket", "mounts.shared"},
-        standing=(
-            "namespaces.make_user",
-            "namespaces.capabilities",
-            "network.administer",
-            "kernel.rare_sockets",
-        ),
+        standing=(*CAPABILITIES, *CALLS),
     ),
+    Weakness(weaken=extra_capability, breached=frozenset(CAPABILITIES), standing=(*FILES, *CALLS)),
     Weakness(
-        tier="container",
-        weaken=extra_capability,
-        breached=frozenset({"namespaces.capabilities", "network.administer"}),
-        standing=(
-            "files.read_host",
-            "mounts.shared",
-            "namespaces.make_user",
-            "kernel.rare_sockets",
-        ),
-    ),
-    Weakness(
-        tier="container",
         weaken=no_seccomp,
-        breached=frozenset(
-            {"namespaces.make_user", "namespaces.clone3_user", "kernel.rare_sockets"}
-        ),
-        standing=(
-            "files.read_host",
-            "mounts.shared",
-            "namespaces.capabilities",
-            "network.administer",
-        ),
+        breached=frozenset({*CALLS, "namespaces.clone3_user"}),
+        standing=(*FILES, *CAPABILITIES),
     ),
     Weakness(
         tier="gvisor",
@@ -253,39 +204,49 @@ WEAKNESSES = (
 )
 
 
+def check(report: ProbeReport, breached: Collection[str], standing: Collection[str]) -> None:
+    """Just these are breached, and these contained."""
+    assert report.problem == ""
+    assert report.verdict is Verdict.BREACHED
+    assert {finding.name for finding in report.of(Verdict.BREACHED)} == set(breached)
+    assert {finding.name for finding in report.of(Verdict.CONTAINED)} == set(standing)
+
+
 @pytest.mark.promise("2.9")
 @pytest.mark.parametrize(
     "weakness", WEAKNESSES, ids=lambda weakness: f"{weakness.tier}-{weakness.weaken.__name__}"
 )
 async def test_a_hole_is_a_breach_by_name(
-    weakness: Weakness, place: Path, vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weakness: Weakness, place: Path, vm_home: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host's directory, a capability too many, no filter: what it lets through is breached in a
     real cell, and what it has nothing to do with is contained."""
-
     plan_carelessly(of_config(weakness.weaken, place), monkeypatch)
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
+    which = [*weakness.breached, *weakness.standing]
     async with open_cell(with_tier(load_policy(policy), weakness.tier), home=vm_home) as cell:
-        report = await probe_cell(
-            cell, which=[*weakness.breached, *weakness.standing], recorder=MemoryRecorder()
-        )
-    assert report.problem == ""
-    assert report.verdict is Verdict.BREACHED
-    assert {finding.name for finding in report.of(Verdict.BREACHED)} == weakness.breached
-    assert {finding.name for finding in report.of(Verdict.CONTAINED)} == set(weakness.standing)
+        report = await probe_cell(cell, which=which, recorder=MemoryRecorder())
+    check(report, weakness.breached, weakness.standing)
+
+
+@pytest.mark.promise("2.9")
+async def test_missing_walls_are_breaches_and_the_others_stand(
+    vm_home: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wall that the plan leaves out is a breach by name; the walls behind and beside it are
+    contained."""
+    plan_carelessly(weakened, monkeypatch)
+    async with open_cell(load_policy(policy), home=vm_home) as cell:
+        report = await probe_cell(cell, which=[*BREACHED, *STANDING], recorder=MemoryRecorder())
+    check(report, BREACHED, STANDING)
 
 
 @pytest.mark.promise("8.2")
 async def test_the_jail_holds_the_limit_of_core_dumps_too(
-    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vm_home: Path, tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the container's own rule the limit can't be lowered either: the jail around it
     refuses. (Without both it is: `test_probes_can_fail`.)"""
-
     plan_carelessly(of_config(limits_its_own, tmp_path), monkeypatch)
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
     async with open_cell(with_tier(load_policy(policy), "container"), home=vm_home) as cell:
         report = await probe_cell(cell, which="resources.core_files", recorder=MemoryRecorder())
         lowered = await cell.exec(["sh", "-c", "ulimit -c 0; ulimit -c"])

@@ -35,15 +35,8 @@ class World:
     """What the program is told and how it is started."""
 
     def __init__(self) -> None:
-        self.told = {
-            "nonce": "ab",
-            "token": "cafe",
-            "btime": boot_time(),
-            "fresh": "1",
-            "capabilities": "0",
-            "debugger_calls": "0",
-            "setuid_programs": "0",
-        }
+        self.told = {"nonce": "ab", "token": "cafe", "btime": boot_time(), "fresh": "1"}
+        self.told |= dict.fromkeys(("capabilities", "debugger_calls", "setuid_programs"), "0")
         self.environment: dict[str, str] = {}
         self.kept: list[int] = []
         self.through: tuple[str, ...] = ()
@@ -142,19 +135,15 @@ def command(*argv: str) -> None:
 def loopback_up() -> None:
     """The loopback interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        fcntl.ioctl(
-            s, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40)
-        )  # SIOCSIFFLAGS: up, running
+        # SIOCSIFFLAGS: up, running
+        fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))
 
 
 def privileged(world: World) -> None:
     """Root with every capability of the machine's first user namespace, and no filter."""
     scratch("/tmp", "/run")
-    for path, kind in (
-        ("/sys/kernel/debug", "debugfs"),
-        ("/proc/sys/fs/binfmt_misc", "binfmt_misc"),
-    ):
-        mount("none", path, kind)
+    mount("none", "/sys/kernel/debug", "debugfs")
+    mount("none", "/proc/sys/fs/binfmt_misc", "binfmt_misc")
     cover("/proc/cmdline", "quiet")
     world.told["namespaces"] = f"user:{os.stat('/proc/self/ns/user').st_ino}"  # noqa: PTH116
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
@@ -270,12 +259,8 @@ def numbers_of_a_lower_layer() -> None:
     mount("none", "/run/few", "tmpfs", data="nr_inodes=8")
     for name in ("upper", "work"):
         Path("/run/few", name).mkdir()
-    mount(
-        "overlay",
-        "/etc",
-        "overlay",
-        data="lowerdir=/run/lower,upperdir=/run/few/upper,workdir=/run/few/work",
-    )
+    layers = "lowerdir=/run/lower,upperdir=/run/few/upper,workdir=/run/few/work"
+    mount("overlay", "/etc", "overlay", data=layers)
 
 
 def limited(world: World) -> None:
@@ -308,24 +293,14 @@ def owning(world: World) -> None:
     world.before.append(own)
 
 
+# Number on x86-64, on arm64 (none there: 0), and what is answered.
 CALLS = {
-    "x86_64": {
-        "init_module": 175,
-        "finit_module": 313,
-        "kexec_load": 246,
-        "ioperm": 173,
-        "iopl": 172,
-        "prlimit64": 302,
-    },
-    "aarch64": {"init_module": 105, "finit_module": 273, "kexec_load": 104, "prlimit64": 261},
-}
-ANSWERS = {
-    "init_module": errno.ENOEXEC,
-    "finit_module": errno.EBADF,
-    "kexec_load": errno.EINVAL,
-    "ioperm": 0,
-    "iopl": 0,
-    "prlimit64": 0,
+    "init_module": (175, 105, errno.ENOEXEC),
+    "finit_module": (313, 273, errno.EBADF),
+    "kexec_load": (246, 104, errno.EINVAL),
+    "ioperm": (173, 0, 0),
+    "iopl": (172, 0, 0),
+    "prlimit64": (302, 261, 0),
 }
 
 
@@ -339,14 +314,12 @@ def answers() -> bytes:
     prlimit64: only where it sets."""
     load_number, load_third = bpf(0x20, 0), bpf(0x20, 32)
     code = load_number
-    for name, number in CALLS[platform.machine()].items():
-        answer = bpf(0x06, 0x00050000 | ANSWERS[name])
-        body = (
-            load_third + bpf(0x15, 0, 1, 0) + answer + load_number
-            if name == "prlimit64"
-            else answer
-        )
-        code += bpf(0x15, number, 0, len(body) // 8) + body
+    for name, (*numbers, said) in CALLS.items():
+        number = numbers[platform.machine() != "x86_64"]
+        answer = bpf(0x06, 0x00050000 | said)
+        setting = load_third + bpf(0x15, 0, 1, 0) + answer + load_number
+        body = setting if name == "prlimit64" else answer
+        code += (bpf(0x15, number, 0, len(body) // 8) + body) if number else b""
     return code + bpf(0x06, 0x7FFF0000)
 
 
@@ -373,22 +346,8 @@ def bare(world: World) -> None:
 WORLDS: dict[str, Callable[[World], None]] = {
     each.__name__: each
     for each in (
-        *(
-            privileged,
-            beside,
-            served,
-            serving,
-            networked,
-            equipped,
-            mounted,
-            used,
-            telling,
-            limited,
-            rooted,
-            owning,
-            answering,
-            bare,
-        ),
+        *(privileged, beside, served, serving, networked, equipped, mounted, used, telling),
+        *(limited, rooted, owning, answering, bare),
     )
 }
 
