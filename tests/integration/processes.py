@@ -83,8 +83,7 @@ def vmm_of(owner: int, *, within_s: float = 60) -> int:
 
 
 def kill_tree(root: int) -> None:
-    """Kill a process that those below it don't outlive, and wait until all of them are gone: they
-    follow it a moment later."""
+    """Kill a process that those below it don't outlive, and wait until all are gone."""
     doomed = [process for pid in (root, *_below(root)) if (process := identify(pid)) is not None]
     kill(doomed[0])
     wait_for(

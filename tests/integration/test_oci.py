@@ -129,8 +129,7 @@ def pending_signals() -> int:
 async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
     vm_home: Path, tmp_path: Path
 ) -> None:
-    """Signals that wait in a cell are charged to ids of its own, all the way up: no cell can use up
-    the host root's, or another cell's."""
+    """Waiting signals are charged to the cell's own ids, all the way up."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     stopped = "sleep 60 & kill -STOP $!; until grep -q 'State:.T' /proc/$!/status; do :; done"
     queue = (
@@ -146,8 +145,7 @@ async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
 
 
 async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path: Path) -> None:
-    """The kernel lets nobody trace a program that he may not read: from its first instruction on,
-    no process of its user can change what it says."""
+    """The kernel lets nobody trace a program that he may not read."""
     for tier, mode in (("container", 0o511), ("gvisor", 0o555)):
         runtime = (await parts_of(vm_home, tmp_path, tier)).plan.oci.runtime
         root = roots.ensure_runtime_root(vm_home, runtime)
@@ -155,8 +153,7 @@ async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path
 
 
 async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_path: Path) -> None:
-    """Account files that give root another number change nothing: who was probed at the start is
-    probed at the end."""
+    """Account files that give root another number change nothing."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     rewrite = "sed -i 's/^root:x:0:0:/root:x:65533:65533:/' /etc/passwd && id -u root"
     async with container(vm_home, parts, recorder) as live:
@@ -174,8 +171,7 @@ async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_
 
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str) -> None:
-    """It works, is somebody else's on the host, says what it was made of, and leaves nothing: the
-    proof is on record."""
+    """It works, is somebody else's on the host, leaves nothing: the proof is on record."""
     parts, recorder = await parts_of(vm_home, tmp_path, tier), MemoryRecorder()
     async with container(vm_home, parts, recorder) as live:
         cell = cell_of(live, parts, recorder)
@@ -225,8 +221,7 @@ async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> N
 
 @pytest.mark.promise("6.1")
 async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
-    """A process with one of the cell's 65,537 uids, wherever it is, is killed, recorded, and makes
-    the cell a breach."""
+    """A process with one of the cell's 65,537 uids is killed, and makes the cell a breach."""
     survivor: subprocess.Popen[bytes] | None = None
     with pytest.raises(ContainmentBreach, match="with the cell's uid"):
         async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
@@ -237,8 +232,7 @@ async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
 
 
 async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
-    """The stage killed from outside: an error at once, not a hang, and the next operation says the
-    same."""
+    """The stage killed from outside: an error at once, and the next operation says the same."""
     async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
         assert cell.host_pid is not None
         os.kill(cell.host_pid, 9)
@@ -252,8 +246,7 @@ async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.promise("3.2")
 def test_a_tree_is_nobodys(vm_home: Path) -> None:
-    """No file of an unpacked image belongs to anybody on the host, setuid files least of all, and
-    nobody else may enter."""
+    """No file of an unpacked image belongs to anybody here, and nobody else may enter."""
     image = Store(vm_home).find("default")
     tree = anyio.run(lambda: ensure_tree(image, home=vm_home))
     assert (vm_home / "trees").stat().st_mode & 0o777 == 0o700
@@ -308,8 +301,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_no_room_to_unpack(
     vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is a host's error with a hint, before and in the middle of it, and nothing is
-    left."""
+    """A host's error with a hint, before and in the middle of it, and nothing is left."""
     image = Store(vm_home).find("default")
     with pytest.raises(HostError, match="needs about"):
         await ensure_tree(image, home=full_disk)
@@ -336,8 +328,7 @@ async def test_a_runtime_that_works(vm_home: Path, kind: Literal["runc", "runsc"
 async def test_the_kill_switch_tests_itself(
     halts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while the store is held. A switch that halts nothing is told, and nothing is left of
-    what it was to halt."""
+    """Also while the store is held. A switch that halts nothing is told."""
     if not halts:
         monkeypatch.setattr(proofs, "halt", lambda *_: {})
     hold(tmp_path)
@@ -358,8 +349,7 @@ async def test_the_kill_switch_tests_itself(
     ],
 )
 async def test_a_runtime_that_fails(vm_home: Path, path: str, reason: str) -> None:
-    """Without a word, without a container, or with a complaint: the answer says which runtime,
-    which version, how it ended and what it said."""
+    """The answer says which runtime, which version, how it ended and what it said."""
     crun = OciRuntime(name="crun", kind="runc", path=path, version="1.8.1")
     proof = await prove_runtime(crun, home=vm_home)
     assert not proof.works
@@ -368,8 +358,7 @@ async def test_a_runtime_that_fails(vm_home: Path, path: str, reason: str) -> No
 
 
 def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """From now on the real runc ends so often with these words on standard error; the attempts, in
-    order."""
+    """So often the real runc ends with these words from now on; the attempts, in order."""
     attempts: list[int] = []
     real = oci.runtime_argv
 
@@ -409,8 +398,7 @@ async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
 
 
 async def test_what_is_no_runtime(vm_home: Path) -> None:
-    """One that is missing is a host's error with a hint; another program does not work, with a
-    reason."""
+    """One that is missing is a host's error; another program does not work, with a reason."""
     runc = OciRuntime(name="runc", kind="runc", path="/nowhere/runc", version="")
     with pytest.raises(HostError, match="is not there") as caught:
         await prove_runtime(runc, home=vm_home)

@@ -59,8 +59,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
-    """Ready, not as root; what is not handed to this user (control groups) is a note with its
-    hint."""
+    """Ready, not as root; groups that are not handed to this user are a note with a hint."""
     shown = user("doctor", "--json")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     found = json.loads(shown.stdout)
@@ -112,8 +111,7 @@ def test_a_template_in_a_store_of_his_own(user: UsersBelljar) -> None:
 
 
 def test_a_cell_is_probed(user: UsersBelljar) -> None:
-    """Every probe, as the workload's user and as root of the cell: contained, with all of the
-    host's witnesses looked at."""
+    """Every probe, with all of the host's witnesses looked at: contained."""
     assert sum(finding["seen_by"] == "host" for finding in user.probed()) >= 18
 
 
@@ -160,8 +158,7 @@ print(json.dumps(found))
 
 
 def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
-    """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by
-    attack."""
+    """Try to alter the files as that uid, in a process's place (0: here); errno by attack."""
     argv = [sys.executable, "-c", IN_ITS_PLACE, str(pid), str(uid), *files]
     done = subprocess.run(argv, capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr.decode()
@@ -266,8 +263,7 @@ SITES_OF_PHASE = {"create": 2, "revert": 1, "fork": 1, "destroy": 1}
 @pytest.mark.promise("6.2")
 @pytest.mark.slow
 def test_killed_anywhere_nothing_of_the_users_is_left(user: UsersBelljar) -> None:
-    """SIGKILL at five places of a cell's life: with one uid for all his cells, a reaping removes
-    what is left of one and leaves the other alone."""
+    """SIGKILL at five places: a reaping removes one cell's rest, and leaves the other alone."""
     program = str(shutil.copy(OWNER, user.home.parent.parent))
     with owners_of(
         user.home, "microvm", (user.python, program), user.environment(), ids=(user.uid, user.gid)

@@ -108,8 +108,7 @@ async def test_programs_that_make_sure_of_it_go_on(cell: Cell) -> None:
 async def test_everything_of_a_cell_on_this_host_has_the_limit(
     tier: str, least: int, vm_home: Path
 ) -> None:
-    """Stage, agent, leader and workload; gVisor's sentry and file server; the VMM: as the host's
-    kernel says, for each process in the cell's control groups."""
+    """As the host's kernel says, for each process in the cell's control groups."""
     async with open_cell(with_tier(resolve_policy("low"), tier), home=vm_home) as cell:
         await cell.exec(["sh", "-c", "sleep 60 >/dev/null 2>&1 &"])
         (entry,) = [entry for entry in Journal(vm_home).entries() if entry.cell_id == cell.id]

@@ -91,8 +91,7 @@ async def pair(
 
 
 async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) -> None:
-    """Answers to the same questions are the same, byte for byte, before and after the other one
-    asked them a hundred times: no cache, no age."""
+    """The same answers, byte for byte, after the other one asked a hundred times."""
     board = "board.example"
     names = (board, f"x.{board}", "secret.test", f"{board}.test", board)
     before = await pair.other.dns(*names)
@@ -104,8 +103,7 @@ async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) 
 
 
 async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) -> None:
-    """A stand-in's random text and a cloud's credentials are each range's own, though the policy is
-    the same."""
+    """A stand-in's random text and a cloud's credentials are each range's own."""
     drawn = [await side.http(("GET", "/random", b"")) for side in (pair.one, pair.other)]
     assert drawn[0] != drawn[1]
     path, cloud = "/latest/dynamic/instance-identity/document", METADATA_ADDRESS
@@ -117,8 +115,7 @@ async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) ->
 
 
 async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair) -> None:
-    """Four hundred kept alive in one, all its ports of that number in use: the other is answered as
-    before, and the host sees no connection in it but its own."""
+    """Four hundred held in one: the other is answered as before, and holds but its own."""
     before = await pair.other.http(("GET", "/me", b""))
     hold = ["python3", "-I", "-c", HOLD, pair.one.address()]
     async with pair.one.cell.open_exec(hold) as holding:
@@ -129,8 +126,7 @@ async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair
 
 
 async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
-    """The rules' rates are a port's own: after thousands of queries in one, of which its rules
-    refused some, the other has refused none and answers all."""
+    """After thousands of queries in one, the other has refused none and answers all."""
     words = (pair.one.network.layout.resolver, query("flood.test").hex())
     await pair.one.cell.exec(["python3", "-I", "-c", FLOOD, *words])
     answers = await pair.other.dns(*["board.example"] * 40)
@@ -142,8 +138,7 @@ async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
 
 
 async def test_certificates_of_one_are_worth_nothing_in_the_other(pair: Pair) -> None:
-    """Two authorities of two keys: neither has signed the other's, and a client that trusts one
-    refuses the other's leaf."""
+    """Two authorities of two keys; a client that trusts one refuses the other's leaf."""
     certificates = [
         x509.load_pem_x509_certificate(side.network.certificate) for side in (pair.one, pair.other)
     ]
@@ -217,8 +212,7 @@ def _count_open(pid: int) -> int:
 
 
 def _descriptors(pid: int) -> set[tuple[int, int]]:
-    """Device and inode of all that it holds open, but for what has no state (the null device) or no
-    inode of its own (an epoll, made after the fork)."""
+    """Device and inode of what it holds open, but the null device and anonymous ones."""
     null = Path(os.devnull).stat()
     links = Path(f"/proc/{pid}/fd").iterdir()
     files = [link.stat() for link in links if not str(link.readlink()).startswith("anon_inode:")]
@@ -232,8 +226,7 @@ def _writable_together(pid: int) -> set[str]:
 
 
 def test_each_event_names_its_range_alone(pair: Pair) -> None:
-    """Both ranges' events are in one record, and none is without its range; no address of one
-    stands in an event of the other."""
+    """None is without its range; no address of one stands in an event of the other."""
     lines = [
         json.loads(line) for line in (pair.run.path / "ledger.jsonl").read_bytes().splitlines()
     ]

@@ -166,8 +166,7 @@ async def test_who_still_runs_has_no_say_in_the_end_probes(
 
 @pytest.mark.promise("7.3")
 async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> None:
-    """No room for files and no process left to have: the bomb is ended, the probes run, and none
-    says that it reached something."""
+    """The bomb is ended, the probes run, and none says that it reached something."""
     await cell.exec(["sh", "-c", FILL], user="root", timeout_s=PATIENCE_S)
     await leave_running(cell, BOMB)
     # The agent gives up in bounded time, as on a machine that stalls; that is no wrong verdict.

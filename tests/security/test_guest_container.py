@@ -285,8 +285,7 @@ async def shell(cell: Attacker, script: str, user: str = "0") -> bytes:
 
 @pytest.mark.promise("2.2")
 async def test_a_command_is_alone_with_what_is_its_own(cell: Attacker) -> None:
-    """Three descriptors and nothing of the agent's; its own processes and the container's process
-    1: no agent, no kernel thread."""
+    """Its descriptors, its own processes, process 1: no agent, no kernel thread."""
     script = (
         "import os; print(len(os.listdir('/proc/self/fd')), [p for p in os.listdir('/proc') if"
         " p.isdigit() and int(p) not in (1, os.getpid())])"
@@ -344,8 +343,7 @@ async def test_disk_is_bounded(cell: Attacker) -> None:
 
 @pytest.mark.promise("2.2")
 async def test_nothing_says_what_this_is(cell: Attacker) -> None:
-    """No name that the container shows (environment, processes, mounts, hostname, kernel command
-    line) is one of ours."""
+    """Environment, processes, mounts, hostname, command line: no name of ours."""
     text = await shell(
         cell,
         "env; cat /proc/*/cmdline /proc/*/comm /proc/mounts /proc/cmdline /proc/self/cgroup;"

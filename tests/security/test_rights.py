@@ -92,8 +92,7 @@ async def status(cell: Cell, user: str = "0") -> dict[str, str]:
 
 @pytest.mark.promise("2.4")
 async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
-    """In all its sets, and another user nothing of it; the filter is still on, and no new
-    privileges come by exec."""
+    """In all its sets, and another user nothing of it; filter and no-new-privileges stay."""
     found = await status(cell)
     held = int(found["CapEff"], 16)
     granted = cell.plan.rights.mask

@@ -36,8 +36,7 @@ async def said(cell: Cell, command: str, user: str) -> list[bytes]:
 async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(
     home: Path, tmp_path: Path
 ) -> None:
-    """Its capabilities are those of the cell's root, its filter stays; the probes find the cell
-    contained."""
+    """Its capabilities are those of the cell's root, its filter stays: contained."""
     async with open_cell(load_policy(str(policy(tmp_path, "microvm", "on")))) as cell:
         await said(cell, "cp /bin/grep /tmp/gained && chmod 4755 /tmp/gained", "root")
         of_root = await said(cell, _STATUS, "root")

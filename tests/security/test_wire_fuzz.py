@@ -158,8 +158,7 @@ MUTATIONS: tuple[Callable[[random.Random, bytearray], None], ...] = (
 
 
 def _session(seed: int, number: int) -> tuple[int, bool]:
-    """One guest's life: how many frames the decoder judged (those lost in a refused piece are not
-    counted), and whether the protocol was broken."""
+    """One guest's life: how many frames were judged, and whether the protocol was broken."""
     rng = random.Random(f"{seed}:{number}")  # noqa: S311
     model, judged, pending, taken = Model(rng), 0, b"", Counter[int]()
     mutate_after = rng.randrange(FRAMES_PER_SESSION)
@@ -194,8 +193,7 @@ def _resident_bytes() -> int:
 
 @pytest.mark.promise("4.1")
 def test_a_million_frames() -> None:
-    """At least 1,000,000 frames: only `ProtocolViolation` is ever raised, violations leave nothing
-    held, memory stays where it was."""
+    """Only `ProtocolViolation` is ever raised, nothing stays held, memory stays."""
     judged = sessions = violations = 0
     for number in range(200):
         _session(

@@ -55,8 +55,7 @@ def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
 
 
 def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_path: Path) -> None:
-    """Remembered by the file's path, size and time; a cache that is no cache costs nothing but
-    time."""
+    """By the file's path, size and time; a damaged cache costs nothing but time."""
     cache, log = tmp_path / "facts" / "tools.json", tmp_path / "asked"
     install(bin_dir, "vmm", f"echo x >> {log}; echo 9.0.0")
     assert [facts_of(VMM, cache)[0] for _ in range(3)] == ["9.0.0"] * 3

@@ -63,8 +63,7 @@ def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:
 def test_other_failures_are_named(
     status: str, diagnosis: str, supervisor: int | None, words: str
 ) -> None:
-    """By what is known of them; an end without a word says whose: the supervisor's, or the owner's
-    that it saw."""
+    """By what is known of them; an end without a word says whose it was."""
     error = start_error("c-0123456789ab", status, diagnosis, supervisor=supervisor)
     assert isinstance(error, CellError)
     assert words in error.what

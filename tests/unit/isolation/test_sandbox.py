@@ -125,8 +125,7 @@ class Interrupted(Counted):
 @pytest.mark.anyio
 @pytest.mark.parametrize("end", ["normal", "destroyed early", "start fails", "record fails"])
 async def test_an_interrupted_destruction_is_finished(end: str, tmp_path: Path) -> None:
-    """The sandbox is destroyed and on record all the same, and looked for once: its ids may be
-    another's by then."""
+    """It is destroyed and on record all the same, and looked for once: ids may be another's."""
     recorder = MemoryRecorder()
     sandbox = Interrupted(tmp_path, recorder)
     with pytest.raises((OSError, CellError, ExceptionGroup)):
@@ -209,8 +208,7 @@ def test_a_child_that_ends_with_its_supervisor_is_no_survivor(tmp_path: Path) ->
 def test_what_resists_its_removal_stays_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, resists: bool
 ) -> None:
-    """So that a reaping looks again; its namespaces' numbers are the cell's until it was looked for
-    twice."""
+    """So that a reaping looks again; its namespaces are the cell's until two looks are over."""
     sandbox, steps = Counted(tmp_path), list[str]()
 
     def look(_: object) -> Any:  # noqa: ANN401
@@ -246,8 +244,7 @@ class Unclean(Counted):
 async def test_a_start_that_is_retried_is_not_on_record(
     sandbox_type: type[Counted], *, is_killed: bool, is_retried: bool, tmp_path: Path
 ) -> None:
-    """One that was killed, left something or was interrupted is not retried: its proof is on
-    record."""
+    """One that was killed, left something or was interrupted is not retried, and is on record."""
     recorder = MemoryRecorder()
     sandbox = sandbox_type(tmp_path, recorder)
     if is_killed:

@@ -81,8 +81,7 @@ def split(stream: bytes, memory: int, cuts: Sequence[int] = ()) -> bytes:
 
 
 def test_ram_goes_to_its_place_and_all_else_is_kept(memory: int) -> None:
-    """Runs of pages with pages of zeros between and behind them, firmware in between, a command
-    between two parts; cut anywhere."""
+    """Runs of pages, zeros between and behind them, firmware, a command; cut anywhere."""
     chance = random.Random(27)  # noqa: S311 - the same each time
     content = {n: chance.randbytes(PAGE) for n in (*range(1, 1500), 1501, 1502, 1600, PAGES - 1)}
     firmware = page(0, b"f" * PAGE, b"pc.bios") + page(1)
@@ -128,16 +127,14 @@ FIRST = page(3, b"x" * PAGE, b"ram")
     ids=lambda stream: str(len(stream)),
 )
 def test_what_is_no_such_stream_is_refused(memory: int, stream: bytes) -> None:
-    """Other sizes, pages out of place or order, unknown flags and sections, and an early end: and
-    nothing is written beyond RAM."""
+    """Other sizes, order, flags and sections, an early end: nothing is written beyond RAM."""
     with pytest.raises(CellError):
         split(stream, memory)
     assert os.fstat(memory).st_size == RAM
 
 
 def test_what_is_kept_is_bounded_and_a_full_disk_an_error(memory: int) -> None:
-    """A VMM that sends device state without an end is refused; writing fails with the system's
-    error."""
+    """Device state without an end is refused; writing fails with the system's error."""
     with pytest.raises(CellError, match="more than"):
         split(HEAD + sizes() + part() + bytes(MAX_STATE_BYTES), memory)
     full = os.open("/dev/full", os.O_WRONLY)

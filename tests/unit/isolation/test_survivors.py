@@ -75,8 +75,7 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
-    """No namespace, uid, group or file of its own is known: those looks were not made, and that is
-    said; the others prove it."""
+    """Looks that were not made for want of a uid or group are named; the others prove it."""
     destruction = destroy_remains(entry(), time.monotonic())
     assert destruction.clean
     missed = {each.what for each in destruction.not_checked}
@@ -88,8 +87,7 @@ def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
 
 @pytest.mark.promise("6.1")
 def test_a_look_that_was_refused_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out of what was looked for, and named with the reason; a socket's name is no proof
-    of a process, so there is no doubt about the rest."""
+    """It is named with the reason; a socket's name is no proof of a process."""
     monkeypatch.setattr(survivors, "_sockets", refuse)
     destruction = destroy_remains(entry(host_uid=4_000_000_000), time.monotonic())
     what = "sockets named after the cell"
@@ -168,8 +166,7 @@ def test_who_ends_by_itself_is_waited_for() -> None:
 
 @pytest.mark.promise("6.1")
 def test_any_name_of_a_mount_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel leaves form feeds and separators in names as they are: the cell's mount is found
-    beside one, and the look is whole."""
+    """Form feeds and separators stand in names as they are: the look is whole."""
     mine = entry()
     lines = [f"36 35 8:0 / /mnt/{name} rw - ext4 a rw\n" for name in ("a\fb\x1cc", mine.cell_id)]
     (tmp_path / "self").mkdir()
@@ -248,8 +245,7 @@ def orphan(home: Path, **fields: object) -> JournalEntry:
 
 @pytest.mark.promise("6.2")
 def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
-    """The orphan's namespace numbers and uid may be a living cell's by now: reaping must not touch
-    its processes."""
+    """The orphan's namespace numbers and uid may be a living cell's by now."""
     with process() as innocent:
         taken = namespaces_of(innocent.pid)
         with process() as child:

@@ -87,8 +87,7 @@ def is_this(pid: int) -> bool:
 
 @pytest.mark.promise("5.6")
 async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
-    """Another process of this host that finds the socket neither forges points nor takes the
-    place."""
+    """Another process that finds the socket neither forges points nor takes the place."""
     pids = iter((False, True))
     trace = Trace(tmp_path, "/x", lambda _: next(pids))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:

@@ -61,8 +61,7 @@ async def test_a_senseless_event_is_passed_over(monitor: FakeMonitor, data: byte
 
 
 async def test_a_refusal_is_shown_escaped_and_silence_has_a_deadline(monitor: FakeMonitor) -> None:
-    """The VMM's words can't act on a terminal. One that does not answer is an error, not a wait for
-    ever."""
+    """The VMM's words can't act on a terminal; its silence is an error."""
     monitor.says(b'{"error": {"desc": "no \\u001b[2J"}}\n')
     with pytest.raises(CellError, match="refused stop") as caught:
         await monitor.qmp.execute("stop")
@@ -212,8 +211,7 @@ def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
 def test_where_a_byte_is_matters(
     offset: int, other: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two files with one byte each have the same digest when, and only when, it is at the same
-    place."""
+    """The digests are the same when, and only when, the one byte is at the same place."""
     file, digests = tmp_path_factory.mktemp("memory") / "file", []
     for place in (offset, other):
         content = bytearray(8 * BLOCK)

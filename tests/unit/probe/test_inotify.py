@@ -23,8 +23,7 @@ from belljar.probe.witness import watch_file
     ],
 )
 def test_each_act_is_seen_once(tmp_path: Path, act: Callable[[Path], object], word: str) -> None:
-    """What anybody does to the file is said in words, once; before and after it there is
-    silence."""
+    """What anybody does to the file is said once; before and after there is silence."""
     file = tmp_path / "f"
     file.write_text("content")
     with watch_file(file) as happened:

@@ -36,8 +36,7 @@ TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
 
 
 def test_silence() -> None:
-    """With nothing touched every witness says so; each has its parameter; afterwards file, socket
-    and process are gone."""
+    """With nothing touched every witness says so; afterwards all of them are gone."""
     with watch(LAID_OUT) as watched:
         given = dict(watched.parameters)
         assert set(given) == {*Witness, "nonce", "token"} - {Witness.NAMESPACES, Witness.ROUTER}
@@ -74,8 +73,7 @@ def test_a_host_without_room_for_a_process_looks_at_nothing(
 
 
 def test_a_stranger_is_neither_breach_nor_silence() -> None:
-    """Who knocks without the token may be any process of the host: the look is neither touched nor
-    silent."""
+    """Who knocks without the token may be any process: neither touched nor silent."""
     with watch([Witness.TCP]) as watched:
         socket.create_connection(("127.0.0.1", int(watched.parameters["tcp"]))).close()
         assert watched.look()[Witness.TCP].touched is None
@@ -106,8 +104,7 @@ def test_a_process_that_may_be_the_hosts_root() -> None:
 
 @pytest.mark.root
 def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -> None:
-    """A route by `eth0` leads to the range's router in the namespace of the port, and in any other
-    it is a way out."""
+    """It leads to the range's router in the port's namespace; in any other it is a way out."""
     make = (
         "ip link add eth0 type veth peer name up0 && ip link set up0 up && ip link set eth0 up &&"
         " ip route add default dev eth0"
@@ -128,8 +125,7 @@ def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -
 
 
 def test_ways_out_and_the_hosts_root_in_a_map() -> None:
-    """A route by anything but loopback is a way out. Root counts wherever it stands; a process
-    without a map has nobody's."""
+    """Any route but by loopback; root wherever it stands in a map."""
     for table, column, device in (
         ("Iface\tDestination\n", 0, ""),
         ("Iface\tDestination\neth0\t00000000\n", 0, "eth0"),
@@ -142,8 +138,7 @@ def test_ways_out_and_the_hosts_root_in_a_map() -> None:
 
 
 def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process killed in its watch leaves a directory; the next sweep removes it, and none of a
-    living process."""
+    """The next sweep removes a killed owner's directory, and none of a living process."""
     script = (
         "import os\nfrom belljar.probe.witness import watch\nfrom belljar.probe.model import"
         " Witness\nwith watch([Witness.CANARY, Witness.PID]) as w:\n print(w.parameters['canary'],"
