@@ -21,7 +21,6 @@ import anyio
 import pytest
 from tests.conftest import copy_store
 from tests.fakes.recorder import MemoryRecorder
-from tests.integration.faults import mounted
 from tests.integration.microvm_owner import parts
 from tests.machine import PATIENCE_S, Templates, control_groups
 
@@ -213,20 +212,6 @@ async def test_killed_mid_command(vm_home: Path, made_of: Parts) -> None:
 
 
 @pytest.mark.thorough_in("trio")
-async def test_the_lifetime_is_the_cause(vm_home: Path, made_of: Parts) -> None:
-    """At the deadline the supervisor ends the cell whatever its owner does."""
-    plan, image, kernel = made_of
-    await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
-    for lifetime_s in (3, 10, 60):  # longer where the machine is slow
-        short = replace(plan, jail=replace(plan.jail, lifetime_s=lifetime_s))
-        with contextlib.suppress(CellError):  # it may come to an end before it is up
-            async with opened(vm_home, (short, image, kernel)) as vm:
-                assert await vm.wait_dead() == f"its lifetime of {lifetime_s} s was reached"
-                return
-    pytest.fail("it never came up")
-
-
-@pytest.mark.thorough_in("trio")
 async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
     """At any moment it leaves nothing: no process, journal entry or control group."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
@@ -362,17 +347,6 @@ async def test_a_large_machine_has_room_for_its_workload(own_home: Path) -> None
     large = Resources(memory_bytes=3 << 30, disk_bytes=256 << 20)
     async with opened(own_home, parts(own_home, large)) as vm:
         assert await shell(vm, "echo fine") == b"fine\n"
-
-
-@pytest.mark.root
-@one_backend
-async def test_no_space_for_a_template(vm_home: Path, made_of: Parts) -> None:
-    """A full disk is one clear `HostError`, and leaves nothing."""
-    with mounted(vm_home / "templates", "size=64m,mode=0711") as templates:
-        with pytest.raises(HostError, match="No space"):
-            await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
-        assert list(templates.iterdir()) == []
-        assert left_of(vm_home) == []
 
 
 @pytest.mark.promise("3.1")

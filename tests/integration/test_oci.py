@@ -3,14 +3,12 @@ unpacked for them; runtimes that fail."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import pytest
@@ -33,7 +31,7 @@ from belljar.isolation.oci import trees
 from belljar.isolation.oci.container import Container
 from belljar.isolation.oci.open import open_container
 from belljar.isolation.oci.trees import ensure_tree
-from belljar.isolation.proofs import prove_runtime, prove_switch
+from belljar.isolation.proofs import prove_switch
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
 from belljar.plan.oci import OciRuntime, OciShape
@@ -195,30 +193,6 @@ async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str
     assert nothing_left(vm_home)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> None:
-    """Host side, whatever it does; what waited gets the cause, and the ledger the limit's name."""
-    parts = await parts_of(vm_home, tmp_path, tier)
-    for lifetime_s in (2, 10, 60):  # longer where the machine is slow
-        recorder, told = MemoryRecorder(), ""
-        short = replace(
-            parts, plan=replace(parts.plan, jail=replace(parts.plan.jail, lifetime_s=lifetime_s))
-        )
-        with suppress(CellError):  # it may come to an end before it is up
-            async with container(vm_home, short, recorder) as live:
-                cell = cell_of(live, short, recorder)
-                try:
-                    await cell.exec(["sh", "-c", "trap '' TERM; while :; do sleep 100; done"])
-                except CellError as error:
-                    told = str(error)
-        if told:
-            break
-    assert f"lifetime of {lifetime_s} s was reached" in told
-    hit = [event.data["limit"] for event in recorder.events if event.kind is Kind.LIMIT_HIT]
-    assert hit == ["lifetime"]
-    assert nothing_left(vm_home)
-
-
 @pytest.mark.promise("6.1")
 async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
     """A process with one of the cell's 65,537 uids is killed, and makes the cell a breach."""
@@ -229,19 +203,6 @@ async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
     assert survivor is not None
     assert survivor.wait(timeout=PATIENCE_S) == -9
     assert nothing_left(vm_home)
-
-
-async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
-    """The stage killed from outside: an error at once, and the next operation says the same."""
-    async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
-        assert cell.host_pid is not None
-        os.kill(cell.host_pid, 9)
-        for _ in range(2):
-            with (
-                anyio.fail_after(PATIENCE_S),
-                pytest.raises(CellError, match="the cell died: its guest agent ended"),
-            ):
-                await cell.exec(["true"])
 
 
 @pytest.mark.promise("3.2")
@@ -312,17 +273,6 @@ async def test_no_room_to_unpack(
     assert trees_of(full_disk) == []
 
 
-@pytest.mark.parametrize("kind", ["runc", "runsc"])
-async def test_a_runtime_that_works(vm_home: Path, kind: Literal["runc", "runsc"]) -> None:
-    """Proven by a container that answered; nothing of it is left."""
-    path = {"runc": "/usr/sbin/runc", "runsc": "/usr/bin/runsc"}[kind]
-    proof = await prove_runtime(
-        OciRuntime(name=kind, kind=kind, path=path, version=""), home=vm_home
-    )
-    assert (proof.works, proof.reason) == (True, "")
-    assert nothing_left(vm_home)
-
-
 @pytest.mark.promise("6.3")
 @pytest.mark.parametrize("halts", [True, False])
 async def test_the_kill_switch_tests_itself(
@@ -338,23 +288,6 @@ async def test_the_kill_switch_tests_itself(
         (True, "") if halts else (False, "its processes were not halted")
     )
     assert nothing_left(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/usr/bin/false", "crun 1.8.1 ended with status 1, and printed nothing"),
-        ("/usr/bin/true", "crun 1.8.1 ended with status 0, but it left no process behind"),
-        ("/usr/bin/ls", "crun 1.8.1 ended with status 2, and printed: .*unrecognized option"),
-    ],
-)
-async def test_a_runtime_that_fails(vm_home: Path, path: str, reason: str) -> None:
-    """The answer says which runtime, which version, how it ended and what it said."""
-    crun = OciRuntime(name="crun", kind="runc", path=path, version="1.8.1")
-    proof = await prove_runtime(crun, home=vm_home)
-    assert not proof.works
-    assert re.search(reason, proof.reason), proof.reason
-    assert nothing_left(vm_home)
 
 
 def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
@@ -395,14 +328,3 @@ async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     assert attempts == [1, 2, 3, 4, 5]
     assert ends_of(never) == [True]
     assert nothing_left(vm_home)
-
-
-async def test_what_is_no_runtime(vm_home: Path) -> None:
-    """One that is missing is a host's error; another program does not work, with a reason."""
-    runc = OciRuntime(name="runc", kind="runc", path="/nowhere/runc", version="")
-    with pytest.raises(HostError, match="is not there") as caught:
-        await prove_runtime(runc, home=vm_home)
-    assert caught.value.hint
-    trial = await prove_runtime(replace(runc, path="/usr/bin/uname"), home=vm_home)
-    assert not trial.works
-    assert trial.reason

@@ -345,27 +345,6 @@ def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
     assert stage.run("/probe", "detach", "orphans", word="go\n")["ended"] == "None 7 itself"
 
 
-@pytest.mark.promise("1.3")
-@pytest.mark.parametrize("stage", ["root"], indirect=True)
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        (
-            ("/probe", "exit", "1"),
-            "step 21, runtime, failed: the OCI runtime ended with status 1, and printed nothing",
-        ),
-        (("/probe", "exit", "3", "sorry"), "status 3, and printed: sorry"),
-        (("/probe", "exit", "0"), "status 0, but it left no process behind"),
-        (("/missing",), "No such file or directory: /missing"),
-    ],
-)
-def test_a_runtime_that_fails(stage: Stage, program: tuple[str, ...], words: str) -> None:
-    """How it ended is said, and what it said, or that it said nothing."""
-    said = stage.run(*program)
-    assert words in said["error"]
-    assert "child" not in said
-
-
 @pytest.mark.parametrize("stage", ["user"], indirect=True)
 def test_ids_that_are_not_his(stage: Stage) -> None:
     """An ordinary user gets no ids but those the system gave him, and is told what to do."""
