@@ -235,8 +235,8 @@ def test_each_event_names_its_range_alone(pair: Pair) -> None:
     assert {line["data"]["range"] for line in network} == ids
     for side, beside in ((pair.one, pair.other), (pair.other, pair.one)):
         layout = beside.network.layout
-        addresses = (known.address for known in (*layout.cells, *layout.names))
-        theirs = {layout.resolver, *addresses}
+        cells = {cell.address for cell in layout.cells}
+        theirs = {layout.resolver, *cells, *(name.address for name in layout.names)}
         told = json.dumps([event["data"] for event in pair.events(side)])
         assert not [
             one for one in theirs - {METADATA_ADDRESS} if re.search(rf"\b{re.escape(one)}\b", told)

@@ -262,7 +262,11 @@ LIES: dict[str, Tweak] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lying_manifest_or_configuration_is_refused(lie: str, home: Path, tmp_path: Path) -> None:
     """Digests, types, counts and words are checked against the bytes and their meaning."""
-    refused(home, oci_archive(tmp_path / "a.tar", [layer(entry("x", b"x"))], tweak=LIES[lie]))
+
+    def tweak(manifest: Json, config: Json) -> None:
+        LIES[lie](manifest, config)
+
+    refused(home, oci_archive(tmp_path / "a.tar", [layer(entry("x", b"x"))], tweak=tweak))
 
 
 def test_a_layer_under_a_wrong_digest_is_refused(home: Path, tmp_path: Path) -> None:
