@@ -7,16 +7,13 @@ import os
 import socket
 from pathlib import Path
 
-import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.machine import PATIENCE_S
 
 from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
 from belljar.isolation.oci.trace import Point, Trace, dropped, read_point, watch_sandbox
-from belljar.isolation.touches import Access
 
 HEADER = bytes.fromhex("0800070000000000")
 READ_HEADER = bytes.fromhex("0800090005000000")
@@ -124,45 +121,3 @@ async def test_lost_points_and_the_end_are_said(
     assert why in ends[0]
     with pytest.raises(HostError):
         await watch_sandbox(None, [FILE], OwnReads())
-
-
-@pytest.mark.promise("5.6")
-async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
-    """Not what came before the watch, nor other files'; two watches each hear of theirs."""
-    trace, own = Trace(tmp_path, "/x", is_this), OwnReads()
-    first, second = list[Access](), list[Access]()
-    with connect(tmp_path) as sandbox:
-        sandbox.send(READ)
-        watch = await trace.watch([FILE], own)
-        other = await trace.watch(["/etc/cred"], own)
-        watch.begin(first.append, print)
-        other.begin(second.append, print)
-        sandbox.send(OPENED.replace(b"\x08\x00\x07\x00\x00", b"\x08\x00\x07\x00\x05", 1))
-        sandbox.send(READ)
-        await watch.aclose()
-        await watch.aclose()
-        await other.aclose()
-    trace.close()
-    trace.close()
-    assert [(a.path, a.operation, a.process, a.pid) for a in first] == [
-        (FILE, "open", "", 3),
-        (FILE, "read", "", 3),
-    ]
-    assert second == []
-
-
-async def test_the_agents_reads_for_the_host_are_left_out(tmp_path: Path) -> None:
-    """Only while one runs."""
-    trace, own, accesses = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
-    with connect(tmp_path) as sandbox:
-        watch = await trace.watch([FILE], own)
-        watch.begin(accesses.append, print)
-        sandbox.send(READ)
-        with anyio.fail_after(PATIENCE_S):
-            while not accesses:
-                await anyio.lowlevel.checkpoint()
-        async with own.of(FILE, "/"):
-            sandbox.send(READ)
-        await watch.aclose()
-    trace.close()
-    assert [access.operation for access in accesses] == ["read"]
