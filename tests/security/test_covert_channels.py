@@ -21,11 +21,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from tests.security.conftest import policy_of
 from tests.security.covert_world import Pair, Side, opened_side, query, request_bytes
 
 from belljar.cell.parts import start_run
 from belljar.policy.guarding import METADATA_ADDRESS
-from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.vm]
 
@@ -73,15 +73,10 @@ for number in range(20000):
     ],
 )
 async def pair(
-    request: pytest.FixtureRequest,
-    anyio_backend: str,
-    vm_home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path
 ) -> AsyncIterator[Pair]:
     """Two ranges of one policy, in one run."""
-    folder = tmp_path_factory.mktemp("covert")
-    (folder / "policy.yaml").write_text(POLICY.format(tier=request.param))
-    policy = load_policy(folder / "policy.yaml")
+    policy = policy_of(POLICY.format(tier=request.param))
     async with AsyncExitStack() as stack:
         run = stack.enter_context(start_run("covert", "pair", [], home=vm_home))
         one, other = [

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.security.conftest import policy_of
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.plan.oci import MAX_TERMINALS
-from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 
@@ -129,19 +129,9 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """What cells share does not depend on the event loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def pair(
-    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Pair]:
+async def pair(anyio_backend: str, vm_home: Path) -> AsyncIterator[Pair]:
     """Two cells of one image."""
-    policy = tmp_path_factory.mktemp("neighbours") / "policy.yaml"
-    policy.write_text(POLICY)
-    loaded = load_policy(policy)
+    loaded = policy_of(POLICY)
     async with open_cell(loaded, home=vm_home) as one, open_cell(loaded, home=vm_home) as other:
         yield Pair(one, other, vm_home)
 

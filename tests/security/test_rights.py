@@ -12,6 +12,7 @@ import anyio
 import pytest
 from tests.fakes.recorder import MemoryRecorder
 from tests.machine import PATIENCE_S
+from tests.security.conftest import policy_of
 from tests.security.egress import forged
 
 from belljar.cell.cell import Cell
@@ -21,7 +22,6 @@ from belljar.cell.range import Range
 from belljar.channel import Stream
 from belljar.plan.rules import DropReason
 from belljar.policy.limits import NOTHING_GRANTED, Tier
-from belljar.policy.load import load_policy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import probe_cell
 
@@ -51,25 +51,15 @@ def seize(pid):
 """Python's part of each attempt."""
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The walls do not depend on the host's event loop: one is enough here."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module", params=["microvm", "gvisor"])
 async def made(
-    request: pytest.FixtureRequest,
-    anyio_backend: str,
-    vm_home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path
 ) -> AsyncIterator[Range]:
     """A cell on a network, with all that its tier grants."""
-    policy = tmp_path_factory.mktemp("rights") / "policy.yaml"
     risk = "high" if request.param == "microvm" else "medium"
-    policy.write_text(POLICY.format(risk=risk, tier=request.param))
+    policy = policy_of(POLICY.format(risk=risk, tier=request.param))
     with start_run("rights", "", [], home=vm_home) as run:
-        async with open_range(load_policy(policy), run=run, home=vm_home) as opened:
+        async with open_range(policy, run=run, home=vm_home) as opened:
             yield opened
 
 
