@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +22,8 @@ from belljar.isolation.survivors import (
     destroy_remains,
     look,
     remove_survivors,
-    wait_for_dying,
 )
-from belljar.process import identify, kill, namespaces_of
+from belljar.process import identify, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
 
 
@@ -149,21 +147,6 @@ def test_reaping_goes_on_until_everything_could_be_seen(
     assert list_cells(tmp_path) == ()
 
 
-def test_who_ends_by_itself_is_waited_for() -> None:
-    """Until it is gone, and no longer than asked: who stays is found."""
-    mine = entry()
-    with process("--cell", mine.cell_id) as child:
-        wait_for_dying(mine, 0.05)
-        assert len(look(mine).survivors) == 1
-        end = threading.Timer(0.1, child.stdin.close if child.stdin else child.kill)
-        end.start()
-        wait_for_dying(mine, 60)
-        left = look(mine).survivors
-        end.join()
-        assert left == ()
-        assert child.wait(timeout=60) >= 0
-
-
 @pytest.mark.promise("6.1")
 def test_any_name_of_a_mount_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Form feeds and separators stand in names as they are: the look is whole."""
@@ -220,17 +203,6 @@ def test_files_and_directories(tmp_path: Path) -> None:
     remove_survivors(found)
     assert not directory.exists()
     assert kept.exists()
-
-
-def test_a_number_used_again_is_not_killed() -> None:
-    """The same pid with another start time is somebody else."""
-    with process() as child:
-        real = identify(child.pid)
-        assert real is not None
-        kill(type(real)(pid=real.pid, start_ticks=real.start_ticks - 1))
-        assert identify(child.pid) == real
-        kill(real)
-        assert child.wait(timeout=60) == -9
 
 
 def orphan(home: Path, **fields: object) -> JournalEntry:

@@ -36,14 +36,3 @@ def test_the_quick_set_is_told_nothing_of_the_host() -> None:
     """Where hostile code has run, the program learns neither the host's name nor its ids."""
     assert not NAMES_THE_HOST & set(host_parameters(whole=False))
     assert host_parameters(whole=True)["hostname"] == socket.gethostname()
-
-
-def test_limits_are_the_plans() -> None:
-    """What is tried over is what the plan allows; only a fresh cell is asked for leftovers."""
-    plan = FakeProbed().plan
-    told = cell_parameters(plan, fresh=False)
-    assert (told["processes"], told["disk_bytes"]) == (
-        str(plan.limits.processes),
-        str(plan.limits.disk_bytes),
-    )
-    assert (told["fresh"], cell_parameters(plan, fresh=True)["fresh"]) == ("0", "1")

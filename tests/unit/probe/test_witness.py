@@ -21,10 +21,13 @@ from belljar.probe.witness import maps_root, sweep_watches, watch, way_out
 
 UNIX, INET, STREAM = socket.AF_UNIX, socket.AF_INET, socket.SOCK_STREAM
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
-TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
+TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], object]]] = [
     (Witness.CANARY, read_canary),
     (Witness.CANARY, write_canary),
     (Witness.CANARY, lambda given: Path(given["canary"]).unlink()),
+    (Witness.CANARY, lambda given: Path(given["canary"]).chmod(0o600)),
+    (Witness.CANARY, lambda given: os.close(os.open(given["canary"], os.O_RDONLY))),
+    (Witness.CANARY, lambda given: Path(given["canary"]).replace(f"{given['canary']}.moved")),
     (Witness.PID, signal_sentinel),
     (Witness.PID, kill_sentinel),
     (Witness.SOCKET, visit(UNIX, STREAM, lambda given: given["socket"])),
@@ -49,7 +52,7 @@ def test_silence() -> None:
 
 @pytest.mark.promise("4.6")
 @pytest.mark.parametrize(("witness", "touch"), TOUCHES)
-def test_touched(witness: Witness, touch: Callable[[dict[str, str]], None]) -> None:
+def test_touched(witness: Witness, touch: Callable[[dict[str, str]], object]) -> None:
     """What an escape would do to it is seen, and only there."""
     with watch(LAID_OUT) as watched:
         touch(dict(watched.parameters))
