@@ -168,5 +168,5 @@ def test_every_kind_is_looked_into(world: World) -> None:
     kinds: set[str] = {stand_in.kind for stand_in in world.policy.policy.network.stand_ins.values()}
     kinds |= {decoy.kind.value for decoy in world.policy.policy.decoys if decoy.is_service}
     assert kinds == {*KINDS, "python", "cell"} - {"catch_all"}
-    named = " ".join(row.name for row in (*KEEPING, *VOIDS))
+    named = " ".join([*(row.name for row in KEEPING), *(row.name for row in VOIDS)])
     assert [kind for kind in kinds if kind not in named] == []

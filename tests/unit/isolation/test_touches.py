@@ -193,7 +193,7 @@ async def test_touches_come_with_the_next_operation_and_escaped() -> None:
 
 @asynccontextmanager
 async def watched(
-    on_access: Callable[[Access], object] | None = None,
+    on_access: Callable[[Access], None] | None = None,
 ) -> AsyncIterator[tuple[FakeGuest, GuestClient, list[Access], list[str]]]:
     """A file that a guest agent watches, what it has reported, and how that ended."""
     async with talking() as (guest, client):
