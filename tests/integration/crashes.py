@@ -149,12 +149,15 @@ def spread(sites: Sequence[Site], count: int) -> list[Site]:
     return [sites[index * len(sites) // count] for index in range(min(count, len(sites)))]
 
 
-def rehearse(owners: Owners) -> list[Site]:
-    """The sites that come by in each rehearsal. From now on anything new is a leftover."""
+def rehearse(
+    owners: Owners, *, lives: Sequence[str] = ("destroy", "end"), times: int = REHEARSALS
+) -> list[Site]:
+    """The sites that come by each time in lives that end so. From now on anything new is a
+    leftover."""
     passed = list[dict[Site, None]]()
-    for _ in range(REHEARSALS):
+    for _ in range(times):
         sites: dict[Site, None] = {}
-        for last in ("destroy", "end"):
+        for last in lives:
             rehearsed = owners.ask(do="rehearse", last=last)
             if not rehearsed.get("clean"):
                 raise RuntimeError(f"the rehearsal failed: {rehearsed}")
