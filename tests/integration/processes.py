@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,17 @@ def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) 
         if time.monotonic() > deadline:
             pytest.fail(f"{what}: not within {within_s} s")
         time.sleep(0.02)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status as the host sees it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def capabilities(status: Mapping[str, str]) -> set[int]:
+    """Of all five sets."""
+    return {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")}
 
 
 def vmm_of(owner: int, *, within_s: float = 60) -> int:

@@ -26,7 +26,7 @@ from tests.integration.as_user import (
     started,
 )
 from tests.integration.crashes import OWNER, choose, kill_at, owners_of, rehearse
-from tests.integration.processes import read_until, vmm_of
+from tests.integration.processes import capabilities, read_until, status_of, vmm_of
 from tests.machine import PATIENCE_S
 
 from belljar.plan.jail import INNER_ID
@@ -50,12 +50,6 @@ def limits_of(pid: int) -> dict[str, str]:
     """A process's hard limits, by name."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
     return {line[:26].strip(): line[47:68].strip() for line in lines}
-
-
-def status_of(pid: int) -> dict[str, str]:
-    """/proc/PID/status."""
-    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {name: value.strip() for name, _, value in lines}
 
 
 def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
@@ -184,7 +178,7 @@ def test_what_a_vmm_of_the_users_may(user: UsersBelljar) -> None:
     assert int(status["VmSize"].split()[0]) << 10 < jail["address_space_bytes"]
     assert int(status["Threads"]) <= jail["processes"]
     assert status["Uid"].split() == [str(user.uid)] * 4
-    assert {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
+    assert capabilities(status) == {0}
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert int(status["Seccomp_filters"]) >= 2
     assert set(namespaces) == set(NAMESPACES)

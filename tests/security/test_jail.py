@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.as_user import own
+from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S, public_folder
 from tests.security.stages import (
     UserStage,
     all_end,
-    capabilities,
     program_of,
     readable_copy,
     ready,
     said_by,
-    status_of,
 )
 
 HERE = Path(__file__).parent

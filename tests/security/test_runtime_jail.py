@@ -17,17 +17,16 @@ from typing import Any
 
 import pytest
 from tests.fakes.compiled import compile_static
+from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S, public_folder
 from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
 from tests.security.stages import (
     UserStage,
     all_end,
-    capabilities,
     program_of,
     readable_copy,
     ready,
     said_by,
-    status_of,
 )
 
 from belljar.isolation.jail import launcher_path

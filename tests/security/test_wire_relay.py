@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S
 
 from belljar.package import program_path
@@ -317,10 +318,9 @@ def test_what_it_holds(relay: Relay) -> None:
     kernel has lost it, so it can't answer in the guest's place, and has none of the sixth
     version."""
     directory = Path(f"/proc/{relay.process.pid}")
-    lines = (line.split() for line in (directory / "status").read_text().splitlines())
-    status = {words[0]: words[1] for words in lines if len(words) == 2}
-    assert {int(status[f"Cap{name}:"], 16) for name in ("Eff", "Prm", "Inh", "Bnd", "Amb")} == {0}
-    assert [status[name] for name in ("NoNewPrivs:", "Seccomp:", "Threads:")] == ["1", "2", "1"]
+    status = status_of(relay.process.pid)
+    assert capabilities(status) == {0}
+    assert [status[name] for name in ("NoNewPrivs", "Seccomp", "Threads")] == ["1", "2", "1"]
     held = [str(fd.readlink()) for fd in (directory / "fd").iterdir() if int(fd.name) > 2]
     assert sorted(name.partition(":")[0] for name in held) == ["pipe", "socket", "socket", "socket"]
     argv = ["/usr/bin/nsenter", "--net", "--target", str(relay.process.pid), "/sbin/ip", "-o"]
