@@ -103,7 +103,7 @@ resources: raise_limits
 }
 
 
-def ran(argv: Sequence[str], count: int, **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `run` takes them
+def ran(argv: Sequence[str], count: int, **options: Any) -> dict[str, str]:  # noqa: ANN401
     """What a program of the probes says of each of so many."""
     run = subprocess.run(
         argv, check=False, capture_output=True, text=True, timeout=PATIENCE_S, **options

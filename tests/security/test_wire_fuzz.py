@@ -1,5 +1,5 @@
-"""Half a million hostile frames (a million when thorough): the decoder raises `ProtocolViolation` or
-takes them, and holds no more than it promised.
+"""Half a million hostile frames (a million when thorough): the decoder raises `ProtocolViolation`
+or takes them, and holds no more than it promised.
 
 Sessions follow the protocol through a model of what is allowed (so that the frames reach deep
 states) until one mutation breaks it. Everything comes from one seed; a failure names the session,
