@@ -96,8 +96,7 @@ Script = Callable[["FakeGuest", GuestOp], Awaitable[None]]
 
 
 class FakeGuest:
-    """The guest's end. `files` is its file system; `scripts` maps argv[0] to how that program
-    behaves."""
+    """The guest's end, with its `files`, and how programs behave by argv[0] (`scripts`)."""
 
     def __init__(self, scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64) -> None:
         self.host_socket, mine = socket.socketpair()
@@ -276,8 +275,7 @@ class FakeGuest:
             await self.send(frame(DATA, op.id, bytes((stream,)) + piece))
 
     async def stdin(self, op: GuestOp) -> bytes:
-        """The next bytes of stdin, with their credit given back; empty at the end or when
-        killed."""
+        """The next bytes of stdin, their credit given back; empty at the end or when killed."""
         while not op.stdin and not op.stdin_ended and not op.killed:
             await op.news.wait()
         taken = bytes(op.stdin)

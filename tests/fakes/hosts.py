@@ -53,17 +53,14 @@ def capable_host() -> HostFacts:
                 needed_min="8.2",
                 ok=True,
             ),
-            *(
-                ToolFact(
-                    name=name,
-                    use="networks",
-                    needed=False,
-                    path=f"/usr/sbin/{name}",
-                    version="6.1",
-                    ok=True,
-                    tier="network",
-                )
-                for name in ("nft",)
+            ToolFact(
+                name="nft",
+                use="networks",
+                needed=False,
+                path="/usr/sbin/nft",
+                version="6.1",
+                ok=True,
+                tier="network",
             ),
             ToolFact(name="skopeo", use="importing images", needed=False, hint="install skopeo"),
         ),

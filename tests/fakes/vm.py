@@ -55,9 +55,7 @@ class FakeVm(Sandbox):
     `death_limit` does; the counts are what the host counted."""
 
     def __init__(self, client: GuestClient) -> None:
-        self.cell_id = CELL
-        self.client = client
-        self.emulated = True
+        self.cell_id, self.client, self.emulated = CELL, client, True
         self.layers = ("jail", "microvm", "container")
         self.timings_ms = {"total": 1.0}
         self.cause = ""
@@ -65,11 +63,8 @@ class FakeVm(Sandbox):
         self.ended: JailEnd | None = None
         self.jail = None
         self.order: KillOrder | None = None
-        self.oom_count = 0
-        self.fork_count = 0
-        self.full = False
-        self.crowded = False
-        self.destroyed = 0
+        self.oom_count = self.fork_count = self.destroyed = 0
+        self.full = self.crowded = False
         self.survivors: tuple[str, ...] = ()
         self.watch: FakeFileWatch | None = None
 
@@ -78,40 +73,31 @@ class FakeVm(Sandbox):
         """It has no process."""
         return None
 
-    def console(self) -> bytes:
-        """As the real one."""
+    def console(self) -> bytes:  # noqa: D102 - here and below: as the real one
         return CONSOLE
 
-    def end(self) -> JailEnd | None:
-        """As the real one."""
+    def end(self) -> JailEnd | None:  # noqa: D102
         return self.ended
 
-    def cause_of_death(self) -> str:
-        """As the real one."""
+    def cause_of_death(self) -> str:  # noqa: D102
         return self.cause
 
-    def killed(self) -> KillOrder | None:
-        """As the real one."""
+    def killed(self) -> KillOrder | None:  # noqa: D102
         return self.order
 
-    def death_limit(self) -> str | None:
-        """As the real one."""
+    def death_limit(self) -> str | None:  # noqa: D102
         return self.limit
 
-    def oom_kills(self) -> int:
-        """As the real one."""
+    def oom_kills(self) -> int:  # noqa: D102
         return self.oom_count
 
-    def refused_forks(self) -> int:
-        """As the real one."""
+    def refused_forks(self) -> int:  # noqa: D102
         return self.fork_count
 
-    def processes_full(self) -> bool:
-        """As the real one."""
+    def processes_full(self) -> bool:  # noqa: D102
         return self.crowded
 
-    def disk_full(self) -> bool:
-        """As the real one."""
+    def disk_full(self) -> bool:  # noqa: D102
         return self.full
 
     async def watch_files(self, paths: Sequence[str]) -> FakeFileWatch:
@@ -170,8 +156,7 @@ async def staged(
 def opening(
     scripts: dict[bytes, Script] | None = None,
 ) -> Callable[..., AbstractAsyncContextManager[Cell]]:
-    """Something to stand where `open_cell` stands: a staged cell, destroyed when its block is
-    left."""
+    """Something to stand where `open_cell` stands: a staged cell, destroyed at the end."""
 
     @asynccontextmanager
     async def open_cell(_policy: object = None, **_options: object) -> AsyncIterator[Cell]:

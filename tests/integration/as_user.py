@@ -123,8 +123,7 @@ class UsersBelljar(Belljar):
         return dict(json.loads(shown.stdout))
 
     def probed(self, *args: str) -> list[dict[str, Any]]:
-        """The findings of every probe, as the workload's user and as root of the cell: all
-        contained."""
+        """The findings of every probe, as user and as root of the cell: all contained."""
         said = json.loads(self("probe", *args, "--all", "--json").stdout)
         findings = [finding for report in said["reports"] for finding in report["findings"]]
         assert [finding for finding in findings if finding["verdict"] != "contained"] == []
@@ -132,8 +131,7 @@ class UsersBelljar(Belljar):
         return findings
 
     def processes(self) -> dict[int, str]:
-        """Every living process with the user's uid, or one that the user may give to his
-        containers, by pid: what it was started with."""
+        """Living processes with the user's uid, or his containers', by pid: their command lines."""
         theirs, found = {self.uid, *subordinate_uids(self.uid)}, {}
         for directory in Path("/proc").iterdir():
             if directory.name.isdigit() and uids_of(directory) & theirs:
@@ -143,8 +141,7 @@ class UsersBelljar(Belljar):
         return {pid: words for pid, words in found.items() if words}
 
     def left(self) -> list[str]:
-        """What may not be left when nothing runs: processes, mounts, journal entries and scratch
-        files."""
+        """What may not be left: processes, mounts, groups, journal entries, scratch files."""
         mountinfo = Path("/proc/self/mountinfo").read_text().splitlines()
         patterns = ("journal/*", "tmp/*", "cells/*", "*/.making-*")
         return [
@@ -192,8 +189,7 @@ def users_python(uid: int, gid: int) -> str:
 
 @contextlib.contextmanager
 def installed_for(prepared_home: Path, uid: int, gid: int) -> Iterator[UsersBelljar]:
-    """The package where the user can read it, and a store of the user's own, with the prepared
-    images and nothing else."""
+    """The package, and a store with the prepared images, where the user can read them."""
     python = users_python(uid, gid)
     base = Path(tempfile.mkdtemp(prefix="user-", dir=public_folder()))
     base.chmod(0o755)
@@ -239,8 +235,7 @@ def started(user: UsersBelljar, *args: str) -> subprocess.Popen[bytes]:
 
 
 def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
-    """Copies, never links: they get another owner. The directory above is closed to all others, as
-    homes are in Debian."""
+    """Copies: they get another owner. The directory above is closed, as Debian's homes are."""
     target.mkdir(parents=True, mode=0o711)
     target.parent.chmod(0o700)
     for name in ("images", "kernels"):

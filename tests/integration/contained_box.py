@@ -36,8 +36,7 @@ def mount(
 
 
 def make_root(root: Path, agent: str, probe: str) -> None:
-    """The system's programs, two programs bound over place holders, /dev, /proc, /tmp; everything
-    else is empty and writable."""
+    """The system's programs, two programs, /dev, /proc, /tmp; all else empty and writable."""
     mount("none", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=256m")
     for name in ("usr", "etc", "dev", "proc", "tmp", "root"):
         (root / name).mkdir()

@@ -58,8 +58,7 @@ LEFT_RUNNING = ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo started; cat"]
 
 
 class Wire:
-    """A trip wire over Belljar's lines: notes each one that is reached, or kills this process at
-    one."""
+    """Over Belljar's lines: notes each that is reached, or kills this process at one."""
 
     def __init__(self, site: Site | None = None) -> None:
         self.phase = PHASES[0]
@@ -165,8 +164,7 @@ def die(home: Path, policy: Path, site: list[Any]) -> dict[str, object]:
 
 
 def lose(home: Path, policy: Path, victim: str, after_ms: float) -> dict[str, object]:
-    """A life in which a process of the cell is killed `after_ms` after it appeared; how that
-    ended."""
+    """A life whose process is killed `after_ms` after it appeared; how that ended."""
     struck: list[str] = []
     threading.Thread(target=strike, args=(victim, after_ms / 1000, struck), daemon=True).start()
     try:

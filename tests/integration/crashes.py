@@ -45,8 +45,7 @@ resources: {{memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 10m, life
 
 @dataclass
 class Owners:
-    """The process that forks owners, another one with a cell that lives all the while, and what is
-    looked for."""
+    """What forks owners, another with a cell that lives all the while, and the look for remains."""
 
     home: Path
     scratch: Path
@@ -125,8 +124,7 @@ def owners_of(
     ids: tuple[int, int] | None = None,
     policy_text: str = POLICY,
 ) -> Iterator[Owners]:
-    """Owners on this store, beside which policy and temporary files go, and one of them that holds
-    a cell all along."""
+    """Owners on this store; one of them holds a cell all along."""
     policy, scratch = home.parent / "policy.yaml", home.parent / "scratch"
     scratch.mkdir()
     policy.write_text(policy_text.format(tier=tier))
@@ -151,12 +149,15 @@ def spread(sites: Sequence[Site], count: int) -> list[Site]:
     return [sites[index * len(sites) // count] for index in range(min(count, len(sites)))]
 
 
-def rehearse(owners: Owners) -> list[Site]:
-    """The sites that come by in each rehearsal. From now on anything new is a leftover."""
+def rehearse(
+    owners: Owners, *, lives: Sequence[str] = ("destroy", "end"), times: int = REHEARSALS
+) -> list[Site]:
+    """The sites that come by each time in lives that end so. From now on anything new is a
+    leftover."""
     passed = list[dict[Site, None]]()
-    for _ in range(REHEARSALS):
+    for _ in range(times):
         sites: dict[Site, None] = {}
-        for last in ("destroy", "end"):
+        for last in lives:
             rehearsed = owners.ask(do="rehearse", last=last)
             if not rehearsed.get("clean"):
                 raise RuntimeError(f"the rehearsal failed: {rehearsed}")
@@ -176,8 +177,7 @@ def choose(sites: Sequence[Site], sites_of_phase: Mapping[str, int]) -> list[Sit
 
 
 def choose_in(sites: Sequence[Site], folder: str, count: int) -> list[Site]:
-    """So many in that folder: one of each of its files, then one of each phase that has none yet,
-    then any."""
+    """So many in that folder: of each file, of each phase that has none yet, then any."""
     inside = [site for site in sites if site[1].startswith(folder)]
     chosen: dict[Site, None] = {}
     for place in (1, 0):  # its file, its phase
@@ -190,8 +190,7 @@ def choose_in(sites: Sequence[Site], folder: str, count: int) -> list[Site]:
 
 
 def kill_at(owners: Owners, sites: Sequence[Site]) -> tuple[set[str], list[str]]:
-    """One life for each site, and another where it did not come by; the cells they had, and every
-    fault with its place."""
+    """One life for each site, or more; the cells they had, and every fault with its place."""
     killed, cells, faults = 0, set[str](), list[str]()
     for site in sites:
         for _ in range(LIVES):
@@ -235,8 +234,7 @@ def faults_of(
 
 
 def ledger_faults(run: Path, killed: bool) -> Iterator[str]:
-    """A run whose owner died before its first event has nothing to verify; any other verifies as
-    far as it goes."""
+    """It verifies as far as it goes; before its first event there is nothing to verify."""
     ledger = run / "ledger.jsonl"
     if b"\n" not in (ledger.read_bytes() if ledger.exists() else b""):
         return

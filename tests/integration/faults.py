@@ -35,8 +35,7 @@ class Host:
     def run(
         self, *args: str, mounts: Sequence[str] = (), **extra: str
     ) -> subprocess.CompletedProcess[bytes]:
-        """A command line in a mount namespace of its own in which these shell commands came
-        first."""
+        """A command line in a mount namespace of its own, after these shell commands."""
         words = [sys.executable, "-m", "belljar", *args]
         return subprocess.run(
             ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *words],

@@ -28,8 +28,7 @@ class HandedGroups:
     owned: tuple[Path, ...]
 
     def enter(self, argv: Sequence[str], *, uid: int, gid: int) -> list[str]:
-        """The command line with which root starts the user's program in his groups; its pid is the
-        program's."""
+        """Root's command line for the user's program in his groups; its pid is the program's."""
         become = [
             "setpriv",
             f"--reuid={uid}",
@@ -80,8 +79,7 @@ def _planned(found: Hierarchies, name: str) -> HandedGroups:
 
 
 def _hand_over(directory: Path, uid: int, gid: int) -> None:
-    """What the kernel's documents name: the directory, and the files that move processes and hand
-    on controllers; no limit's file."""
+    """The directory, and the files that move processes and hand on controllers."""
     control = directory.parent / "cgroup.subtree_control"
     if control.exists():
         control.write_text(" ".join(f"+{controller}" for controller in CONTROLLERS))

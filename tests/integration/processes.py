@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,17 @@ def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) 
         time.sleep(0.02)
 
 
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status as the host sees it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def capabilities(status: Mapping[str, str]) -> set[int]:
+    """Of all five sets."""
+    return {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")}
+
+
 def vmm_of(owner: int, *, within_s: float = 60) -> int:
     """The VMM below an owner, once there is one."""
     found: list[int] = []
@@ -91,8 +102,7 @@ def vmm_of(owner: int, *, within_s: float = 60) -> int:
 
 
 def kill_tree(root: int) -> None:
-    """Kill a process that those below it don't outlive, and wait until all of them are gone: they
-    follow it a moment later."""
+    """Kill a process that those below it don't outlive, and wait until all are gone."""
     doomed = [process for pid in (root, *_below(root)) if (process := identify(pid)) is not None]
     kill(doomed[0])
     wait_for(

@@ -82,8 +82,7 @@ def within(timeout_s: float, look: Callable[[], list[str]]) -> list[str]:
 
 
 def below(ancestor: int) -> Iterator[tuple[int, str]]:
-    """Every process that descends from it and is no corpse, with its name; a process counts as long
-    as one thread of it runs."""
+    """Every process below it that is no corpse, with its name; threads count."""
     children: dict[int, list[tuple[int, str, str]]] = {}
     for directory in PROC.iterdir():
         if directory.name.isdigit():

@@ -27,8 +27,7 @@ def alone(wire: Wire) -> Ended:
 @pytest.mark.promise("7.3")
 @with_probe
 def test_nothing_starts_beside_it(wire: Wire, fresh: Wire) -> None:
-    """While it runs every other operation is refused, one that would be alone too; after it they
-    are carried out. Only the probe program can be alone."""
+    """Every other operation is refused meanwhile; only the probe program can be alone."""
     held = wire.start(EXEC, exec_body(["p", "quick"], flags=PROBE | ALONE | WITH_INPUT))
     wire.expect(STARTED)
     for body in (exec_body(["true"]), exec_body(["p"], flags=PROBE | ALONE)):
@@ -65,8 +64,7 @@ def test_it_is_alone_or_not_started(wire: Wire, fresh: Wire) -> None:
     ids=["daemon", "stopped", "renamed", "bomb"],
 )
 def test_every_other_tree_is_ended(box: Box, script: str) -> None:
-    """A command that runs, with its daemons, the stopped, the renamed, the bomb, and what another
-    left behind: gone when it starts. The command is told as killed."""
+    """Daemons, the stopped, the renamed, the bomb, the left behind: gone when it starts."""
     box.sh(LEFT)
     argv = ["python3", "-c", script] if script in (RENAMED, BOMB) else ["sh", "-c", script]
     other = box.wire.start(EXEC, exec_body(argv, user="nobody"))

@@ -149,8 +149,7 @@ def test_it_has_no_name_and_no_file(box: Box) -> None:
 
 
 def test_renewal_says_what_was_done(box: Box) -> None:
-    """Machine id, host name and boot id are new; the kernel's randomness and clock are not the
-    agent's to renew, and it doesn't say so."""
+    """Ids and names are new; randomness and clock are not the agent's, and it doesn't say so."""
     assert box.renewed | BOOT_ID == MACHINE_ID | HOSTNAME | BOOT_ID
     says_so = bool(box.renewed & BOOT_ID)
     assert (box.sh("cat /proc/sys/kernel/random/boot_id").strip() == "0" * 36) == says_so
@@ -161,8 +160,7 @@ def test_renewal_says_what_was_done(box: Box) -> None:
 
 @pytest.mark.promise("4.6")
 def test_who_probes_is_whom_the_account_files_named_at_first(tmp_path: Path) -> None:
-    """Hostile root may rewrite the cell's account files: commands follow them, as everywhere, but
-    the probe program runs as whom they named at first."""
+    """Commands follow rewritten account files; the probe program runs as whom they named first."""
     with box_in(Path("/usr/bin/id")) as box:
         before = box.exec("id", user="nobody", flags=PROBE).output[1]
         box.sh(
@@ -220,8 +218,7 @@ while True:
 @pytest.mark.parametrize("user", ["", "nobody"])
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_a_timeout_ends_everything(box: Box, script: str, user: str) -> None:
-    """Daemons, the stopped, the deaf and those without streams are gone when the result comes, not
-    just going."""
+    """Daemons, the stopped and the deaf are gone when the result comes, not just going."""
     ended = box.exec("sh", "-c", script, user=user, timeout_ms=200)
     assert (ended.outcome, ended.code, ended.flags) == (SIGNALED, 9, TIMED_OUT)
     assert box.others() == []
@@ -230,8 +227,7 @@ def test_a_timeout_ends_everything(box: Box, script: str, user: str) -> None:
 @pytest.mark.promise("4.2")
 @pytest.mark.parametrize("program", [RENAMED, BOMB], ids=["renamed", "bomb"])
 def test_a_timeout_ends_who_would_run_away(box: Box, program: str) -> None:
-    """A name that imitates the kernel's format hides nobody, and who forks faster than he is looked
-    for is ended all the same."""
+    """Neither a name that imitates the kernel's format nor fast forking hides anybody."""
     ended = box.exec("python3", "-c", program, user="nobody", timeout_ms=500)
     perhaps = PROCESSES_FULL if program is BOMB else 0  # where he got that far in his time
     assert (ended.outcome, ended.flags | perhaps) == (SIGNALED, TIMED_OUT | perhaps)
@@ -251,8 +247,7 @@ def test_a_zombie_with_living_threads_is_ended_with_its_tree_alone(box: Box) -> 
 
 
 def test_a_signal_takes_a_whole_tree(box: Box) -> None:
-    """Any signal with that scope goes to all that the operation started, daemons too; after a kill
-    RESULT comes when all are gone."""
+    """All that the operation started, daemons too; after a kill RESULT comes last."""
     op, _ = box.started("sh", "-c", "(setsid sleep 1000 &); echo up; sleep 1000", until=b"up")
     box.wire.send(SIGNAL, op, bytes([signal.SIGKILL, 1]))
     assert box.wire.finish(op).outcome == SIGNALED
@@ -268,8 +263,7 @@ def test_a_signal_takes_a_whole_tree(box: Box) -> None:
 
 
 def test_processes_are_bounded_for_each_user(box: Box) -> None:
-    """CONFIG's number is the most there can be; the next command has room though the first left all
-    of its own running."""
+    """CONFIG's number is the most; the next command has room beside what was left running."""
     box.end_all()
     script = (
         "import os, time\nn = 0\ntry:\n while os.fork():\n  n += 1\n time.sleep(1000)\nexcept"
@@ -284,8 +278,7 @@ def test_processes_are_bounded_for_each_user(box: Box) -> None:
 
 
 def test_background_processes_outlive_their_command_but_not_their_leader(box: Box) -> None:
-    """A command's end leaves what it put in the background; who kills the leader, as root can,
-    loses all of it, and the cell goes on."""
+    """Who kills the leader, as root can, loses the rest, and the cell goes on."""
     box.end_all()
     box.sh("(sleep 1000 </dev/null >/dev/null 2>&1 &)")
     assert len(box.others()) == 1
@@ -299,8 +292,7 @@ def test_background_processes_outlive_their_command_but_not_their_leader(box: Bo
 
 
 def test_a_stopped_leader_goes_on(box: Box) -> None:
-    """Root may stop all it sees: the command's end is still told, a timeout still ends the tree,
-    and the next command runs."""
+    """Root may stop all it sees: ends are told, a timeout ends the tree, the next runs."""
     stop = "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -STOP $a; done"
     assert box.exec("sh", "-c", f"{stop}; exit 6", timeout_ms=0).code == 6
     ended = box.exec("sh", "-c", f"(setsid sleep 1000 &); {stop}; sleep 1000", timeout_ms=300)
@@ -379,8 +371,7 @@ def test_capabilities_and_filter(box: Box) -> None:
 
 
 def test_one_operation_knows_nothing_of_another(box: Box) -> None:
-    """A leader is used again, what it learnt of one file is not: a new file after an existing one,
-    one that can't be written after one that can."""
+    """A leader is used again, what it learnt of one file is not."""
     for name in ("old", "old", "new"):
         assert box.wire.write(write_body(Path("/tmp/k", name)), b"x").outcome == EXITED
     body = write_body(Path("/tmp/k/other")).replace(
@@ -392,8 +383,7 @@ def test_one_operation_knows_nothing_of_another(box: Box) -> None:
 
 
 def test_many_at_once(box: Box) -> None:
-    """200 operations at once, each with its own output and status; afterwards the leaders they
-    needed are mostly gone."""
+    """Each with its own output and status; afterwards most of their leaders are gone."""
     bodies = [exec_body(["sh", "-c", f"echo {i}; exit {i % 100}"]) for i in range(200)]
     ops = {box.wire.start(EXEC, body): Ended() for body in bodies}
     box.wire.finish_all(ops)

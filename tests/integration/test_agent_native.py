@@ -84,8 +84,7 @@ with_probe = pytest.mark.parametrize(
 
 @with_probe
 def test_probe_program(wire: Wire, fresh: Wire) -> None:
-    """It runs through a descriptor that it doesn't keep, with the arguments as they are: no path of
-    this system is looked at."""
+    """By a descriptor that it doesn't keep: no path of this system is looked at."""
     body = exec_body(["/no/such/program", "--no-such-probe"], flags=PROBE)
     ended = wire.finish(wire.start(EXEC, body))
     assert (ended.types[0], ended.outcome) == (STARTED, EXITED)

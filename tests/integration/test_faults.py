@@ -198,8 +198,7 @@ def test_a_runtime_below_tmp_works(host: Host) -> None:
 
 @pytest.mark.promise("1.3")
 def test_a_remembered_failure_does_not_last(host: Host) -> None:
-    """It is believed for a moment, so that a run's cells do not each try again; `doctor` tries at
-    once, and so does the next command after a while."""
+    """It is believed for a moment; `doctor` tries at once, the next command after a while."""
     assert host.run("exec", *CONTAINER, "--", "true").returncode == 0
     cache = host.belljar.home / "facts/runtimes.json"
 
@@ -241,8 +240,7 @@ def test_every_range_of_ids_is_taken(host: Host, tmp_path: Path) -> None:
 
 
 def test_a_store_that_can_not_be_written(host: Host) -> None:
-    """Without a record nothing may run: exit 3; `doctor` says it, and says that it is the file
-    system."""
+    """Without a record nothing may run; `doctor` says that it is the file system."""
     runs, mounts = host.belljar.runs(), read_only(host.belljar.home)
     ran = host.run("exec", *CONTAINER, "--", "true", mounts=mounts)
     assert ran.returncode == 3
@@ -265,8 +263,7 @@ def store_with(prepared_home: Path, folder: Path, free_mib: int) -> Iterator[Hos
 
 
 def test_no_disk_space_for_a_template(prepared_home: Path, tmp_path: Path) -> None:
-    """A store without room for the template: one clear message, exit 3, and no half-made
-    template."""
+    """One clear message, exit 3, and no half-made template."""
     with store_with(prepared_home, tmp_path, 40) as small:
         assert "space" in small.refusal("high")
         assert not list(small.belljar.home.glob("templates/*/template.json"))
@@ -292,8 +289,7 @@ def fill(folder: Path, *, but_bytes: int) -> Path:
 
 @pytest.mark.promise("5.1")
 def test_a_disk_that_is_full(prepared_home: Path, tmp_path: Path) -> None:
-    """Before the image is unpacked, and in the midst of a command: one message; the cell is gone,
-    its journal too; what is recorded verifies."""
+    """Before unpacking and amid a command: one message, the cell gone, the record verifies."""
     with store_with(prepared_home, tmp_path, 640) as small:
         store = small.belljar.home
         filling = fill(store.parent, but_bytes=100 << 20)
@@ -364,8 +360,7 @@ def test_interrupted_at_each_phase(
     moment: str,
     signals: Sequence[signal.Signals],
 ) -> None:
-    """Ctrl-C, SIGTERM or several signals at once while a cell or a range is made, works or is
-    unmade: exit 130, no traceback, nothing left, a sealed record."""
+    """Exit 130, no traceback, nothing left, a sealed record."""
     args = {"microvm": ("high",), "range": ("--tier", "container", policy())}.get(
         where, ("low", "--tier", where)
     )

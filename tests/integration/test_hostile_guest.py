@@ -24,12 +24,12 @@ FORGERIES = {
 
 
 @pytest.mark.promise("7.2")
+@pytest.mark.thorough_in("trio")
 @pytest.mark.parametrize("forgery", FORGERIES)
 async def test_malformed_frames_end_the_cell(
     forgery: str, vm_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command ends with the cell's error, every later call with the same, the cell is
-    destroyed, and the record says why and verifies."""
+    """Every call ends with the cell's error; it is destroyed, and the record verifies."""
     received = SocketPipe.receive
     hostile = False
 

@@ -94,8 +94,7 @@ def killed(belljar: Belljar, *words: str, code: int = 0) -> dict[str, Any]:
 def test_a_cell_is_killed_whatever_its_owner_does(
     belljar: Belljar, tmp_path: Path, tier: str, owner_is: str
 ) -> None:
-    """Processes, groups, files and the entry are gone; an owner that lives is told, one that hangs
-    or is dead saves nothing."""
+    """All of it is gone; an owner that lives is told, one that hangs or is dead saves nothing."""
     with an_owner(belljar, policy_of(tmp_path, tier)) as (process, entries):
         if owner_is != "well":
             process.send_signal(signal.SIGSTOP if owner_is == "stopped" else signal.SIGKILL)
@@ -158,8 +157,7 @@ def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
 async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
-    """Neither cell nor range nor pool; what is being made at that moment is refused before it runs.
-    After the release they are made."""
+    """Neither cell nor range nor pool; after the release they are made."""
     await kill(everything=True, hold=True, reason="incident 7", home=vm_home)
     try:
         for opening in (open_cell, open_range, open_pool):
@@ -185,8 +183,7 @@ async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
 async def test_a_cell_that_is_made_meanwhile_is_refused(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, phase: str
 ) -> None:
-    """The hold comes when the journal has just named the cell, or when it has just come to run: no
-    command is ever started in it."""
+    """The hold comes when it is in the journal, or runs: no command is ever started."""
     policy = policy_of(tmp_path, tier)
     async with open_cell(policy, home=vm_home):
         pass  # what cells share is made
@@ -212,8 +209,7 @@ async def test_a_cell_that_is_made_meanwhile_is_refused(
 @pytest.mark.thorough_in("trio")
 @pytest.mark.usefixtures("short_grace")
 async def test_whoever_waits_on_it_is_told(vm_home: Path) -> None:
-    """From within the same process: a command that runs raises, so does the next one; an idle cell
-    of a pool is killed too."""
+    """A command that runs raises, so does the next; an idle cell of a pool is killed too."""
     async with (
         open_pool("low", size=1, home=vm_home) as pool,
         open_cell("low", home=vm_home) as cell,

@@ -55,8 +55,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def findings(belljar: Belljar) -> dict[str, str]:
-    """The verdict of each sample of the newest run, whose record must verify and of which nothing
-    is left."""
+    """Verdicts of the newest run, which must verify and of which nothing is left."""
     run = belljar.runs()[-1]
     assert belljar("ledger", "verify", str(run)).returncode == 0
     assert belljar.leftovers() == []

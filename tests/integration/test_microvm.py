@@ -9,13 +9,10 @@ import contextlib
 import hashlib
 import json
 import os
-import select
 import signal
 import subprocess
-import sys
-import sysconfig
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +21,9 @@ import anyio
 import pytest
 from tests.conftest import copy_store
 from tests.fakes.recorder import MemoryRecorder
-from tests.integration.faults import mounted
 from tests.integration.microvm_owner import parts
 from tests.machine import PATIENCE_S, Templates, control_groups
 
-import belljar
 from belljar.channel import ExecRequest, PtySize
 from belljar.errors import CellError, HostError
 from belljar.events import Kind
@@ -40,12 +35,10 @@ from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.proofs import boots_under
-from belljar.isolation.reap import list_cells, reap
 from belljar.plan.model import MicrovmPlan
 from belljar.policy.limits import Resources
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
-OWNER = Path(__file__).parent / "microvm_owner.py"
 Parts = tuple[MicrovmPlan, Image, Kernel]
 # For what does not depend on the event loop and takes long.
 one_backend = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -71,8 +64,7 @@ def stocked_home(own_home: Path, templates: Templates) -> Path:
 
 
 def left_of(home: Path) -> list[str]:
-    """What a cell may not leave in the store: journal entries, half-made templates, scratch
-    files."""
+    """Journal entries, half-made templates, scratch files: not what a cell may leave."""
     patterns = ("journal/*", "templates/.making-*", "tmp/*", "cells/*")
     return [str(path) for pattern in patterns for path in home.glob(pattern)]
 
@@ -85,30 +77,6 @@ def templates_in(home: Path) -> list[str]:
 def cgroups_of(cell_id: str) -> list[Path]:
     """The cell's control groups, wherever they are mounted."""
     return list(control_groups(cell_id))
-
-
-@contextlib.contextmanager
-def owner(home: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that owns one cell."""
-    path = [str(Path(belljar.__file__).parents[1]), sysconfig.get_path("purelib")]
-    environment = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["HOME"] = "/nonexistent"
-    words = (sys.executable, str(OWNER), str(home))
-    with subprocess.Popen(
-        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def told(process: subprocess.Popen[str]) -> dict[str, object]:
-    """The next thing that an owner prints."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, "the owner ended without its cell"
-    return dict(json.loads(line))
 
 
 def opened(
@@ -224,16 +192,14 @@ FIRST = (
 async def test_whatever_comes_first(
     vm_home: Path, made_of: Parts, operation: Callable[[Vmm], Awaitable[None]]
 ) -> None:
-    """A clone's first operation, whose process is in the snapshot, may be of any kind and size, and
-    is as any later one."""
+    """A clone's first operation may be of any kind and size, and is as any later one."""
     async with opened(vm_home, made_of) as vm:
         await operation(vm)
 
 
 @pytest.mark.thorough_in("trio")
 async def test_killed_mid_command(vm_home: Path, made_of: Parts) -> None:
-    """SIGKILL to the VMM while a command runs: the command raises `CellError`, the cause names the
-    signal, and nothing is left."""
+    """The command raises `CellError`, the cause names the signal, and nothing is left."""
     async with opened(vm_home, made_of) as vm:
         with pytest.raises(CellError):
             async with vm.client.open_exec(ExecRequest(argv=("/bin/sleep", "60"))) as running:
@@ -246,24 +212,8 @@ async def test_killed_mid_command(vm_home: Path, made_of: Parts) -> None:
 
 
 @pytest.mark.thorough_in("trio")
-async def test_the_lifetime_is_the_cause(vm_home: Path, made_of: Parts) -> None:
-    """At the deadline the supervisor ends the cell whatever its owner does, and the cause says
-    so."""
-    plan, image, kernel = made_of
-    await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
-    for lifetime_s in (3, 10, 60):  # longer where the machine is slow
-        short = replace(plan, jail=replace(plan.jail, lifetime_s=lifetime_s))
-        with contextlib.suppress(CellError):  # it may come to an end before it is up
-            async with opened(vm_home, (short, image, kernel)) as vm:
-                assert await vm.wait_dead() == f"its lifetime of {lifetime_s} s was reached"
-                return
-    pytest.fail("it never came up")
-
-
-@pytest.mark.thorough_in("trio")
 async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
-    """A cancellation at any moment of opening leaves nothing: no process, journal entry or control
-    group."""
+    """At any moment it leaves nothing: no process, journal entry or control group."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
     for timeout_ms in (5, 20, 45, 80, 110):
         recorder = MemoryRecorder()
@@ -306,8 +256,7 @@ HOG = ("dd", "if=/dev/zero", "of=/dev/null", "bs=400M", "count=1")  # in memory 
 @one_backend
 @pytest.mark.root
 async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> None:
-    """Whatever the guest believes to have: beyond the jail's bound the host's kernel kills the VMM,
-    and the cause says so."""
+    """Beyond the jail's bound the host's kernel kills the VMM, and the cause says so."""
     plan, image, kernel = made_of
     small = replace(plan, jail=replace(plan.jail, memory_max_bytes=160 << 20))
     await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
@@ -363,8 +312,7 @@ async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path, damage: st
 async def test_a_guest_kernel_panic_is_named(
     vm_home: Path, made_of: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A guest whose process 1 ends panics; the error says that and of what, and no half-made
-    template is left."""
+    """The error says that and of what, and no half-made template is left."""
     good, before = guest_files.read_guest_parts(made_of[2]), templates_in(vm_home)
     broken = replace(good, agent=good.modules[0][1], digest=hashlib.sha256(b"broken").hexdigest())
     monkeypatch.setattr(template_module, "read_guest_parts", lambda _kernel, **_: broken)
@@ -401,62 +349,26 @@ async def test_a_large_machine_has_room_for_its_workload(own_home: Path) -> None
         assert await shell(vm, "echo fine") == b"fine\n"
 
 
-@pytest.mark.root
-@one_backend
-async def test_no_space_for_a_template(vm_home: Path, made_of: Parts) -> None:
-    """A full disk is one clear `HostError`, and leaves nothing."""
-    with mounted(vm_home / "templates", "size=64m,mode=0711") as templates:
-        with pytest.raises(HostError, match="No space"):
-            await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
-        assert list(templates.iterdir()) == []
-        assert left_of(vm_home) == []
-
-
 @pytest.mark.promise("3.1")
 @one_backend
 @pytest.mark.thorough
-async def test_two_processes_build_one_template_once(own_home: Path) -> None:
-    """Both get their cell; one of them made the template, the other waited for it."""
-    with owner(own_home) as one, owner(own_home) as other:
-        kinds = [*told(one)["kinds"], *told(other)["kinds"]]  # type: ignore[misc]
-        for process in (one, other):
-            process.communicate("", timeout=PATIENCE_S)
-    assert kinds.count(Kind.TEMPLATE_BUILT.value) == 1
-    assert kinds.count(Kind.CELL_RENEWED.value) == 2
+async def test_two_at_once_build_one_template(own_home: Path) -> None:
+    """One of them makes it, the other waits for it."""
+    recorder, made = MemoryRecorder(), parts(own_home)
+
+    async def ensure() -> None:
+        await ensure_template(*made, home=own_home, recorder=recorder)
+
+    async with anyio.create_task_group() as both:
+        both.start_soon(ensure)
+        both.start_soon(ensure)
+    assert recorder.kinds().count(Kind.TEMPLATE_BUILT) == 1
     assert left_of(own_home) == []
 
 
 @one_backend
-async def test_owner_killed_leaves_nothing_after_reap(vm_home: Path, made_of: Parts) -> None:
-    """SIGKILL of the owner: its VMM dies with it, the listing shows the orphan, reaping removes the
-    rest, and a living owner's cell is not touched."""
-    await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
-    with owner(vm_home) as dying, owner(vm_home) as living:
-        lost, kept = told(dying), told(living)
-        vmm = os.pidfd_open(int(str(lost["host_pid"])))
-        dying.kill()
-        try:
-            assert select.select([vmm], [], [], 60.0)[0]
-        finally:
-            os.close(vmm)
-        dying.wait()
-        assert {cell.cell_id: cell.state for cell in list_cells(vm_home)} == {
-            lost["cell_id"]: "orphaned",
-            kept["cell_id"]: "alive",
-        }
-        reaped = await reap(vm_home)
-        assert [(cell.cell_id, cell.remaining) for cell in reaped] == [(lost["cell_id"], ())]
-        assert cgroups_of(str(lost["cell_id"])) == []
-        assert [cell.cell_id for cell in list_cells(vm_home)] == [kept["cell_id"]]
-        out, _ = living.communicate("", timeout=PATIENCE_S)
-        assert json.loads(out)["survivors"] == []
-    assert left_of(vm_home) == []
-
-
-@one_backend
 async def test_an_accelerator_is_proven_by_a_guest(vm_home: Path, made_of: Parts) -> None:
-    """Emulation boots a guest and is proven; KVM is what it turns out to be here, with a reason if
-    it fails; neither leaves anything."""
+    """Emulation is proven; KVM is what it turns out to be here, with a reason if it fails."""
     emulated = await boots_under("tcg", made_of[2], home=vm_home, deadline_s=60)
     assert (emulated.works, emulated.reason) == (True, "")
     with contextlib.suppress(HostError):  # no /dev/kvm here at all

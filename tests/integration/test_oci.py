@@ -3,14 +3,12 @@ unpacked for them; runtimes that fail."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import pytest
@@ -33,7 +31,7 @@ from belljar.isolation.oci import trees
 from belljar.isolation.oci.container import Container
 from belljar.isolation.oci.open import open_container
 from belljar.isolation.oci.trees import ensure_tree
-from belljar.isolation.proofs import prove_runtime, prove_switch
+from belljar.isolation.proofs import prove_switch
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
 from belljar.plan.oci import OciRuntime, OciShape
@@ -129,25 +127,23 @@ def pending_signals() -> int:
 async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
     vm_home: Path, tmp_path: Path
 ) -> None:
-    """Signals that wait in a cell are charged to ids of its own, all the way up: no cell can use up
-    the host root's, or another cell's."""
+    """Waiting signals are charged to the cell's own ids, all the way up."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     stopped = "sleep 60 & kill -STOP $!; until grep -q 'State:.T' /proc/$!/status; do :; done"
     queue = (
-        f"{stopped}; i=0; while [ $i -lt 5000 ]; do kill -40 $!; i=$((i+1)); done; grep SigQ"
+        f"{stopped}; i=0; while [ $i -lt 2000 ]; do kill -40 $!; i=$((i+1)); done; grep SigQ"
         " /proc/$!/status"
     )
     async with container(vm_home, parts, recorder) as live:
         cell = cell_of(live, parts, recorder)
         before = pending_signals()
         said = (await cell.exec(["sh", "-c", f"({queue}) 2>&1"], timeout_s=PATIENCE_S)).stdout
-        assert int(said.split()[1].partition(b"/")[0]) >= 5000
-        assert pending_signals() - before < 2500
+        assert int(said.split()[1].partition(b"/")[0]) >= 2000
+        assert pending_signals() - before < 1000
 
 
 async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path: Path) -> None:
-    """The kernel lets nobody trace a program that he may not read: from its first instruction on,
-    no process of its user can change what it says."""
+    """The kernel lets nobody trace a program that he may not read."""
     for tier, mode in (("container", 0o511), ("gvisor", 0o555)):
         runtime = (await parts_of(vm_home, tmp_path, tier)).plan.oci.runtime
         root = roots.ensure_runtime_root(vm_home, runtime)
@@ -155,8 +151,7 @@ async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path
 
 
 async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_path: Path) -> None:
-    """Account files that give root another number change nothing: who was probed at the start is
-    probed at the end."""
+    """Account files that give root another number change nothing."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     rewrite = "sed -i 's/^root:x:0:0:/root:x:65533:65533:/' /etc/passwd && id -u root"
     async with container(vm_home, parts, recorder) as live:
@@ -174,8 +169,7 @@ async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_
 
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str) -> None:
-    """It works, is somebody else's on the host, says what it was made of, and leaves nothing: the
-    proof is on record."""
+    """It works, is somebody else's on the host, leaves nothing: the proof is on record."""
     parts, recorder = await parts_of(vm_home, tmp_path, tier), MemoryRecorder()
     async with container(vm_home, parts, recorder) as live:
         cell = cell_of(live, parts, recorder)
@@ -199,34 +193,9 @@ async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str
     assert nothing_left(vm_home)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> None:
-    """Host side, whatever it does; what waited gets the cause, and the ledger the limit's name."""
-    parts = await parts_of(vm_home, tmp_path, tier)
-    for lifetime_s in (2, 10, 60):  # longer where the machine is slow
-        recorder, told = MemoryRecorder(), ""
-        short = replace(
-            parts, plan=replace(parts.plan, jail=replace(parts.plan.jail, lifetime_s=lifetime_s))
-        )
-        with suppress(CellError):  # it may come to an end before it is up
-            async with container(vm_home, short, recorder) as live:
-                cell = cell_of(live, short, recorder)
-                try:
-                    await cell.exec(["sh", "-c", "trap '' TERM; while :; do sleep 100; done"])
-                except CellError as error:
-                    told = str(error)
-        if told:
-            break
-    assert f"lifetime of {lifetime_s} s was reached" in told
-    hit = [event.data["limit"] for event in recorder.events if event.kind is Kind.LIMIT_HIT]
-    assert hit == ["lifetime"]
-    assert nothing_left(vm_home)
-
-
 @pytest.mark.promise("6.1")
 async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
-    """A process with one of the cell's 65,537 uids, wherever it is, is killed, recorded, and makes
-    the cell a breach."""
+    """A process with one of the cell's 65,537 uids is killed, and makes the cell a breach."""
     survivor: subprocess.Popen[bytes] | None = None
     with pytest.raises(ContainmentBreach, match="with the cell's uid"):
         async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
@@ -236,24 +205,9 @@ async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
     assert nothing_left(vm_home)
 
 
-async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
-    """The stage killed from outside: an error at once, not a hang, and the next operation says the
-    same."""
-    async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
-        assert cell.host_pid is not None
-        os.kill(cell.host_pid, 9)
-        for _ in range(2):
-            with (
-                anyio.fail_after(PATIENCE_S),
-                pytest.raises(CellError, match="the cell died: its guest agent ended"),
-            ):
-                await cell.exec(["true"])
-
-
 @pytest.mark.promise("3.2")
 def test_a_tree_is_nobodys(vm_home: Path) -> None:
-    """No file of an unpacked image belongs to anybody on the host, setuid files least of all, and
-    nobody else may enter."""
+    """No file of an unpacked image belongs to anybody here, and nobody else may enter."""
     image = Store(vm_home).find("default")
     tree = anyio.run(lambda: ensure_tree(image, home=vm_home))
     assert (vm_home / "trees").stat().st_mode & 0o777 == 0o700
@@ -308,8 +262,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_no_room_to_unpack(
     vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is a host's error with a hint, before and in the middle of it, and nothing is
-    left."""
+    """A host's error with a hint, before and in the middle of it, and nothing is left."""
     image = Store(vm_home).find("default")
     with pytest.raises(HostError, match="needs about"):
         await ensure_tree(image, home=full_disk)
@@ -320,24 +273,12 @@ async def test_no_room_to_unpack(
     assert trees_of(full_disk) == []
 
 
-@pytest.mark.parametrize("kind", ["runc", "runsc"])
-async def test_a_runtime_that_works(vm_home: Path, kind: Literal["runc", "runsc"]) -> None:
-    """Proven by a container that answered; nothing of it is left."""
-    path = {"runc": "/usr/sbin/runc", "runsc": "/usr/bin/runsc"}[kind]
-    proof = await prove_runtime(
-        OciRuntime(name=kind, kind=kind, path=path, version=""), home=vm_home
-    )
-    assert (proof.works, proof.reason) == (True, "")
-    assert nothing_left(vm_home)
-
-
 @pytest.mark.promise("6.3")
 @pytest.mark.parametrize("halts", [True, False])
 async def test_the_kill_switch_tests_itself(
     halts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while the store is held. A switch that halts nothing is told, and nothing is left of
-    what it was to halt."""
+    """Also while the store is held. A switch that halts nothing is told."""
     if not halts:
         monkeypatch.setattr(proofs, "halt", lambda *_: {})
     hold(tmp_path)
@@ -349,27 +290,8 @@ async def test_the_kill_switch_tests_itself(
     assert nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/usr/bin/false", "crun 1.8.1 ended with status 1, and printed nothing"),
-        ("/usr/bin/true", "crun 1.8.1 ended with status 0, but it left no process behind"),
-        ("/usr/bin/ls", "crun 1.8.1 ended with status 2, and printed: .*unrecognized option"),
-    ],
-)
-async def test_a_runtime_that_fails(vm_home: Path, path: str, reason: str) -> None:
-    """Without a word, without a container, or with a complaint: the answer says which runtime,
-    which version, how it ended and what it said."""
-    crun = OciRuntime(name="crun", kind="runc", path=path, version="1.8.1")
-    proof = await prove_runtime(crun, home=vm_home)
-    assert not proof.works
-    assert re.search(reason, proof.reason), proof.reason
-    assert nothing_left(vm_home)
-
-
 def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """From now on the real runc ends so often with these words on standard error; the attempts, in
-    order."""
+    """So often the real runc ends with these words from now on; the attempts, in order."""
     attempts: list[int] = []
     real = oci.runtime_argv
 
@@ -406,15 +328,3 @@ async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     assert attempts == [1, 2, 3, 4, 5]
     assert ends_of(never) == [True]
     assert nothing_left(vm_home)
-
-
-async def test_what_is_no_runtime(vm_home: Path) -> None:
-    """One that is missing is a host's error with a hint; another program does not work, with a
-    reason."""
-    runc = OciRuntime(name="runc", kind="runc", path="/nowhere/runc", version="")
-    with pytest.raises(HostError, match="is not there") as caught:
-        await prove_runtime(runc, home=vm_home)
-    assert caught.value.hint
-    trial = await prove_runtime(replace(runc, path="/usr/bin/uname"), home=vm_home)
-    assert not trial.works
-    assert trial.reason

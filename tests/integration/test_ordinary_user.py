@@ -26,7 +26,7 @@ from tests.integration.as_user import (
     started,
 )
 from tests.integration.crashes import OWNER, choose, kill_at, owners_of, rehearse
-from tests.integration.processes import read_until, vmm_of
+from tests.integration.processes import capabilities, read_until, status_of, vmm_of
 from tests.machine import PATIENCE_S
 
 from belljar.plan.jail import INNER_ID
@@ -52,15 +52,8 @@ def limits_of(pid: int) -> dict[str, str]:
     return {line[:26].strip(): line[47:68].strip() for line in lines}
 
 
-def status_of(pid: int) -> dict[str, str]:
-    """/proc/PID/status."""
-    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {name: value.strip() for name, _, value in lines}
-
-
 def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
-    """Ready, not as root; what is not handed to this user (control groups) is a note with its
-    hint."""
+    """Ready, not as root; groups that are not handed to this user are a note with a hint."""
     shown = user("doctor", "--json")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     found = json.loads(shown.stdout)
@@ -112,8 +105,7 @@ def test_a_template_in_a_store_of_his_own(user: UsersBelljar) -> None:
 
 
 def test_a_cell_is_probed(user: UsersBelljar) -> None:
-    """Every probe, as the workload's user and as root of the cell: contained, with all of the
-    host's witnesses looked at."""
+    """Every probe, with all of the host's witnesses looked at: contained."""
     assert sum(finding["seen_by"] == "host" for finding in user.probed()) >= 18
 
 
@@ -160,8 +152,7 @@ print(json.dumps(found))
 
 
 def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
-    """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by
-    attack."""
+    """Try to alter the files as that uid, in a process's place (0: here); errno by attack."""
     argv = [sys.executable, "-c", IN_ITS_PLACE, str(pid), str(uid), *files]
     done = subprocess.run(argv, capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr.decode()
@@ -187,7 +178,7 @@ def test_what_a_vmm_of_the_users_may(user: UsersBelljar) -> None:
     assert int(status["VmSize"].split()[0]) << 10 < jail["address_space_bytes"]
     assert int(status["Threads"]) <= jail["processes"]
     assert status["Uid"].split() == [str(user.uid)] * 4
-    assert {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
+    assert capabilities(status) == {0}
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert int(status["Seccomp_filters"]) >= 2
     assert set(namespaces) == set(NAMESPACES)
@@ -260,19 +251,18 @@ def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
     assert b"user\r\n" in seen
 
 
-SITES_OF_PHASE = {"create": 2, "revert": 1, "fork": 1, "destroy": 1}
+SITES_OF_PHASE = {"create": 2, "revert": 1, "fork": 1, "end": 1}
 
 
 @pytest.mark.promise("6.2")
 @pytest.mark.slow
 def test_killed_anywhere_nothing_of_the_users_is_left(user: UsersBelljar) -> None:
-    """SIGKILL at five places of a cell's life: with one uid for all his cells, a reaping removes
-    what is left of one and leaves the other alone."""
+    """SIGKILL at five places: a reaping removes one cell's rest, and leaves the other alone."""
     program = str(shutil.copy(OWNER, user.home.parent.parent))
     with owners_of(
         user.home, "microvm", (user.python, program), user.environment(), ids=(user.uid, user.gid)
     ) as owners:
-        sites = choose(rehearse(owners), SITES_OF_PHASE)
+        sites = choose(rehearse(owners, lives=["end"], times=1), SITES_OF_PHASE)
         assert len(sites) == sum(SITES_OF_PHASE.values())
         _, faults = kill_at(owners, sites)
     assert faults == []

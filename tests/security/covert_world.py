@@ -76,8 +76,7 @@ class Side:
         return next(name.address for name in self.network.layout.names if name.pattern == pattern)
 
     async def talk(self, *asked: tuple[str, str, int, bytes]) -> list[bytes]:
-        """(udp or tcp, address, port, what is said): what came back of each, or the error's
-        name."""
+        """(udp or tcp, address, port, what is said): what came of each, or the error's name."""
         told = json.dumps(
             [(kind, address, port, said.hex()) for kind, address, port, said in asked]
         ).encode()
@@ -100,8 +99,7 @@ class Side:
         return [re.sub(rb"(?i)date: [^\r]*\r\n", b"", said) for said in await self.talk(*asked)]
 
     async def run(self, commands: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """What programs of the cell's say, both streams, whatever their codes; several at the same
-        time."""
+        """What programs say, both streams, whatever their codes; several at a time."""
         output = await self.cell.exec(
             ["python3", "-I", "-c", RUNNER], input=json.dumps([*commands.values()]).encode()
         )

@@ -70,17 +70,6 @@ def program_of(
     return (*become, users_python(*ids)), environment
 
 
-def status_of(pid: int) -> dict[str, str]:
-    """/proc/PID/status as the host sees it."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def capabilities(status: Mapping[str, str]) -> set[int]:
-    """Of all five sets."""
-    return {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")}
-
-
 def ready(process: subprocess.Popen[str], last: str) -> dict[str, int]:
     """The pids from a runner's first lines, once the program has said this word."""
     found: dict[str, int] = {}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import anyio.to_thread
 import pytest
+from tests.security.conftest import policy_of
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
-from belljar.policy.load import load_policy, resolve_policy
+from belljar.policy.load import resolve_policy
 from belljar.policy.loaded import with_tier
 from belljar.store.journal import Journal
 
@@ -41,43 +42,24 @@ tell("other", SETRLIMIT, 7, (ctypes.c_ulong * 2)(64, 64))
 print("files", *resource.getrlimit(resource.RLIMIT_NOFILE), "old", *old)
 """
 KEPT = [
-    *(
-        "setrlimit 0 1 1",
-        "setrlimit-high 0 1 1",
-        "prlimit 0 1 1",
-        "prlimit-high 0 1 1",
-        "prlimit-pid 0 1 1",
-        "prlimit-old 1 1 1",
-    ),
-    *("other 0 1 1", "files 64 64 old 7 7"),
+    *(f"{way} 0 1 1" for way in ("setrlimit", "setrlimit-high")),
+    *(f"{way} 0 1 1" for way in ("prlimit", "prlimit-high", "prlimit-pid")),
+    *("prlimit-old 1 1 1", "other 0 1 1", "files 64 64 old 7 7"),
 ]
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The filter does not depend on the event loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def cell(
-    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Cell]:
+async def cell(anyio_backend: str, vm_home: Path) -> AsyncIterator[Cell]:
     """One container for the module."""
-    policy = tmp_path_factory.mktemp("cores") / "policy.yaml"
-    policy.write_text(POLICY)
-    async with open_cell(load_policy(policy), home=vm_home) as opened:
+    async with open_cell(policy_of(POLICY), home=vm_home) as opened:
         yield opened
 
 
 def core_limits(groups: Iterable[Path]) -> list[tuple[str, ...]]:
     """Soft and hard, of each process in the groups."""
     pids = {int(pid) for group in groups for pid in (group / "cgroup.procs").read_text().split()}
-    lines = [
-        line.split()
-        for pid in pids
-        for line in Path(f"/proc/{pid}/limits").read_text().splitlines()
-    ]
+    texts = [Path(f"/proc/{pid}/limits").read_text() for pid in pids]
+    lines = [line.split() for text in texts for line in text.splitlines()]
     return [tuple(words[4:6]) for words in lines if words[:2] == ["Max", "core"]]
 
 
@@ -93,13 +75,8 @@ async def test_the_limit_stays_whoever_asks_and_by_whichever_call(cell: Cell, us
 
 async def test_programs_that_make_sure_of_it_go_on(cell: Cell) -> None:
     """The shell's own command, and the C library's, succeed and leave it at 1."""
-    said = await cell.exec(
-        [
-            "sh",
-            "-c",
-            "ulimit -S -c 0 && ulimit -c 0 && ulimit -Hc; grep 'Max core' /proc/self/limits",
-        ]
-    )
+    sure = "ulimit -S -c 0 && ulimit -c 0 && ulimit -Hc; grep 'Max core' /proc/self/limits"
+    said = await cell.exec(["sh", "-c", sure])
     assert (said.returncode, said.stdout.split()[-4:-1]) == (0, [b"size", b"1", b"1"])
 
 
@@ -108,8 +85,7 @@ async def test_programs_that_make_sure_of_it_go_on(cell: Cell) -> None:
 async def test_everything_of_a_cell_on_this_host_has_the_limit(
     tier: str, least: int, vm_home: Path
 ) -> None:
-    """Stage, agent, leader and workload; gVisor's sentry and file server; the VMM: as the host's
-    kernel says, for each process in the cell's control groups."""
+    """As the host's kernel says, for each process in the cell's control groups."""
     async with open_cell(with_tier(resolve_policy("low"), tier), home=vm_home) as cell:
         await cell.exec(["sh", "-c", "sleep 60 >/dev/null 2>&1 &"])
         (entry,) = [entry for entry in Journal(vm_home).entries() if entry.cell_id == cell.id]

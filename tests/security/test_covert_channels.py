@@ -21,11 +21,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from tests.security.conftest import policy_of
 from tests.security.covert_world import Pair, Side, opened_side, query, request_bytes
 
 from belljar.cell.parts import start_run
 from belljar.policy.guarding import METADATA_ADDRESS
-from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.vm]
 
@@ -73,15 +73,10 @@ for number in range(20000):
     ],
 )
 async def pair(
-    request: pytest.FixtureRequest,
-    anyio_backend: str,
-    vm_home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path
 ) -> AsyncIterator[Pair]:
     """Two ranges of one policy, in one run."""
-    folder = tmp_path_factory.mktemp("covert")
-    (folder / "policy.yaml").write_text(POLICY.format(tier=request.param))
-    policy = load_policy(folder / "policy.yaml")
+    policy = policy_of(POLICY.format(tier=request.param))
     async with AsyncExitStack() as stack:
         run = stack.enter_context(start_run("covert", "pair", [], home=vm_home))
         one, other = [
@@ -91,8 +86,7 @@ async def pair(
 
 
 async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) -> None:
-    """Answers to the same questions are the same, byte for byte, before and after the other one
-    asked them a hundred times: no cache, no age."""
+    """The same answers, byte for byte, after the other one asked a hundred times."""
     board = "board.example"
     names = (board, f"x.{board}", "secret.test", f"{board}.test", board)
     before = await pair.other.dns(*names)
@@ -104,8 +98,7 @@ async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) 
 
 
 async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) -> None:
-    """A stand-in's random text and a cloud's credentials are each range's own, though the policy is
-    the same."""
+    """A stand-in's random text and a cloud's credentials are each range's own."""
     drawn = [await side.http(("GET", "/random", b"")) for side in (pair.one, pair.other)]
     assert drawn[0] != drawn[1]
     path, cloud = "/latest/dynamic/instance-identity/document", METADATA_ADDRESS
@@ -117,8 +110,7 @@ async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) ->
 
 
 async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair) -> None:
-    """Four hundred kept alive in one, all its ports of that number in use: the other is answered as
-    before, and the host sees no connection in it but its own."""
+    """Four hundred held in one: the other is answered as before, and holds but its own."""
     before = await pair.other.http(("GET", "/me", b""))
     hold = ["python3", "-I", "-c", HOLD, pair.one.address()]
     async with pair.one.cell.open_exec(hold) as holding:
@@ -129,8 +121,7 @@ async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair
 
 
 async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
-    """The rules' rates are a port's own: after thousands of queries in one, of which its rules
-    refused some, the other has refused none and answers all."""
+    """After thousands of queries in one, the other has refused none and answers all."""
     words = (pair.one.network.layout.resolver, query("flood.test").hex())
     await pair.one.cell.exec(["python3", "-I", "-c", FLOOD, *words])
     answers = await pair.other.dns(*["board.example"] * 40)
@@ -142,8 +133,7 @@ async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
 
 
 async def test_certificates_of_one_are_worth_nothing_in_the_other(pair: Pair) -> None:
-    """Two authorities of two keys: neither has signed the other's, and a client that trusts one
-    refuses the other's leaf."""
+    """Two authorities of two keys; a client that trusts one refuses the other's leaf."""
     certificates = [
         x509.load_pem_x509_certificate(side.network.certificate) for side in (pair.one, pair.other)
     ]
@@ -217,8 +207,7 @@ def _count_open(pid: int) -> int:
 
 
 def _descriptors(pid: int) -> set[tuple[int, int]]:
-    """Device and inode of all that it holds open, but for what has no state (the null device) or no
-    inode of its own (an epoll, made after the fork)."""
+    """Device and inode of what it holds open, but the null device and anonymous ones."""
     null = Path(os.devnull).stat()
     links = Path(f"/proc/{pid}/fd").iterdir()
     files = [link.stat() for link in links if not str(link.readlink()).startswith("anon_inode:")]
@@ -232,8 +221,7 @@ def _writable_together(pid: int) -> set[str]:
 
 
 def test_each_event_names_its_range_alone(pair: Pair) -> None:
-    """Both ranges' events are in one record, and none is without its range; no address of one
-    stands in an event of the other."""
+    """None is without its range; no address of one stands in an event of the other."""
     lines = [
         json.loads(line) for line in (pair.run.path / "ledger.jsonl").read_bytes().splitlines()
     ]
@@ -242,8 +230,8 @@ def test_each_event_names_its_range_alone(pair: Pair) -> None:
     assert {line["data"]["range"] for line in network} == ids
     for side, beside in ((pair.one, pair.other), (pair.other, pair.one)):
         layout = beside.network.layout
-        addresses = (known.address for known in (*layout.cells, *layout.names))
-        theirs = {layout.resolver, *addresses}
+        cells = {cell.address for cell in layout.cells}
+        theirs = {layout.resolver, *cells, *(name.address for name in layout.names)}
         told = json.dumps([event["data"] for event in pair.events(side)])
         assert not [
             one for one in theirs - {METADATA_ADDRESS} if re.search(rf"\b{re.escape(one)}\b", told)

@@ -117,8 +117,7 @@ async def _give(pair: Pair) -> dict[str, Given]:
 
 
 async def _settled(pair: Pair, side: Side, *, streams: int) -> dict[str, int]:
-    """The count once so many streams of each kind are on record, each at its end: the gateway may
-    record that after the client has left."""
+    """The count once each stream's end is on record, perhaps after the client has left."""
     names = [void.name for void in VOIDS if void.event[0] == "network.stream"]
     with anyio.fail_after(PATIENCE_S):
         while True:
@@ -140,16 +139,14 @@ def _count(pair: Pair, side: Side) -> dict[str, int]:
 @pytest.mark.promise("3.3")
 @pytest.mark.parametrize("memory", KEEPING, ids=lambda memory: memory.name)
 def test_what_is_kept_is_kept_for_its_own_range(world: World, memory: Memory) -> None:
-    """Found where it was left; not in the range beside; not in one that begins when the first has
-    ended."""
+    """Found where it was left; not beside; not in a range that begins when it has ended."""
     assert world.looked[memory.name] == Looked(own=True, beside=False, after=False)
 
 
 @pytest.mark.promise("3.3")
 @pytest.mark.parametrize("void", VOIDS, ids=lambda void: void.name)
 def test_what_is_given_to_a_void_changes_no_answer(world: World, void: Void) -> None:
-    """The deed is on record of its range and of no other; whoever asks is answered as before, there
-    and beside."""
+    """On record of its range and of no other; whoever asks is answered as before."""
     given = world.given[void.name]
     assert (given.own_events > 0, given.beside_events) == (True, 0)
     assert given.own[0] == given.own[1] != ""
@@ -157,8 +154,7 @@ def test_what_is_given_to_a_void_changes_no_answer(world: World, void: Void) -> 
 
 
 def test_no_address_of_a_range_is_another_ones(world: World) -> None:
-    """Prefixes don't overlap, names have other addresses and ports other MACs: none tells of a
-    range before or beside."""
+    """Prefixes, addresses and MACs: none tells of a range before or beside."""
     seen = []
     for layout in world.layouts:
         names = (name.address for name in layout.names if name.stand_in != "cloud")
@@ -172,5 +168,5 @@ def test_every_kind_is_looked_into(world: World) -> None:
     kinds: set[str] = {stand_in.kind for stand_in in world.policy.policy.network.stand_ins.values()}
     kinds |= {decoy.kind.value for decoy in world.policy.policy.decoys if decoy.is_service}
     assert kinds == {*KINDS, "python", "cell"} - {"catch_all"}
-    named = " ".join(row.name for row in (*KEEPING, *VOIDS))
+    named = " ".join([*(row.name for row in KEEPING), *(row.name for row in VOIDS)])
     assert [kind for kind in kinds if kind not in named] == []

@@ -10,12 +10,12 @@ import anyio
 import pytest
 from tests.fakes.recorder import MemoryRecorder
 from tests.machine import PATIENCE_S
+from tests.security.conftest import policy_of
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.channel import ExecRequest
 from belljar.events import Kind
-from belljar.policy.load import load_policy
 from belljar.probe.model import AttemptOutcome, ProbeReport, Verdict
 from belljar.probe.run import probe_cell
 
@@ -71,25 +71,15 @@ FILL = (
 OTHERS = 'for d in /proc/[0-9]*; do tr "\\0" " " <$d/cmdline; echo; done | grep -c "^python3"'
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The walls do not depend on the host's event loop: one is enough here."""
-    return "asyncio"
-
-
 @pytest.fixture(
     scope="module", params=["container", "gvisor", pytest.param("microvm", marks=pytest.mark.vm)]
 )
 async def cell(
-    request: pytest.FixtureRequest,
-    anyio_backend: str,
-    vm_home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path
 ) -> AsyncIterator[Cell]:
     """One of each tier for the module: the end of a sample leaves it usable."""
-    policy = tmp_path_factory.mktemp("end") / "policy.yaml"
-    policy.write_text(POLICY.format(tier=request.param, resources=RESOURCES[request.param]))
-    async with open_cell(load_policy(policy), home=vm_home) as opened:
+    policy = policy_of(POLICY.format(tier=request.param, resources=RESOURCES[request.param]))
+    async with open_cell(policy, home=vm_home) as opened:
         yield opened
 
 
@@ -166,8 +156,7 @@ async def test_who_still_runs_has_no_say_in_the_end_probes(
 
 @pytest.mark.promise("7.3")
 async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> None:
-    """No room for files and no process left to have: the bomb is ended, the probes run, and none
-    says that it reached something."""
+    """The bomb is ended, the probes run, and none says that it reached something."""
     await cell.exec(["sh", "-c", FILL], user="root", timeout_s=PATIENCE_S)
     await leave_running(cell, BOMB)
     # The agent gives up in bounded time, as on a machine that stalls; that is no wrong verdict.

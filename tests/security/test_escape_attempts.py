@@ -98,8 +98,7 @@ for _ in range(25):
 
 
 async def test_a_removed_account_is_no_missing_file(cell: Attacker) -> None:
-    """When the workload takes the harness's account away, reading a file that is there fails, but
-    not as a file that isn't there."""
+    """Reading a file that is there fails, but not as a file that isn't there."""
     await cell.exec(
         ["sh", "-c", "mv /etc/passwd /etc/passwd.kept; echo 'x:x:0:0::/:/bin/sh' > /etc/passwd"],
         user="0",
@@ -115,8 +114,7 @@ async def test_a_removed_account_is_no_missing_file(cell: Attacker) -> None:
 
 @pytest.mark.parametrize("user", USERS)
 async def test_a_link_does_not_lead_to_the_helper_itself(cell: Attacker, user: str) -> None:
-    """The process that reads and writes for the host follows no link through /proc/self: its
-    program is not the image's, and it has a copy of the agent's memory."""
+    """Through /proc/self lie the helper's program and a copy of the agent's memory."""
     for link in ("exe", "root/etc/hostname", "cwd/etc/hostname"):
         await cell.exec(["ln", "-sfn", f"/proc/self/{link}", "/tmp/bait"], user="root")
         with pytest.raises(OSError):  # noqa: PT011 - any refusal will do
@@ -166,8 +164,7 @@ async def test_standard_streams_can_be_opened_by_name(cell: Attacker, user: str)
 
 
 async def test_system_v_objects_can_not_hold_all_memory(cell: Attacker) -> None:
-    """Shared segments stay when their maker is gone: they are bounded well below the workload's
-    memory."""
+    """Shared segments stay when their maker is gone: bounded well below the memory."""
     made = await python(
         cell,
         """
@@ -192,8 +189,7 @@ async def test_sysfs_tells_nothing_of_the_kernels_memory(cell: Attacker) -> None
 
 
 async def test_a_killer_of_helpers_is_told_from_a_missing_file(cell: Attacker) -> None:
-    """A daemon that kills whatever starts can stop the host from reading, but not make a file seem
-    absent or other than it is."""
+    """It can stop the host from reading, but not make a file seem absent or other."""
     await python(
         cell,
         """

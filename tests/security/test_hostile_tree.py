@@ -66,8 +66,7 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
 def test_no_stream_leaves_the_target(
     records: list[tuple[TreeRecord, bytes]], overwrite: bool, skip: bool
 ) -> None:
-    """Any order of files, directories, links and devices: what is outside stays as it was, no link
-    leads out, no set-user-ID bit and no device comes; a failure leaves the target as it was."""
+    """What is outside stays, no link leads out, a failure leaves the target as it was."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         target, outside = folder / "work" / "target", folder / "outside"

@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.as_user import own
+from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S, public_folder
 from tests.security.stages import (
     UserStage,
     all_end,
-    capabilities,
     program_of,
     readable_copy,
     ready,
     said_by,
-    status_of,
 )
 
 HERE = Path(__file__).parent
@@ -71,8 +70,7 @@ def readable_package() -> Iterator[Path]:
 
 @pytest.fixture(params=("root", "user"))
 def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -> Iterator[Stage]:
-    """Once for root, once for an ordinary user (only that one, when the tests themselves are run by
-    one)."""
+    """As root and as an ordinary user (only that one, when the tests are run by one)."""
     is_root = os.geteuid() == 0
     if request.param == "root" and not is_root:
         pytest.skip("needs root")
@@ -101,8 +99,7 @@ def make_stage(directory: Path, probe: Path) -> None:
 
 @pytest.mark.promise("2.1", "8.2")
 def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
-    """Whoever started it: nothing is written, remounted, seen, reached, gained or left over; the
-    image is byte for byte what it was."""
+    """Nothing is written, remounted, seen, reached, gained; the image is what it was."""
     said = stage.run("attack")
     attacks = {
         name: int(errno)
@@ -121,8 +118,7 @@ def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
 
 @pytest.mark.promise("2.1")
 def test_the_same_attacks_succeed_outside(stage: Stage) -> None:
-    """The control: without the jail the same program succeeds, so that its failures inside mean
-    something."""
+    """The control: without the jail the same program succeeds."""
     program, image = str(stage.directory / "root" / "probe"), str(stage.image)
     words = (program, "1", "control", str(os.getppid()), image)
     prefix = stage.argv[:-1] if len(stage.argv) > 1 else ()
@@ -140,8 +136,7 @@ def test_the_same_attacks_succeed_outside(stage: Stage) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("stage", ["root"], indirect=True)
 def test_root_gives_each_jail_a_host_uid_of_its_own(stage: Stage) -> None:
-    """Started by root, the jailed program is on the host neither root nor anyone else, and in no
-    group."""
+    """Neither root nor anyone else on the host, and in no group."""
     with stage.start("stay") as process:
         status = status_of(ready(process, "uid")["child"])
         process.kill()
@@ -155,8 +150,7 @@ def test_root_gives_each_jail_a_host_uid_of_its_own(stage: Stage) -> None:
 @pytest.mark.promise("3.2")
 @pytest.mark.parametrize("victim", ["owner", "supervisor"])
 def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
-    """SIGKILL to the owner or to the supervisor: the jailed program is gone, without anyone's
-    help, and so is the supervisor."""
+    """SIGKILL to either: the jailed program is gone, without anyone's help."""
     with stage.start("stay") as process:
         found = ready(process, "uid")
         assert found["namespaces"] == 7

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.security.conftest import policy_of
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.plan.oci import MAX_TERMINALS
-from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 
@@ -129,19 +129,9 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """What cells share does not depend on the event loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def pair(
-    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Pair]:
+async def pair(anyio_backend: str, vm_home: Path) -> AsyncIterator[Pair]:
     """Two cells of one image."""
-    policy = tmp_path_factory.mktemp("neighbours") / "policy.yaml"
-    policy.write_text(POLICY)
-    loaded = load_policy(policy)
+    loaded = policy_of(POLICY)
     async with open_cell(loaded, home=vm_home) as one, open_cell(loaded, home=vm_home) as other:
         yield Pair(one, other, vm_home)
 
@@ -173,8 +163,7 @@ async def test_what_a_neighbour_takes_is_neither_seen_nor_missed(pair: Pair) -> 
 @pytest.mark.promise("3.2")
 @pytest.mark.root
 async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
-    """Devices and the processors' files are each cell's own: no lock of one holds in the other or
-    on the host, no watch hears the other."""
+    """No lock of one holds in the other or on the host, no watch hears the other."""
     paths = json.dumps(SHARED_FILES)
     async with pair.other.open_exec(["python3", "-I", "-c", TRY_LOCKS, paths]) as watching:
         assert (await anext(watching))[1] == b"watching\n"
@@ -186,8 +175,7 @@ async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
 
 @pytest.mark.promise("3.2")
 async def test_a_cell_drops_no_page_of_a_shared_file(pair: Pair) -> None:
-    """A file of the image that is in memory, by the host's own look, stays there whatever advice a
-    cell gives."""
+    """What is in memory, by the host's own look, stays there whatever a cell advises."""
     image = pair.one.plan.image
     assert image is not None
     tree = pair.home / "trees" / image.digest / "root"
@@ -227,8 +215,7 @@ TOOLS: Final = ("ps aux", "top -b -n 2 -d 0.1", "vmstat", "uptime", "free")
 
 @pytest.mark.promise("8.2")
 async def test_an_ordinary_user_counts_the_processors(pair: Pair) -> None:
-    """Every way to ask says the same number, and when the host was started is known. Tools that
-    read the host's numbers find each line that they look for, standing still."""
+    """Every way to ask says the same number; usual tools find each line they look for."""
     for tool in TOOLS:
         output = await pair.one.exec(tool.split(), user="user")
         assert (output.returncode, output.stderr) == (0, b""), tool

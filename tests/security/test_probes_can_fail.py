@@ -103,7 +103,7 @@ resources: raise_limits
 }
 
 
-def ran(argv: Sequence[str], count: int, **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `run` takes them
+def ran(argv: Sequence[str], count: int, **options: Any) -> dict[str, str]:  # noqa: ANN401
     """What a program of the probes says of each of so many."""
     run = subprocess.run(
         argv, check=False, capture_output=True, text=True, timeout=PATIENCE_S, **options
@@ -140,8 +140,7 @@ def not_reached(said: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.promise("2.9")
 def test_every_probe_has_its_weakness() -> None:
-    """No probe of the catalogue is without surroundings in which it must fail, and none is named
-    that doesn't exist."""
+    """No probe is without surroundings in which it must fail, and none is made up."""
     listed = [name for names in REACHED_IN.values() for name in names]
     assert sorted(listed) == sorted(probe.name for probe in PROBES)
 
@@ -175,8 +174,7 @@ def test_a_socket_for_an_output_is_noticed() -> None:
 
 
 def test_the_machines_own_processes_are_noticed() -> None:
-    """Without a pid namespace, kernel threads are seen. Only looked for where this host's are
-    visible to the test itself."""
+    """Kernel threads are seen. Only where this host's are visible to the test itself."""
     comm = Path("/proc/2/comm")
     if not comm.exists() or comm.read_text() != "kthreadd\n":
         pytest.skip("this test itself is in a pid namespace of its own")

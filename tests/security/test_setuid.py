@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.recorder import MemoryRecorder
+from tests.security.conftest import policy_of
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.errors import HostError, PolicyError
-from belljar.policy.load import load_policy
+from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.run import probe_cell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm, pytest.mark.slow]
@@ -19,11 +20,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.vm, pytest.mark.slow]
 _STATUS = "grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|Seccomp):' /proc/self/status"
 
 
-def policy(directory: Path, tier: str, word: str) -> Path:
+def policy(tier: str, word: str) -> LoadedPolicy:
     """A policy of that tier with the right."""
-    path = directory / "policy.yaml"
-    path.write_text(f"belljar: 1\nrisk: low\ntier: {tier}\nrights: {{setuid_programs: '{word}'}}\n")
-    return path
+    rights = f"rights: {{setuid_programs: '{word}'}}"
+    return policy_of(f"belljar: 1\nrisk: low\ntier: {tier}\n{rights}\n")
 
 
 async def said(cell: Cell, command: str, user: str) -> list[bytes]:
@@ -32,13 +32,9 @@ async def said(cell: Cell, command: str, user: str) -> list[bytes]:
 
 
 @pytest.mark.promise("2.4")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(
-    home: Path, tmp_path: Path
-) -> None:
-    """Its capabilities are those of the cell's root, its filter stays; the probes find the cell
-    contained."""
-    async with open_cell(load_policy(str(policy(tmp_path, "microvm", "on")))) as cell:
+async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(home: Path) -> None:
+    """Its capabilities are those of the cell's root, its filter stays: contained."""
+    async with open_cell(policy("microvm", "on")) as cell:
         await said(cell, "cp /bin/grep /tmp/gained && chmod 4755 /tmp/gained", "root")
         of_root = await said(cell, _STATUS, "root")
         gained = await said(cell, _STATUS.replace("grep", "/tmp/gained", 1), "1000:1000")
@@ -56,26 +52,20 @@ async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(
 
 
 @pytest.mark.promise("2.4")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
     ("tier", "word"), [("microvm", "off"), ("gvisor", "auto"), ("container", "auto")]
 )
-async def test_without_the_right_it_gains_nothing(
-    home: Path, tmp_path: Path, tier: str, word: str
-) -> None:
+async def test_without_the_right_it_gains_nothing(home: Path, tier: str, word: str) -> None:
     """Where the policy does not ask for it, and in a tier that does not grant it."""
-    async with open_cell(load_policy(str(policy(tmp_path, tier, word)))) as cell:
+    async with open_cell(policy(tier, word)) as cell:
         await said(cell, "cp /usr/bin/id /tmp/gained && chmod 4755 /tmp/gained", "root")
         assert b"euid" not in (await said(cell, "/tmp/gained", "1000:1000"))[0]
 
 
 @pytest.mark.promise("2.4")
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_tier_that_can_not_grant_it_is_refused(
-    home: Path, tmp_path: Path, tier: str
-) -> None:
+async def test_a_tier_that_can_not_grant_it_is_refused(home: Path, tier: str) -> None:
     """Where the policy insists on it."""
     with pytest.raises((HostError, PolicyError)):
-        async with open_cell(load_policy(str(policy(tmp_path, tier, "on")))):
+        async with open_cell(policy(tier, "on")):
             pass

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.security.conftest import policy_of
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
-from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 
@@ -87,23 +87,12 @@ print(all(os.isatty(fd) for fd in pty.openpty()))
 """
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The walls do not depend on the host's event loop."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module", params=["container", "gvisor", "microvm"])
 async def cell(
-    request: pytest.FixtureRequest,
-    anyio_backend: str,
-    vm_home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path
 ) -> AsyncIterator[Cell]:
     """A cell of the tier, for the module: each test must leave it usable."""
-    policy = tmp_path_factory.mktemp("walls") / "policy.yaml"
-    policy.write_text(POLICY.format(tier=request.param))
-    async with open_cell(load_policy(policy), home=vm_home) as opened:
+    async with open_cell(policy_of(POLICY.format(tier=request.param)), home=vm_home) as opened:
         yield opened
 
 

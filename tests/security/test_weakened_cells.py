@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from tests.fakes.recorder import MemoryRecorder
+from tests.security.conftest import policy_of
 
 from belljar.cell import open as opening
 from belljar.cell.open import open_cell
@@ -20,7 +21,6 @@ from belljar.cell.parts import Parts, prepare
 from belljar.isolation.oci.container import Container
 from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan, Plan
-from belljar.policy.load import load_policy
 from belljar.policy.loaded import with_tier
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import probe_cell
@@ -41,20 +41,6 @@ BREACHED = {
 STANDING = (
     *("network.tcp4", "namespaces.make_user", "doors.roots", "kernel.modules", "files.write_host"),
 )
-
-
-@pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    """Of the lowest risk."""
-    file = tmp_path / "policy.yaml"
-    file.write_text(POLICY)
-    return file
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Which walls stand does not depend on the event loop."""
-    return "asyncio"
 
 
 def plan_carelessly(weaken: Callable[[Plan], Plan], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +74,7 @@ def weakened(plan: Plan) -> Plan:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The host's directory for temporary files, where canaries lie; it is in the jail of every
-    container, for a careless config to hand on."""
+    """The host's directory for canaries, in every jail for a careless config to hand on."""
     directory = Path(tempfile.mkdtemp(dir="/var/tmp"))
     directory.chmod(0o1777)
     mounts = Container.jail_mounts
@@ -120,8 +105,7 @@ def bound_directory(config: dict[str, Any], place: Path) -> None:
 
 
 def pretend(*calls: str, **only_if: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """A rule by which a call is answered with success and not carried out: the agent's own wall is
-    not built, and it does not know."""
+    """A rule that answers with success and does nothing: the agent's wall is not built."""
     return {"names": list(calls), "action": "SCMP_ACT_ERRNO", "errnoRet": 0, **only_if}
 
 
@@ -145,8 +129,7 @@ def no_seccomp(config: dict[str, Any], _: Path) -> None:
 
 
 def limits_its_own(config: dict[str, Any], _: Path) -> None:
-    """The profile without its rule for the limit of core dumps: every change of a limit downwards
-    is done."""
+    """Without the rule for the limit of core dumps: every change downwards is done."""
     calls = ["setrlimit", "prlimit64"]
     rules = config["linux"]["seccomp"]["syscalls"]
     rules = [rule for rule in rules if not set(calls) & set(rule["names"])]
@@ -170,8 +153,7 @@ def of_config(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weakness:
-    """A wall that a config leaves out, which probes that breaches, and some that stand
-    nevertheless."""
+    """A wall that a config leaves out, the probes that breaches, and some that stand."""
 
     tier: str = "container"
     weaken: Callable[[dict[str, Any], Path], None]
@@ -217,37 +199,34 @@ def check(report: ProbeReport, breached: Collection[str], standing: Collection[s
     "weakness", WEAKNESSES, ids=lambda weakness: f"{weakness.tier}-{weakness.weaken.__name__}"
 )
 async def test_a_hole_is_a_breach_by_name(
-    weakness: Weakness, place: Path, vm_home: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+    weakness: Weakness, place: Path, vm_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host's directory, a capability too many, no filter: what it lets through is breached in a
-    real cell, and what it has nothing to do with is contained."""
+    """What it lets through is breached in a real cell, and nothing else."""
     plan_carelessly(of_config(weakness.weaken, place), monkeypatch)
     which = [*weakness.breached, *weakness.standing]
-    async with open_cell(with_tier(load_policy(policy), weakness.tier), home=vm_home) as cell:
+    async with open_cell(with_tier(policy_of(POLICY), weakness.tier), home=vm_home) as cell:
         report = await probe_cell(cell, which=which, recorder=MemoryRecorder())
     check(report, weakness.breached, weakness.standing)
 
 
 @pytest.mark.promise("2.9")
 async def test_missing_walls_are_breaches_and_the_others_stand(
-    vm_home: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+    vm_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wall that the plan leaves out is a breach by name; the walls behind and beside it are
-    contained."""
+    """Each wall that the plan leaves out is a breach by name; the others are contained."""
     plan_carelessly(weakened, monkeypatch)
-    async with open_cell(load_policy(policy), home=vm_home) as cell:
+    async with open_cell(policy_of(POLICY), home=vm_home) as cell:
         report = await probe_cell(cell, which=[*BREACHED, *STANDING], recorder=MemoryRecorder())
     check(report, BREACHED, STANDING)
 
 
 @pytest.mark.promise("8.2")
 async def test_the_jail_holds_the_limit_of_core_dumps_too(
-    vm_home: Path, tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the container's own rule the limit can't be lowered either: the jail around it
-    refuses. (Without both it is: `test_probes_can_fail`.)"""
+    """Without the container's own rule the jail around it refuses to lower the limit."""
     plan_carelessly(of_config(limits_its_own, tmp_path), monkeypatch)
-    async with open_cell(with_tier(load_policy(policy), "container"), home=vm_home) as cell:
+    async with open_cell(with_tier(policy_of(POLICY), "container"), home=vm_home) as cell:
         report = await probe_cell(cell, which="resources.core_files", recorder=MemoryRecorder())
         lowered = await cell.exec(["sh", "-c", "ulimit -c 0; ulimit -c"])
     assert report.verdict is Verdict.CONTAINED

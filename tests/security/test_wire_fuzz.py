@@ -1,5 +1,5 @@
-"""A million hostile frames: the decoder raises `ProtocolViolation` or takes them, and holds no more
-than it promised.
+"""Half a million hostile frames (a million when thorough): the decoder raises `ProtocolViolation`
+or takes them, and holds no more than it promised.
 
 Sessions follow the protocol through a model of what is allowed (so that the frames reach deep
 states) until one mutation breaks it. Everything comes from one seed; a failure names the session,
@@ -25,7 +25,7 @@ from belljar.errors import ProtocolViolation
 
 pytestmark = pytest.mark.slow
 SEED = 20_261_120
-FRAMES = 1_000_000
+FRAMES = 500_000
 FRAMES_PER_SESSION = 80
 HELD_AT_MOST = frames.HEADER.size + frames.MAX_PAYLOAD_BYTES
 GROWTH_AT_MOST = 64 << 20
@@ -78,11 +78,8 @@ class Model:
         state = self.live[op]
         if pick < 0.05:
             del self.live[op]
-            return g.frame(
-                g.RESULT,
-                op,
-                g.result_payload(1, 9, flags=int(pick * 300) & 15, detail="x" * int(pick * 100)),
-            )
+            flags, detail = int(pick * 300) & 15, "x" * int(pick * 100)
+            return g.frame(g.RESULT, op, g.result_payload(1, 9, flags=flags, detail=detail))
         if pick < 0.1:
             self.wire.send_ping(op)
             return g.frame(g.PONG, 0, struct.pack("<Q", op))
@@ -145,21 +142,12 @@ def _twice(rng: random.Random, said: bytearray) -> None:
 
 
 MUTATIONS: tuple[Callable[[random.Random, bytearray], None], ...] = (
-    _flip,
-    _header,
-    _other_type,
-    _other_op,
-    _shorter,
-    _longer,
-    _field,
-    _noise,
-    _twice,
+    *(_flip, _header, _other_type, _other_op, _shorter, _longer, _field, _noise, _twice),
 )
 
 
 def _session(seed: int, number: int) -> tuple[int, bool]:
-    """One guest's life: how many frames the decoder judged (those lost in a refused piece are not
-    counted), and whether the protocol was broken."""
+    """One guest's life: how many frames were judged, and whether the protocol was broken."""
     rng = random.Random(f"{seed}:{number}")  # noqa: S311
     model, judged, pending, taken = Model(rng), 0, b"", Counter[int]()
     mutate_after = rng.randrange(FRAMES_PER_SESSION)
@@ -193,23 +181,20 @@ def _resident_bytes() -> int:
 
 
 @pytest.mark.promise("4.1")
-def test_a_million_frames() -> None:
-    """At least 1,000,000 frames: only `ProtocolViolation` is ever raised, violations leave nothing
-    held, memory stays where it was."""
+def test_hostile_frames(pytestconfig: pytest.Config) -> None:
+    """Only `ProtocolViolation` is ever raised, nothing stays held, memory stays."""
+    wanted = FRAMES * (2 if pytestconfig.getoption("thorough") else 1)
     judged = sessions = violations = 0
     for number in range(200):
-        _session(
-            SEED + 1, number
-        )  # so that what Python keeps for reuse is there before memory is measured
+        _session(SEED + 1, number)  # what Python keeps for reuse is there before memory is measured
     before = _resident_bytes()
-    while judged < FRAMES:
+    while judged < wanted:
         try:
             count, violated = _session(SEED, sessions)
         except Exception as error:
             error.add_note(f"in session {sessions} of seed {SEED}")
             raise
         judged, sessions, violations = judged + count, sessions + 1, violations + violated
-    assert judged >= FRAMES
     assert violations > sessions * 0.9, "the mutations bite"
     assert judged / sessions > 20, "and the sessions go deep before they do"
     assert _resident_bytes() - before < GROWTH_AT_MOST

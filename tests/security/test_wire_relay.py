@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S
 
 from belljar.package import program_path
@@ -152,8 +153,7 @@ def start() -> Relay:
 
 @contextlib.contextmanager
 def relaying() -> Iterator[Relay]:
-    """Between a datagram socket and a link into a network namespace that a process of ours holds;
-    the link takes more than the wire lets pass."""
+    """Between a datagram socket and a link that takes more than the wire lets pass."""
     holder = subprocess.Popen(
         ["/usr/bin/unshare", "--net", "/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -230,8 +230,7 @@ def drain(tap: socket.socket) -> None:
 @given(heap=HEAPS)
 @example(heap=[(size, size) for size in EDGES])
 def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
-    """Frames of a permitted length reach the link byte for byte, in order, none twice; the rest is
-    dropped and counted by what was wrong with it."""
+    """Good frames reach the link byte for byte, in order; the rest is counted by its fault."""
     before, frames = relay.counters().sent, [frame_of(*one) for one in heap]
     for frame in frames:
         relay.guest.send(frame)
@@ -247,8 +246,7 @@ def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
 @given(heap=HEAPS.map(lambda heap: [(max(size, LEAST), seed) for size, seed in heap]))
 @example(heap=[(size, size) for size in EDGES if size >= LEAST])
 def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:
-    """The same towards the guest (no link brings less than a header): a VMM's device gets nothing
-    longer than its link's frames."""
+    """The same towards the guest: its device gets nothing longer than its link's frames."""
     before, frames = relay.counters().received, [frame_of(*one) for one in heap]
     for frame in frames:
         relay.tap.send(frame)
@@ -271,8 +269,7 @@ def test_datagrams_that_are_no_frames(relay: Relay) -> None:
 
 
 def test_a_guest_that_is_slow(relay: Relay) -> None:
-    """What it has not taken yet waits in the link's queue when its own is full: of a burst that
-    fits into both nothing is lost, and the order stays."""
+    """Of a burst that fits into both queues nothing is lost, and the order stays."""
     burst = [frame_of(MOST, number) for number in range(400)]
     for frame in burst:
         relay.tap.send(frame)
@@ -289,8 +286,7 @@ def flood(end: socket.socket, size: int, count: int) -> None:
 
 
 def test_a_flood_from_both_sides_at_once() -> None:
-    """Nobody takes what it carries: its memory stays what it was, it does not end, and then it
-    carries again."""
+    """Its memory stays what it was, it does not end, and then it carries again."""
     with relaying() as relay:
         status = Path(f"/proc/{relay.process.pid}/status")
         before = status.read_text()
@@ -322,10 +318,9 @@ def test_what_it_holds(relay: Relay) -> None:
     kernel has lost it, so it can't answer in the guest's place, and has none of the sixth
     version."""
     directory = Path(f"/proc/{relay.process.pid}")
-    lines = (line.split() for line in (directory / "status").read_text().splitlines())
-    status = {words[0]: words[1] for words in lines if len(words) == 2}
-    assert {int(status[f"Cap{name}:"], 16) for name in ("Eff", "Prm", "Inh", "Bnd", "Amb")} == {0}
-    assert [status[name] for name in ("NoNewPrivs:", "Seccomp:", "Threads:")] == ["1", "2", "1"]
+    status = status_of(relay.process.pid)
+    assert capabilities(status) == {0}
+    assert [status[name] for name in ("NoNewPrivs", "Seccomp", "Threads")] == ["1", "2", "1"]
     held = [str(fd.readlink()) for fd in (directory / "fd").iterdir() if int(fd.name) > 2]
     assert sorted(name.partition(":")[0] for name in held) == ["pipe", "socket", "socket", "socket"]
     argv = ["/usr/bin/nsenter", "--net", "--target", str(relay.process.pid), "/sbin/ip", "-o"]

@@ -151,8 +151,7 @@ def privileged(world: World) -> None:
 
 
 def beside(world: World) -> None:
-    """The host's files, processes, sockets and loopback address, shared; a directory of the host's
-    left open."""
+    """The host's files, processes, sockets, loopback address; its directory left open."""
     scratch("/tmp", "/run")
     loopback_up()
     world.told["canary"] = str(write("/tmp/host/notes.txt", "host"))
@@ -225,8 +224,7 @@ def mounted(world: World) -> None:
 
 
 def used(world: World) -> None:
-    """A cell that was not made anew: files, objects, processes and a cron table of an earlier
-    one."""
+    """Not made anew: files, objects, processes and a cron table of an earlier cell."""
     scratch("/dev/shm", "/var/spool")
     write("/dev/shm/message", "hello")
     write("/var/spool/cron/crontabs/root", "* * * * * true")
@@ -264,8 +262,7 @@ def numbers_of_a_lower_layer() -> None:
 
 
 def limited(world: World) -> None:
-    """No limit that answers to what was promised; a score for the out-of-memory killer that takes
-    any value."""
+    """No limit as promised; a score for the out-of-memory killer that takes any value."""
     scratch("/tmp")
     world.told.update(open_files="64", processes="2", disk_bytes="4096")
     score = str(write("/tmp/score", "0\n"))
@@ -310,8 +307,7 @@ def bpf(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
 
 
 def answers() -> bytes:
-    """A filter that answers calls as a kernel that has them, to a process that may make them.
-    prlimit64: only where it sets."""
+    """Calls answered as by a kernel that has them; prlimit64: only where it sets."""
     load_number, load_third = bpf(0x20, 0), bpf(0x20, 32)
     code = load_number
     for name, (*numbers, said) in CALLS.items():
@@ -324,8 +320,7 @@ def answers() -> bytes:
 
 
 def answering(world: World) -> None:
-    """Modules, kexec, I/O ports, limits: answered as by a kernel that has them, since not every
-    test host's has."""
+    """Modules, kexec, I/O ports, limits: not every test host's kernel has them."""
 
     def install() -> None:
         code = answers()
@@ -339,8 +334,7 @@ def answering(world: World) -> None:
 
 
 def bare(world: World) -> None:
-    """Nothing but what the throwaway namespaces are: no interface, or, started without a pid
-    namespace, the machine's own processes."""
+    """Nothing but the throwaway namespaces, or without them the machine's own processes."""
 
 
 WORLDS: dict[str, Callable[[World], None]] = {
@@ -353,8 +347,7 @@ WORLDS: dict[str, Callable[[World], None]] = {
 
 
 def main() -> None:
-    """One world, one run. Where a world covers the directory that the program is in, it is run by
-    its descriptor."""
+    """One world, one run; by its descriptor, where a world covers the program."""
     world = World()
     held = os.open(sys.argv[2], os.O_PATH)
     WORLDS[sys.argv[1]](world)

@@ -49,8 +49,7 @@ def test_any_text_is_read(mounts: str, own: str) -> None:
 
 
 def test_root_proves_a_controller_by_making_a_group(tmp_path: Path) -> None:
-    """On plain files no limit file appears in a new group, so nothing is believed; and the trial
-    group is gone."""
+    """On plain files no limit file appears: nothing is believed; the trial group is gone."""
     for name in ("memory", "pids"):
         (tmp_path / name).mkdir()
     lines = (f"cgroup {tmp_path / name} cgroup rw,{name} 0 0\n" for name in ("memory", "pids"))
@@ -73,8 +72,7 @@ def test_a_user_has_what_is_delegated_where_it_runs(tmp_path: Path) -> None:
 
 
 def test_a_user_has_the_version_1_groups_that_he_was_put_in(tmp_path: Path) -> None:
-    """Cells go below his own group of each hierarchy; the root of one, or a path that leads out, is
-    nobody's gift."""
+    """Below his own group; a hierarchy's root, or a path that leads out, is nobody's gift."""
     lines, own = "", ""
     for name, group in (("memory", "/ann"), ("pids", "/ann/deep"), ("cpu", "/")):
         directory = tmp_path / name / group.lstrip("/")
@@ -114,8 +112,7 @@ def test_ones_own_memory_limit_counts(tmp_path: Path, text: str, limit_bytes: in
 
 
 def test_trial_groups_of_the_dead_are_removed(tmp_path: Path) -> None:
-    """A process killed while it tried the control groups leaves a group that the next one removes;
-    a living one's stays."""
+    """The next one removes the group of a process that was killed; a living one's stays."""
     with subprocess.Popen(["sleep", "60"]) as process:
         start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
         trial = tmp_path / f"facts-{process.pid}-{start}-0123abcd"

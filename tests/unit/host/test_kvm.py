@@ -57,8 +57,7 @@ def test_no_device_is_absent_and_nothing_is_tried(tmp_path: Path) -> None:
 def test_a_proof_is_made_once_for_what_it_holds_for(
     device: Path, tmp_path: Path, proof: HostTrial, state: KvmState
 ) -> None:
-    """Remembered per kernel, VMM and processor; another of them needs another proof, and in doubt a
-    failure does."""
+    """Per kernel, VMM and processor; in doubt a failure is proven again."""
     cache, left = tmp_path / "facts" / "kvm.json", list[HostTrial | HostError]([proof] * 3)
     prove = prover(left)
     facts = [kvm_fact(cache, KEY, prove, device=device) for _ in range(3)]

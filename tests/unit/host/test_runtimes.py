@@ -77,8 +77,7 @@ def test_whatever_a_program_says_is_read(kind: str, text: str) -> None:
 
 @pytest.mark.promise("1.3")
 def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None:
-    """One run proves; it, and the version, are asked for once. Another file of that name is another
-    runtime."""
+    """It and the version are asked for once; another file of that name is another runtime."""
     file, tried = program(tmp_path, "runc", "runc version 1.1.5"), []
 
     def prove(runtime: RuntimeFact) -> HostTrial:

@@ -103,8 +103,7 @@ def test_settings_that_can_not_be_read_are_no_permission(files: tuple[Path, Path
 
 @pytest.mark.promise("1.4")
 def test_the_least_risk_holds_for_every_policy(files: tuple[Path, Path]) -> None:
-    """Also for one that the operator typed; and something real can't be at a risk that does not
-    allow it."""
+    """Also for what the operator typed; nothing real at a risk that does not allow it."""
     host, _ = files
     assert str(resolve_here("low").policy.risk) == "low"
     host.write_text("least_risk: high\n")
@@ -127,8 +126,7 @@ def test_something_real_is_forbidden_to_all(files: tuple[Path, Path]) -> None:
 
 @pytest.mark.promise("2.7")
 def test_what_a_process_makes_of_its_environment_is_not_what_it_was_started_with() -> None:
-    """Set, changed and removed variables are as they were at the start: a `.env` file is no word of
-    the operator's."""
+    """A `.env` file is no word of the operator's: variables are as at the start."""
     script = (
         "import os; from belljar.host.settings import environment_at_start as e;"
         "os.environ.update(NEW='1', OLD='2'); del os.environ['GONE'];"

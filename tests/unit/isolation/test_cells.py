@@ -28,8 +28,7 @@ ALL = (
 @pytest.mark.promise("3.1")
 @pytest.mark.parametrize("missing", [*(bit for bit in ALL if bit is not RenewedBit.BOOT_ID), None])
 def test_a_missing_part_fails_closed(missing: RenewedBit | None) -> None:
-    """Without fresh randomness, clock, machine id, host name or, where it has a port, network a
-    clone does not run; the boot id is where possible."""
+    """Fresh randomness, clock, ids, host name and network are needed; a new boot id is not."""
     if missing is None:
         found = Renewed(done=ALL & ~RenewedBit.BOOT_ID, detail="")
         judge(found, where="cell c-0", needed=NEEDED_OF_CLONE)
@@ -64,8 +63,7 @@ def test_a_runtime_whose_copy_could_not_be_sealed_yet(diagnosis: str, busy: bool
 
 @pytest.mark.parametrize("target", ["/etc", "x" * 300])
 def test_an_images_link_is_not_followed_on_the_host(tmp_path: Path, target: str) -> None:
-    """An image's /tmp that leads elsewhere counts as none, wherever it leads, and though following
-    it would fail."""
+    """An image's /tmp that leads elsewhere counts as none, wherever it leads."""
     assert inner_tmp(tmp_path, "/new") == ""
     (tmp_path / "tmp").symlink_to(target)
     assert inner_tmp(tmp_path, "/new") == ""

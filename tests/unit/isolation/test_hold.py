@@ -78,8 +78,7 @@ def test_want_of_descriptors_is_no_order(tmp_path: Path) -> None:
 
 @pytest.mark.promise("6.3")
 def test_the_first_order_stands(tmp_path: Path) -> None:
-    """Two killers at once: whoever waits on the cell is told one reason, whole; the draft of the
-    other is gone."""
+    """Two killers at once: the cell is told one reason, whole; the other's draft is gone."""
     give_order(tmp_path, [CELL], new_order("cells", "first"))
     give_order(tmp_path, [CELL], new_order("all", "second"))
     order = read_order(tmp_path, CELL)

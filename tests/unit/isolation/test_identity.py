@@ -39,8 +39,7 @@ def test_ranges_do_not_overlap(tmp_path: Path) -> None:
 
 @root
 def test_two_hosts_of_locks_are_unlikely_to_share_ids(tmp_path: Path) -> None:
-    """Two lock directories, as two mount namespaces have them, begin at other blocks of 64 cells
-    more often than not, so that few cells of one are taken for survivors of the other's."""
+    """Two lock directories begin at other blocks of 64 cells more often than not."""
     firsts = []
     for number in range(16):
         with (
@@ -56,8 +55,7 @@ def test_two_hosts_of_locks_are_unlikely_to_share_ids(tmp_path: Path) -> None:
 
 @root
 def test_two_stores_at_one_path_have_two_ranges(tmp_path: Path) -> None:
-    """A VMM's uids differ by what the store is, not by its path in some mount namespace; the same
-    store has the same ones again, wherever it is mounted."""
+    """A VMM's uids differ by what the store is, not by its path in some mount namespace."""
     script = (
         "import sys\nfrom pathlib import Path\nfrom belljar.isolation.identity import *\n"
         "with hold_identity(Path(sys.argv[1])) as held: print(held.own_uid)"

@@ -66,8 +66,7 @@ def ids(entries: Iterable[JournalEntry]) -> set[str]:
 
 @pytest.mark.promise("6.3")
 def test_what_belongs_together_ends_together() -> None:
-    """A wire names its cell, a cell its range or, without one, the sample's first: any of them
-    stands for all, another cell for itself."""
+    """A wire names its cell, a cell its range or the sample's first: any stands for all."""
     ranged = (
         *(entry_of(RANGE), entry_of(TARGET, part_of=RANGE), entry_of(CELL, part_of=RANGE)),
         *(entry_of(WIRE, part_of=CELL), entry_of(OTHER)),
@@ -137,8 +136,7 @@ def of_the_dead(entry: JournalEntry) -> JournalEntry:
 @pytest.mark.promise("6.3")
 @pytest.mark.parametrize("left", ["", "{"])
 def test_who_ended_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str) -> None:
-    """Another reaper, not the dead owner; where only damage is left of the entry, nobody, and
-    nothing is proven."""
+    """Another reaper, not the dead owner; nobody, and nothing proven, where only damage is left."""
     file = tmp_path / "journal" / f"{CELL}.json"
     Journal(tmp_path).write(of_the_dead(entry_of(CELL)))
 
@@ -176,8 +174,7 @@ def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
 def test_it_acts_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither order nor record: the process is killed all the same, and the report says what is
-    missing."""
+    """Neither order nor record: the process is killed all the same, and the report says it."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -281,8 +278,7 @@ def test_what_can_never_be_looked_at_is_not_proven(
 def test_what_was_never_struck_is_kept_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing could be struck while it was halted: it is struck while it is removed, before
-    its entry goes."""
+    """Nothing could be struck at first: it is struck while it is removed, before its entry goes."""
     monkeypatch.setattr(kill_module, "halt", without_descriptors(kill_module.halt, times=1))
     with a_process() as process:
         Journal(tmp_path).write(entry_of(CELL, child=process))
@@ -335,8 +331,7 @@ def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
 def test_a_process_that_lost_its_words_is_not_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Known by its words alone, and without them in its last moments: nothing is called halted
-    before it has ended."""
+    """Known by its words alone, and without them at last: not halted before it has ended."""
     Journal(tmp_path).write(entry_of(CELL))
     words, pipe = ["sh", "-c", "echo; read _; exec cat", "--cell", CELL], subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as process:
@@ -373,8 +368,7 @@ def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> Non
 @pytest.mark.promise("6.4")
 @pytest.mark.anyio
 async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells are listed when the hold is in force: what is made meanwhile sees it, or is on the
-    list."""
+    """Cells are listed when the hold is in force: what is made meanwhile sees it."""
     held: list[bool] = []
     real = Journal.entries_now
 

@@ -47,11 +47,14 @@ def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:
     assert "\x1b" not in error.what
 
 
+ITS_OWN = "failed step 18 run errno 2: none: /x\n"
+
+
 @pytest.mark.parametrize(
     ("status", "diagnosis", "supervisor", "words"),
     [
         # Its own step and the end of what it was to be may both be there when they are read.
-        ("failed step 18 run errno 2: none: /x\nfailed step 21 runtime exit 125\n", "", None, "none: /x"),
+        (f"{ITS_OWN}failed step 21 runtime exit 125\n", "", None, "none: /x"),
         ("", "failed step 1 options errno 22: Invalid argument: --what", None, "--what"),
         ("", "", None, "did not come up"),
         ("child 7\nended signal 9 cause itself\n", "", None, "ended while it came up (signal 9"),
@@ -65,8 +68,7 @@ def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:
 def test_other_failures_are_named(
     status: str, diagnosis: str, supervisor: int | None, words: str
 ) -> None:
-    """By what is known of them; an end without a word says whose: the supervisor's, or the owner's
-    that it saw."""
+    """By what is known of them; an end without a word says whose it was."""
     error = start_error("c-0123456789ab", status, diagnosis, supervisor=supervisor)
     assert isinstance(error, CellError)
     assert words in error.what

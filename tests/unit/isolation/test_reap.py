@@ -61,8 +61,7 @@ def told_of(*reaped: Reaped) -> dict[str, Any]:
 
 
 def test_what_was_reaped_is_told_in_bounds() -> None:
-    """Each cell with what was found of it and what stayed, as many as a record has room for;
-    nothing in it acts on a terminal."""
+    """As many cells as a record has room for; nothing in it acts on a terminal."""
     few = Reaped(
         cell_id=CELL, kind="cell", removed=("process 1 (\x1b[2J)",), remaining=("mount /x",)
     )
@@ -77,8 +76,7 @@ def test_what_was_reaped_is_told_in_bounds() -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_a_dead_owner_was_making_is_removed(tmp_path: Path, place: str) -> None:
-    """Half-made templates, roots, scratch and journal drafts of a process that is gone vanish; a
-    living one's stay, and so does what has another name."""
+    """Half-made things of a dead process vanish; a living one's stay, and so do other names."""
     lost = planted(tmp_path, place, dead_name(CELL))
     working = planted(tmp_path, place, owned_name(what="c-0123456789ac"))
     other = planted(tmp_path, place.partition("/")[0] + "/{}", "another")
@@ -90,8 +88,7 @@ def test_what_a_dead_owner_was_making_is_removed(tmp_path: Path, place: str) -> 
 
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"run_id": 1}', '{"who": ""}', "x" * (1 << 17)])
 def test_what_a_cell_is_for_is_listed_and_forgotten_with_it(tmp_path: Path, damaged: str) -> None:
-    """It is beside the entry, and no entry itself. What can't be read says nothing, and hides
-    nothing."""
+    """It is beside the entry. What can't be read says nothing, and hides nothing."""
     journal, mine = Journal(tmp_path), own_entry(new_cell_id(), "cell")
     journal.write(mine)
     assert list_cells(tmp_path)[0].about == CellAbout()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.fakes.recorder import MemoryRecorder
+from tests.unit.isolation.test_cgroup import LIMITS
 from tests.unit.isolation.test_survivors import process
 
 from belljar.errors import CellError
@@ -26,7 +28,7 @@ from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.oci.container import Container
 from belljar.isolation.sandbox import Sandbox, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
-from belljar.plan.jail import JailIdentity, JailLimits
+from belljar.plan.jail import JailIdentity
 from belljar.store.journal import Journal, new_cell_id
 
 
@@ -38,13 +40,7 @@ class Counted(Sandbox):
         super().__init__(
             cell_id=new_cell_id(),
             kind="cell",
-            limits=JailLimits(
-                memory_max_bytes=1,
-                cpu_quota_percent=None,
-                processes=1,
-                lifetime_s=1.0,
-                address_space_bytes=1,
-            ),
+            limits=LIMITS,
             controllers=(),
             identity=nullcontext(HeldIdentity(jail=identity, lock_fd=None)),
             home=home,
@@ -79,12 +75,9 @@ async def live(sandbox: Counted, recorder: MemoryRecorder, end: str) -> None:
                 both.start_soon(cell.destroy)
             assert await cell.destroy() is cell.destruction
         if end == "destroyed from another loop":
-
-            def destroy() -> None:
-                anyio.run(cell.destroy, backend="trio")
-
+            elsewhere = partial(anyio.run, cell.destroy, backend="trio")
             async with anyio.create_task_group() as both:
-                both.start_soon(anyio.to_thread.run_sync, destroy)
+                both.start_soon(anyio.to_thread.run_sync, elsewhere)
                 both.start_soon(cell.destroy)
         if end == "block fails":
             raise CellError("no")
@@ -96,36 +89,21 @@ async def live(sandbox: Counted, recorder: MemoryRecorder, end: str) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        "normal",
-        "destroyed early",
-        "destroyed from another loop",
-        "start fails",
-        "start is cancelled",
-        "record fails",
-        "block fails",
-        "block is cancelled",
+        *("normal", "destroyed early", "destroyed from another loop", "start fails"),
+        *("start is cancelled", "record fails", "block fails", "block is cancelled"),
     ],
 )
 async def test_a_sandbox_is_destroyed_once(end: str, tmp_path: Path) -> None:
     """By its owner, however it ends; its proof is on record once, and why only if it had started."""
     recorder = MemoryRecorder()
     sandbox = Counted(tmp_path, recorder)
-    with anyio.move_on_after(0.05):
-        if "fails" in end:
-            with pytest.raises(CellError):
-                await live(sandbox, recorder, end)
-        else:
-            await live(sandbox, recorder, end)
+    with anyio.move_on_after(0.05), pytest.raises(CellError) if "fails" in end else nullcontext():
+        await live(sandbox, recorder, end)
     assert sandbox.destroyed == 1
     assert sandbox.destruction is not None
-    has_started = not end.startswith("start")
-    was_cell = end.startswith(("normal", "destroyed", "block"))
-    assert recorder.kinds() == [
-        Kind.CELL_PLANNED,
-        *([Kind.CELL_DESTROYING] if has_started else []),
-        Kind.CELL_DESTROYED,
-        *([] if was_cell else [Kind.CELL_FAILED]),
-    ]
+    destroying = [] if end.startswith("start") else [Kind.CELL_DESTROYING]
+    failed = [Kind.CELL_FAILED] if end.startswith(("start", "record")) else []
+    assert recorder.kinds() == [Kind.CELL_PLANNED, *destroying, Kind.CELL_DESTROYED, *failed]
 
 
 class Interrupted(Counted):
@@ -149,8 +127,7 @@ class Interrupted(Counted):
 @pytest.mark.anyio
 @pytest.mark.parametrize("end", ["normal", "destroyed early", "start fails", "record fails"])
 async def test_an_interrupted_destruction_is_finished(end: str, tmp_path: Path) -> None:
-    """The sandbox is destroyed and on record all the same, and looked for once: its ids may be
-    another's by then."""
+    """It is destroyed and on record all the same, and looked for once: ids may be another's."""
     recorder = MemoryRecorder()
     sandbox = Interrupted(tmp_path, recorder)
     with pytest.raises((OSError, CellError, ExceptionGroup)):
@@ -204,23 +181,23 @@ async def test_a_connection_that_does_not_close_keeps_nothing_alive(
     assert destroyed == [sandbox]
 
 
+async def has_ended() -> None:
+    """A jail whose supervisor is gone already."""
+
+
+def jailed(sandbox: Sandbox, child: object, released: Callable[[], None]) -> None:
+    """What the sandbox uses of its jail."""
+    jail: Any = SimpleNamespace(child=child, end=has_ended, release_namespaces=released)
+    sandbox.make()
+    sandbox.jail = jail
+
+
 def test_a_child_that_ends_with_its_supervisor_is_no_survivor(tmp_path: Path) -> None:
     """One whose supervisor died before it could name it, however slow it is to end."""
-
-    async def end() -> None:
-        """Its supervisor is gone already."""
-
-    sandbox = Counted(tmp_path)
-    sandbox.make()
+    sandbox, released = Counted(tmp_path), list[bool]()
+    jailed(sandbox, None, lambda: released.append(True))
     with process("--cell", sandbox.cell_id) as child:
-        if child.stdin is None:
-            raise RuntimeError("no pipe")
-        released: list[bool] = []
-        jail: Any = SimpleNamespace(
-            child=None, end=end, release_namespaces=lambda: released.append(True)
-        )
-        sandbox.jail = jail
-        ending = threading.Timer(0.1, child.stdin.close)
+        ending = threading.Timer(0.1, child.stdin.close if child.stdin else child.kill)
         ending.start()
         destruction = anyio.run(sandbox.unmake)
         ending.join()
@@ -233,21 +210,14 @@ def test_a_child_that_ends_with_its_supervisor_is_no_survivor(tmp_path: Path) ->
 def test_what_resists_its_removal_stays_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, resists: bool
 ) -> None:
-    """So that a reaping looks again; its namespaces' numbers are the cell's until it was looked for
-    twice."""
+    """So that a reaping looks again; its namespaces are the cell's until two looks are over."""
     sandbox, steps = Counted(tmp_path), list[str]()
-
-    async def end() -> None:
-        """It has ended."""
 
     def look(_: object) -> Any:  # noqa: ANN401
         steps.append("look")
         return SimpleNamespace(remaining=("process 7",) if resists else ())
 
-    sandbox.make()
-    released = partial(steps.append, "released")
-    jail: Any = SimpleNamespace(child=object(), end=end, release_namespaces=released)
-    sandbox.jail = jail
+    jailed(sandbox, object(), partial(steps.append, "released"))
     found = Destruction(survivors=("process 7",), looked_for=(), duration_ms=1.0)
     monkeypatch.setattr(sandboxes, "destroy_remains", lambda *_: found)
     monkeypatch.setattr("belljar.isolation.survivors.look", look)
@@ -269,17 +239,14 @@ class Unclean(Counted):
 @pytest.mark.parametrize(
     ("sandbox_type", "is_killed", "is_retried"),
     [
-        (Counted, False, True),
-        (Counted, True, False),
-        (Unclean, False, False),
-        (Interrupted, False, False),
+        *((Counted, False, True), (Counted, True, False)),
+        *((Unclean, False, False), (Interrupted, False, False)),
     ],
 )
 async def test_a_start_that_is_retried_is_not_on_record(
     sandbox_type: type[Counted], *, is_killed: bool, is_retried: bool, tmp_path: Path
 ) -> None:
-    """One that was killed, left something or was interrupted is not retried: its proof is on
-    record."""
+    """One that was killed, left something or was interrupted is not retried, and is on record."""
     recorder = MemoryRecorder()
     sandbox = sandbox_type(tmp_path, recorder)
     if is_killed:
@@ -303,12 +270,8 @@ async def test_a_kill_is_on_record_around_its_end(*, is_ours: bool, tmp_path: Pa
         order = new_order("cells", "stop")
         order = order if is_ours else replace(order, by="somebody else")
         give_order(tmp_path, [sandbox.cell_id], order)
-    assert recorder.kinds() == [
-        *([] if is_ours else [Kind.KILL_TRIGGERED]),
-        Kind.CELL_DESTROYING,
-        Kind.CELL_DESTROYED,
-        Kind.KILL_COMPLETED,
-    ]
+    ends = [Kind.CELL_DESTROYING, Kind.CELL_DESTROYED, Kind.KILL_COMPLETED]
+    assert recorder.kinds() == ([] if is_ours else [Kind.KILL_TRIGGERED]) + ends
     assert "stop" in str(recorder.events[-3].data["reason"])
 
 

@@ -81,23 +81,14 @@ def split(stream: bytes, memory: int, cuts: Sequence[int] = ()) -> bytes:
 
 
 def test_ram_goes_to_its_place_and_all_else_is_kept(memory: int) -> None:
-    """Runs of pages with pages of zeros between and behind them, firmware in between, a command
-    between two parts; cut anywhere."""
+    """Runs of pages, zeros between and behind them, firmware, a command; cut anywhere."""
     chance = random.Random(27)  # noqa: S311 - the same each time
     content = {n: chance.randbytes(PAGE) for n in (*range(1, 1500), 1501, 1502, 1600, PAGES - 1)}
     firmware = page(0, b"f" * PAGE, b"pc.bios") + page(1)
     ram = [page(n, content.get(n), b"ram" if n in (0, 1600) else b"") for n in range(PAGES)]
     command = b"\x08\0\x0b\0\x02xy"
-    stream = b"".join(
-        (
-            HEAD,
-            sizes(),
-            part(*ram[:1600], firmware, last=False),
-            command,
-            part(*ram[1600:]),
-            DEVICES,
-        )
-    )
+    begun = part(*ram[:1600], firmware, last=False)
+    stream = HEAD + sizes() + begun + command + part(*ram[1600:]) + DEVICES
     expected = HEAD + sizes() + part(firmware, last=False) + command + part() + DEVICES
     whole = b"".join(content.get(n, bytes(PAGE)) for n in range(PAGES))
     for count in (0, 40):
@@ -136,27 +127,20 @@ FIRST = page(3, b"x" * PAGE, b"ram")
     ids=lambda stream: str(len(stream)),
 )
 def test_what_is_no_such_stream_is_refused(memory: int, stream: bytes) -> None:
-    """Other sizes, pages out of place or order, unknown flags and sections, and an early end: and
-    nothing is written beyond RAM."""
+    """Other sizes, order, flags and sections, an early end: nothing is written beyond RAM."""
     with pytest.raises(CellError):
         split(stream, memory)
     assert os.fstat(memory).st_size == RAM
 
 
-def test_what_is_kept_is_bounded(memory: int) -> None:
-    """A VMM that sends device state without an end is refused."""
+def test_what_is_kept_is_bounded_and_a_full_disk_an_error(memory: int) -> None:
+    """Device state without an end is refused; writing fails with the system's error."""
     with pytest.raises(CellError, match="more than"):
         split(HEAD + sizes() + part() + bytes(MAX_STATE_BYTES), memory)
-
-
-def test_a_full_disk_is_an_error(memory: int) -> None:
-    """Writing fails with the system's error."""
     full = os.open("/dev/full", os.O_WRONLY)
-    try:
-        with pytest.raises(OSError) as caught:  # noqa: PT011 - its number is looked at
-            split(HEAD + sizes() + part(FIRST), full)
-    finally:
-        os.close(full)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - its number is looked at
+        split(HEAD + sizes() + part(FIRST), full)
+    os.close(full)
     assert caught.value.errno in (errno.ENOSPC, errno.ESPIPE)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest
 from tests.fakes.talking import talking
 
+from belljar.channel import GuestClient
 from belljar.errors import HostError
 from belljar.isolation import touches
 from belljar.isolation.oci.marks import Marked, Mechanism, mark_files
@@ -75,33 +77,26 @@ def test_names_without_end_are_counted_as_one() -> None:
     assert len(held) < 200
 
 
-def test_a_host_read_covers_its_files_until_the_queue_was_empty() -> None:
-    """Also a directory's; and no others'."""
+@pytest.mark.promise("5.6")
+@pytest.mark.parametrize("is_kept_full", [False, True])
+def test_a_host_read_covers_its_files_until_the_queue_was_read(*, is_kept_full: bool) -> None:
+    """Also a directory's; and no others'. Until the queue was empty, or as much was read as it can
+    hold: all that the host did is among it. A read that ended later counts from its own end."""
     reads = HostReads()
-    reads.on_read("/root", "begins")
+    for path in ("/root", "/srv"):
+        reads.on_read(path, "begins")
     assert reads.cover("/root/a")
     assert not reads.cover("/rootless")
     reads.on_read("/root", "ended")
     ended = reads.ended
-    reads.forget(ended, read=3, is_empty=False)
+    if is_kept_full:
+        reads.on_read("/srv", "ended")
+    reads.forget(ended, read=MAX_QUEUED - 1 if is_kept_full else 3, is_empty=False)
     assert reads.cover("/root/a")
-    reads.forget(ended, read=0, is_empty=True)
-    assert not reads.cover("/root/a")
-
-
-@pytest.mark.promise("5.6")
-def test_a_queue_that_is_kept_full_covers_nothing_for_long() -> None:
-    """What it can hold was read: all that the host did is among it. A read that ended later counts
-    from its own end."""
-    reads = HostReads()
-    for path in ("/root", "/srv"):
-        reads.on_read(path, "begins")
-    reads.on_read("/root", "ended")
-    ended = reads.ended
-    reads.on_read("/srv", "ended")
-    reads.forget(ended, read=MAX_QUEUED - 1, is_empty=False)
-    assert reads.cover("/root/a")
-    reads.forget(reads.ended, read=1, is_empty=False)
+    if is_kept_full:
+        reads.forget(reads.ended, read=1, is_empty=False)
+    else:
+        reads.forget(ended, read=0, is_empty=True)
     assert not reads.cover("/root/a")
     assert reads.cover("/srv/a")
 
@@ -115,32 +110,26 @@ def test_a_flood_hides_no_file() -> None:
     assert limit.add(opened(path="/other"), 1.0) == opened(path="/other")
 
 
-def test_an_error_ends_the_thread_and_is_said_once() -> None:
-    """Nobody waits for it afterwards."""
+def test_a_sensors_thread_ends_once() -> None:
+    """By an error, which is said once, and nobody waits for it afterwards; by being stopped: a late
+    word goes nowhere, as its descriptors' numbers are others' by then."""
     source, sink = os.pipe2(os.O_NONBLOCK)
     errors = list[str]()
 
     def read() -> int:
         raise OSError(5, "it broke")
 
-    thread = QueueThread(lambda: source, read, errors.append)
-    thread.start()
-    thread.drain()
-    thread.drain()
-    thread.stop()
+    broken = QueueThread(lambda: source, read, errors.append)
+    broken.start()
+    broken.drain()
+    broken.drain()
+    broken.stop()
     assert len(errors) == 1
-    os.close(source)
-    os.close(sink)
-
-
-def test_a_late_word_to_a_stopped_sensor_goes_nowhere() -> None:
-    """Its descriptors' numbers are others' by then."""
-    source, sink = os.pipe2(os.O_NONBLOCK)
-    thread = QueueThread(lambda: source, lambda: -1, print)
-    thread.start()
-    thread.stop()
+    stopped = QueueThread(lambda: source, lambda: -1, print)
+    stopped.start()
+    stopped.stop()
     theirs, theirs_too = os.pipe2(os.O_NONBLOCK)
-    thread.wake()
+    stopped.wake()
     with pytest.raises(BlockingIOError):
         os.read(theirs, 1)
     for fd in (source, sink, theirs, theirs_too):
@@ -202,36 +191,41 @@ async def test_touches_come_with_the_next_operation_and_escaped() -> None:
         assert ends == []
 
 
+@asynccontextmanager
+async def watched(
+    on_access: Callable[[Access], None] | None = None,
+) -> AsyncIterator[tuple[FakeGuest, GuestClient, list[Access], list[str]]]:
+    """A file that a guest agent watches, what it has reported, and how that ended."""
+    async with talking() as (guest, client):
+        watch = await watch_guest(client, ["/a"])
+        accesses, ends = list[Access](), list[str]()
+        watch.begin(on_access or accesses.append, ends.append)
+        yield guest, client, accesses, ends
+        await watch.aclose()
+        await client.ping()
+
+
 @pytest.mark.promise("5.6")
 async def test_a_flood_is_bounded_and_ends_the_sensor_not_the_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of what the guest may report in all, few are reported at once; then the sensor has ended."""
     monkeypatch.setattr(touches, "_MAX_TOUCHES", 500)
-    async with talking() as (guest, client):
-        watch = await watch_guest(client, ["/a"])
-        accesses, ends = list[Access](), list[str]()
-        watch.begin(accesses.append, ends.append)
+    async with watched() as (guest, client, accesses, ends):
         await guest.send(b"".join(touched(0, 1, str(number)) for number in range(500)))
         await client.ping()
         assert len(accesses) <= MAX_REPORTS
         assert len(ends) == 1
-        await watch.aclose()
-        await client.ping()
 
 
 @pytest.mark.promise("5.6")
 async def test_what_the_guests_kernel_dropped_is_said_once() -> None:
     """The sensor goes on: what comes later is reported."""
-    async with talking() as (guest, client):
-        watch = await watch_guest(client, ["/a"])
-        accesses, ends = list[Access](), list[str]()
-        watch.begin(accesses.append, ends.append)
+    async with watched() as (guest, _, accesses, ends):
         await guest.send(touched(0, 3) * 2 + touched(0, 1))
-        await watch.aclose()
-        assert [access.operation for access in accesses] == ["open"]
-        assert len(ends) == 1
-        assert "lost" in ends[0]
+    assert [access.operation for access in accesses] == ["open"]
+    assert len(ends) == 1
+    assert "lost" in ends[0]
 
 
 @pytest.mark.promise("5.6")
@@ -254,14 +248,10 @@ async def test_a_callback_that_raises_ends_the_sensor_not_the_channel() -> None:
     def fail(access: Access) -> None:
         raise RuntimeError(access.path)
 
-    async with talking() as (guest, client):
-        watch = await watch_guest(client, ["/a"])
-        ends = list[str]()
-        watch.begin(fail, ends.append)
+    async with watched(fail) as (guest, client, _, ends):
         await guest.send(touched(0, 1) + touched(0, 2))
         await client.ping()
         assert ends == ["RuntimeError: /a"]
-        await watch.aclose()
         guest.watch_errno = 95
         with pytest.raises(HostError):
             await watch_guest(client, ["/a"])

@@ -7,16 +7,13 @@ import os
 import socket
 from pathlib import Path
 
-import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.machine import PATIENCE_S
 
 from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
 from belljar.isolation.oci.trace import Point, Trace, dropped, read_point, watch_sandbox
-from belljar.isolation.touches import Access
 
 HEADER = bytes.fromhex("0800070000000000")
 READ_HEADER = bytes.fromhex("0800090005000000")
@@ -36,36 +33,24 @@ def test_an_open_and_a_read_are_read() -> None:
     assert dropped(READ) == 5
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"",
-        HEADER,
-        HEADER[:7],
-        FAILED,
-        OPENED.replace(HEADER, bytes.fromhex("0800080000000000")),
-        READ.replace(b"\x12\x02\x08\x05", b"\x12\x02\x08\x00"),
-        OPENED.replace(b"8\xc1\x04", b"8\x80\x80\x80\x01"),
-        OPENED[:-5],
-        READ.replace(b"*\x0b", b"*\x7f"),
-        HEADER + b"\x08\x01" * 65,
-    ],
-    ids=[
-        "none",
-        "empty",
-        "cut header",
-        "failed",
-        "other",
-        "end of file",
-        "O_PATH",
-        "cut",
-        "long",
-        "many",
-    ],
-)
-def test_what_is_no_access_is_none(message: bytes) -> None:
+NO_ACCESS = {
+    "none": b"",
+    "empty": HEADER,
+    "cut header": HEADER[:7],
+    "failed": FAILED,
+    "other": OPENED.replace(HEADER, bytes.fromhex("0800080000000000")),
+    "end of file": READ.replace(b"\x12\x02\x08\x05", b"\x12\x02\x08\x00"),
+    "O_PATH": OPENED.replace(b"8\xc1\x04", b"8\x80\x80\x80\x01"),
+    "cut": OPENED[:-5],
+    "long": READ.replace(b"*\x0b", b"*\x7f"),
+    "many": HEADER + b"\x08\x01" * 65,
+}
+
+
+@pytest.mark.parametrize("name", NO_ACCESS)
+def test_what_is_no_access_is_none(name: str) -> None:
     """A call that failed, the end of a file, a descriptor that can't be read, and no message."""
-    assert read_point(message) is None
+    assert read_point(NO_ACCESS[name]) is None
 
 
 @pytest.mark.promise("5.6")
@@ -99,8 +84,7 @@ def is_this(pid: int) -> bool:
 
 @pytest.mark.promise("5.6")
 async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
-    """Another process of this host that finds the socket neither forges points nor takes the
-    place."""
+    """Another process that finds the socket neither forges points nor takes the place."""
     pids = iter((False, True))
     trace = Trace(tmp_path, "/x", lambda _: next(pids))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
@@ -112,78 +96,28 @@ async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
     trace.close()
 
 
+LOST = [READ[:4] + number + READ[5:] for number in (b"\x01", b"\x02")]
+CUT = [READ[:8] + b"x" * (20 << 10)]  # a guest's directory may have any path
+
+
 @pytest.mark.promise("5.6")
-async def test_lost_points_and_the_end_are_said(tmp_path: Path) -> None:
-    """Each once; and without a sandbox nothing can be watched."""
+@pytest.mark.parametrize(("sent", "why"), [(LOST, "dropped"), (CUT, "cut")])
+async def test_lost_points_and_the_end_are_said(
+    tmp_path: Path, sent: list[bytes], why: str
+) -> None:
+    """Each once, also what does not fit; and without a sandbox nothing can be watched."""
     trace, ends = Trace(tmp_path, "/x", is_this), list[str]()
     with pytest.raises(HostError):
         await trace.watch([FILE], OwnReads())
     sandbox = connect(tmp_path)
     watch = await trace.watch([FILE], OwnReads())
     watch.begin(print, ends.append)
-    for number in (b"\x01", b"\x02"):
-        sandbox.send(READ[:4] + number + READ[5:])
+    for message in sent:
+        sandbox.send(message)
     sandbox.close()
     await watch.aclose()
     trace.close()
     assert len(ends) == 2
+    assert why in ends[0]
     with pytest.raises(HostError):
         await watch_sandbox(None, [FILE], OwnReads())
-
-
-async def test_a_point_that_is_cut_is_said(tmp_path: Path) -> None:
-    """A guest's directory may have any path: what does not fit is on record as not seen."""
-    trace, ends = Trace(tmp_path, "/x", is_this), list[str]()
-    with connect(tmp_path) as sandbox:
-        watch = await trace.watch([FILE], OwnReads())
-        watch.begin(print, ends.append)
-        sandbox.send(READ[:8] + b"x" * (20 << 10))
-        await watch.aclose()
-    trace.close()
-    assert any("cut" in each for each in ends)
-
-
-@pytest.mark.promise("5.6")
-async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
-    """Not what came before the watch, nor other files'; two watches each hear of theirs."""
-    trace, own, first, second = (
-        Trace(tmp_path, "/x", is_this),
-        OwnReads(),
-        list[Access](),
-        list[Access](),
-    )
-    with connect(tmp_path) as sandbox:
-        sandbox.send(READ)
-        watch = await trace.watch([FILE], own)
-        other = await trace.watch(["/etc/cred"], own)
-        watch.begin(first.append, print)
-        other.begin(second.append, print)
-        sandbox.send(OPENED.replace(b"\x08\x00\x07\x00\x00", b"\x08\x00\x07\x00\x05", 1))
-        sandbox.send(READ)
-        await watch.aclose()
-        await watch.aclose()
-        await other.aclose()
-    trace.close()
-    trace.close()
-    assert [(a.path, a.operation, a.process, a.pid) for a in first] == [
-        (FILE, "open", "", 3),
-        (FILE, "read", "", 3),
-    ]
-    assert second == []
-
-
-async def test_the_agents_reads_for_the_host_are_left_out(tmp_path: Path) -> None:
-    """Only while one runs."""
-    trace, own, accesses = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
-    with connect(tmp_path) as sandbox:
-        watch = await trace.watch([FILE], own)
-        watch.begin(accesses.append, print)
-        sandbox.send(READ)
-        with anyio.fail_after(PATIENCE_S):
-            while not accesses:
-                await anyio.lowlevel.checkpoint()
-        async with own.of(FILE, "/"):
-            sandbox.send(READ)
-        await watch.aclose()
-    trace.close()
-    assert [access.operation for access in accesses] == ["read"]

@@ -60,16 +60,12 @@ async def test_a_senseless_event_is_passed_over(monitor: FakeMonitor, data: byte
     await monitor.qmp.wait_migrated(timeout_s=5)
 
 
-async def test_a_refusal_is_shown_escaped(monitor: FakeMonitor) -> None:
-    """The VMM's words can't act on a terminal."""
+async def test_a_refusal_is_shown_escaped_and_silence_has_a_deadline(monitor: FakeMonitor) -> None:
+    """The VMM's words can't act on a terminal; its silence is an error."""
     monitor.says(b'{"error": {"desc": "no \\u001b[2J"}}\n')
     with pytest.raises(CellError, match="refused stop") as caught:
         await monitor.qmp.execute("stop")
     assert "\x1b" not in str(caught.value)
-
-
-async def test_silence_has_a_deadline(monitor: FakeMonitor) -> None:
-    """A VMM that does not answer is an error, not a wait for ever."""
     with anyio.fail_after(60), pytest.raises(CellError, match="did not answer stop in time"):
         await monitor.qmp.execute("stop", timeout_s=0.05)
 
@@ -204,35 +200,31 @@ BLOCK = 64 << 10
 
 
 def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
-    """Sparse or written whole: one digest."""
-    sparse, full = tmp_path / "sparse", tmp_path / "full"
+    """Sparse or written whole: one digest. A file cut short where only zeros were is another."""
+    sparse, full, short = (tmp_path / name for name in ("sparse", "full", "short"))
     full.write_bytes(bytes(32 * BLOCK))
-    with sparse.open("wb") as file:
-        file.truncate(32 * BLOCK)
-    for path in (sparse, full):
+    for path, size in ((sparse, 32 * BLOCK), (short, 31 * BLOCK)):
+        path.touch()
+        os.truncate(path, size)
+    digests = []
+    for path in (sparse, full, short):
         with path.open("r+b") as file:
             file.seek(5 * BLOCK + 3)
             file.write(b"data")
-    assert guest_files.digest_memory(sparse) == guest_files.digest_memory(full)
+        digests.append(guest_files.digest_memory(path))
+    assert digests[0] == digests[1] != digests[2]
 
 
 @settings(max_examples=50)
 @given(offset=st.integers(0, 8 * BLOCK - 1), other=st.integers(0, 8 * BLOCK - 1))
-def test_where_a_byte_is_matters(offset: int, other: int, tmp_path_factory: object) -> None:
-    """Two files with one byte each have the same digest when, and only when, it is at the same
-    place."""
-    directory = Path(tmp_path_factory.mktemp("memory"))  # type: ignore[attr-defined]
-    digests = []
-    for name, place in (("a", offset), ("b", other)):
+def test_where_a_byte_is_matters(
+    offset: int, other: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The digests are the same when, and only when, the one byte is at the same place."""
+    file, digests = tmp_path_factory.mktemp("memory") / "file", []
+    for place in (offset, other):
         content = bytearray(8 * BLOCK)
         content[place] = 1
-        (directory / name).write_bytes(content)
-        digests.append(guest_files.digest_memory(directory / name))
+        file.write_bytes(content)
+        digests.append(guest_files.digest_memory(file))
     assert (digests[0] == digests[1]) == (offset == other)
-
-
-def test_the_size_matters(tmp_path: Path) -> None:
-    """A file cut short where only zeros were is another."""
-    for name, size in (("a", BLOCK), ("b", 2 * BLOCK)):
-        (tmp_path / name).write_bytes(bytes(size))
-    assert guest_files.digest_memory(tmp_path / "a") != guest_files.digest_memory(tmp_path / "b")

@@ -33,8 +33,7 @@ def destruction(
 
 
 def test_two_destructions_as_one() -> None:
-    """Clean only if both are; nothing counts as looked for that could not be looked for in
-    either."""
+    """Clean only if both are; looked for only what could be looked for in both."""
     clean, hidden = destruction(), NotChecked("a", "hidden")
     assert together(clean, clean).clean
     assert together(clean, clean).looked_for == ("a", "b")

@@ -28,8 +28,7 @@ def program_list() -> list[tuple[str, bool]]:
 
 @pytest.mark.promise("7.3")
 def test_the_catalogue_is_the_programs_table() -> None:
-    """Every attempt of the program is in the catalogue and the other way round, with the same quick
-    set; names are unique."""
+    """The same attempts and the same quick set, both ways round; names are unique."""
     names = [probe.name for probe in PROBES]
     assert len(set(names)) == len(names)
     assert sorted((probe.name, probe.quick) for probe in PROBES) == sorted(program_list())
@@ -90,8 +89,7 @@ def said(told: bytes, *names: str, code: int = 0) -> bytes:
 
 
 def test_a_program_that_is_told_nothing_or_too_much_says_so() -> None:
-    """Without the parameters it needs an attempt is an error, not a refusal; input that would be
-    cut is refused as a whole."""
+    """Without its parameters an attempt is an error; too much input is refused as a whole."""
     names = ("files.read_host", "resources.disk")
     missed = b"".join(
         b"%s\terror\tnot told: %s\n" % pair
@@ -102,8 +100,7 @@ def test_a_program_that_is_told_nothing_or_too_much_says_so() -> None:
 
 
 def test_what_it_says_is_printable_and_bounded() -> None:
-    """A hostile name in a detail is escaped and cut: one line, three fields, ASCII, at most 400
-    bytes."""
+    """A hostile name is escaped and cut: one line, three fields, ASCII, at most 400 bytes."""
     canary = b"/" + b"\xff\\\x1b[2J\x7f" * 60
     line, end = said(b"canary=" + canary + b"\n", "files.read_host").splitlines()
     name, outcome, detail = line.split(b"\t")

@@ -29,8 +29,7 @@ C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
     ],
 )
 def test_the_hosts_side(answer: AttemptReport | None, sight: Sight, verdict: Verdict) -> None:
-    """Where the host looks: touched is a breach whatever the cell says; untouched and denied is
-    contained; unseen is void."""
+    """Touched is a breach whatever the cell says; untouched and denied contained; unseen void."""
     assert judge_probe(CANARY, answer, {Witness.CANARY: sight}, tier="microvm").verdict is verdict
 
 
@@ -48,8 +47,7 @@ def test_the_guests_side(answer: AttemptReport | None, verdict: Verdict) -> None
 
 
 def test_what_is_known_of_a_tier() -> None:
-    """`reached` is known and contained in the tier the catalogue names, with its reason, and a
-    breach in any other."""
+    """`reached` is contained in the tier that the catalogue names, a breach in any other."""
     known = judge_probe(HYPERVISOR, REACHED, {}, tier="microvm")
     assert (known.verdict, known.known) == (C, "a virtual machine has the flag")
     assert judge_probe(HYPERVISOR, REACHED, {}, tier="gvisor").verdict is B
@@ -66,8 +64,7 @@ def test_a_touched_witness_speaks_without_its_probe() -> None:
 
 
 def test_the_worst_decides() -> None:
-    """Breached over void over contained, in any order; nothing at all is void; a problem never
-    leaves contained."""
+    """Breached over void over contained; nothing is void; a problem is never contained."""
     for order in itertools.permutations([C, V, B]):
         assert worst(order) is B
     assert (worst([V, C]), worst([C]), worst([])) == (V, C, V)

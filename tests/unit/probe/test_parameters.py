@@ -19,8 +19,7 @@ NAMES_THE_HOST = {"namespaces", "hostname", "boot_id", "machine_id"}
 
 
 def test_every_key_of_the_program_is_told() -> None:
-    """Each parameter that an attempt reads is one that is told, with its meaning on record; and
-    none is told that nobody knows."""
+    """Each parameter that an attempt reads is told, and none that nobody knows."""
     files = [file for file in sorted(SOURCE.glob("*.c")) if file.name != "canary.c"]  # no probe
     text = "".join(file.read_text() for file in files)
     read = set(re.findall(r'(?:needed|needed_number|parameter)\((?:f, )?"(\w+)"\)', text))
@@ -34,18 +33,6 @@ def test_every_key_of_the_program_is_told() -> None:
 
 @pytest.mark.promise("7.3")
 def test_the_quick_set_is_told_nothing_of_the_host() -> None:
-    """In a cell where hostile code has run, the program is told neither the host's name nor its
-    ids."""
+    """Where hostile code has run, the program learns neither the host's name nor its ids."""
     assert not NAMES_THE_HOST & set(host_parameters(whole=False))
     assert host_parameters(whole=True)["hostname"] == socket.gethostname()
-
-
-def test_limits_are_the_plans() -> None:
-    """What is tried over is what the plan allows; only a fresh cell is asked for leftovers."""
-    plan = FakeProbed().plan
-    told = cell_parameters(plan, fresh=False)
-    assert (told["processes"], told["disk_bytes"]) == (
-        str(plan.limits.processes),
-        str(plan.limits.disk_bytes),
-    )
-    assert (told["fresh"], cell_parameters(plan, fresh=True)["fresh"]) == ("0", "1")

@@ -17,8 +17,7 @@ WHOLE = answer(PROBES, NONCE)
 
 
 def test_a_whole_answer_has_no_problem() -> None:
-    """Every attempt once, the right count and nonce: no problem, and each outcome as it was
-    said."""
+    """Every attempt once, the right count and nonce; each outcome as it was said."""
     read = parse_answers(WHOLE, asked=NAMES, nonce=NONCE)
     assert read.problem == ""
     assert {name: each.outcome for name, each in read.by_name.items()} == dict.fromkeys(
@@ -45,15 +44,13 @@ def test_a_whole_answer_has_no_problem() -> None:
     ],
 )
 def test_what_is_not_whole_is_a_problem(output: bytes) -> None:
-    """Missing, doubled, unknown, malformed, cut off, counted wrong, or of another run: the answer
-    has a problem."""
+    """Missing, doubled, unknown, malformed, cut, miscounted or of another run: a problem."""
     assert parse_answers(output, asked=NAMES, nonce=NONCE).problem
 
 
 @pytest.mark.promise("4.6")
 def test_a_breach_is_not_lost_in_a_broken_answer() -> None:
-    """A line that says `reached` counts although the output is cut off behind it, and although
-    another line denies it."""
+    """`reached` counts although the output is cut behind it, or another line denies it."""
     broken = b"files.canary\treached\tit\nfiles.canary\tdenied\tEPERM\ncalls.mo"
     read = parse_answers(broken, asked=NAMES, nonce=NONCE)
     assert read.by_name["files.canary"].outcome is AttemptOutcome.REACHED
@@ -72,8 +69,7 @@ def test_details_are_escaped_and_bounded() -> None:
 
 @given(st.binary(max_size=400))
 def test_nothing_raises(output: bytes) -> None:
-    """Any bytes are read to an end; without the nonce there is always a problem, and never a name
-    nobody asked for."""
+    """Any bytes are read; without the nonce a problem, and never a name nobody asked for."""
     read = parse_answers(output, asked=NAMES, nonce=NONCE)
     assert read.problem
     assert set(read.by_name) <= set(NAMES)
@@ -81,8 +77,7 @@ def test_nothing_raises(output: bytes) -> None:
 
 @given(st.lists(st.sampled_from(WHOLE.split(b"\n")), max_size=9))
 def test_lines_in_any_order_and_number(lines: list[bytes]) -> None:
-    """Of the program's own lines, shuffled, doubled and left out, only the whole set in front of
-    its end is an answer."""
+    """Of the program's own lines only the whole set in front of its end is an answer."""
     output = b"\n".join(lines)
     whole = sorted(lines[:4]) == sorted(WHOLE.split(b"\n")[:4]) and lines[4:] == [
         WHOLE.split(b"\n")[4],

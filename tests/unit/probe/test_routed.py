@@ -35,8 +35,7 @@ def test_without_a_router_nothing_changes() -> None:
 
 
 def test_what_leads_beyond_is_the_routers_to_witness() -> None:
-    """Every probe that sends packets to the outside; those that look at the cell itself are as they
-    are."""
+    """Every probe that sends packets outside; those that look at the cell are as they are."""
     for probe in routed(PROBES, ARouter(), tier="container"):
         if probe.witness is Witness.ROUTER:
             assert (probe.group, probe.side) == ("network", Side.HOST)

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 def test_what_is_chosen() -> None:
-    """`all`, `quick`, a group, names; an unknown name is refused, since a probe that never runs
-    can't fail."""
+    """`all`, `quick`, a group, names; a probe that never runs can't fail: refused."""
     assert chosen(PROBES, "all") == PROBES
     for which, names in (
         ("quick", ["files.canary", "files.socket", "calls.mount"]),
@@ -47,8 +46,7 @@ async def test_a_cell_is_judged_with_its_router_or_not_at_all(has_port: bool) ->
 
 
 async def test_an_escape_is_seen_though_the_cell_denies_it() -> None:
-    """The cell says `denied` and reads the canary all the same: breached, by the host's word. It is
-    not raised."""
+    """The cell says `denied` and reads the canary: breached, by the host's word."""
     cell = FakeProbed()
     cell.run_probe_program.touch = read_canary
     report = await probe_cell(cell, recorder=MemoryRecorder(), probes=PROBES)
@@ -59,8 +57,7 @@ async def test_an_escape_is_seen_though_the_cell_denies_it() -> None:
 @pytest.mark.promise("7.3")
 @pytest.mark.parametrize("trouble", ["dead", "cut", "late", "silent"])
 async def test_no_evidence_is_void(trouble: str) -> None:
-    """A dead cell, an output that is cut off, a program that ran out of time or said nothing: void,
-    and on record with the reason."""
+    """A dead cell, a cut output, no time or no word: void, on record with the reason."""
     recorder, cell = MemoryRecorder(), FakeProbed()
     program = cell.run_probe_program
     program.error = dead() if trouble == "dead" else None

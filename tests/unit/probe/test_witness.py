@@ -21,10 +21,13 @@ from belljar.probe.witness import maps_root, sweep_watches, watch, way_out
 
 UNIX, INET, STREAM = socket.AF_UNIX, socket.AF_INET, socket.SOCK_STREAM
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
-TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
+TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], object]]] = [
     (Witness.CANARY, read_canary),
     (Witness.CANARY, write_canary),
     (Witness.CANARY, lambda given: Path(given["canary"]).unlink()),
+    (Witness.CANARY, lambda given: Path(given["canary"]).chmod(0o600)),
+    (Witness.CANARY, lambda given: os.close(os.open(given["canary"], os.O_RDONLY))),
+    (Witness.CANARY, lambda given: Path(given["canary"]).replace(f"{given['canary']}.moved")),
     (Witness.PID, signal_sentinel),
     (Witness.PID, kill_sentinel),
     (Witness.SOCKET, visit(UNIX, STREAM, lambda given: given["socket"])),
@@ -36,8 +39,7 @@ TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
 
 
 def test_silence() -> None:
-    """With nothing touched every witness says so; each has its parameter; afterwards file, socket
-    and process are gone."""
+    """With nothing touched every witness says so; afterwards all of them are gone."""
     with watch(LAID_OUT) as watched:
         given = dict(watched.parameters)
         assert set(given) == {*Witness, "nonce", "token"} - {Witness.NAMESPACES, Witness.ROUTER}
@@ -50,7 +52,7 @@ def test_silence() -> None:
 
 @pytest.mark.promise("4.6")
 @pytest.mark.parametrize(("witness", "touch"), TOUCHES)
-def test_touched(witness: Witness, touch: Callable[[dict[str, str]], None]) -> None:
+def test_touched(witness: Witness, touch: Callable[[dict[str, str]], object]) -> None:
     """What an escape would do to it is seen, and only there."""
     with watch(LAID_OUT) as watched:
         touch(dict(watched.parameters))
@@ -74,8 +76,7 @@ def test_a_host_without_room_for_a_process_looks_at_nothing(
 
 
 def test_a_stranger_is_neither_breach_nor_silence() -> None:
-    """Who knocks without the token may be any process of the host: the look is neither touched nor
-    silent."""
+    """Who knocks without the token may be any process: neither touched nor silent."""
     with watch([Witness.TCP]) as watched:
         socket.create_connection(("127.0.0.1", int(watched.parameters["tcp"]))).close()
         assert watched.look()[Witness.TCP].touched is None
@@ -106,8 +107,7 @@ def test_a_process_that_may_be_the_hosts_root() -> None:
 
 @pytest.mark.root
 def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -> None:
-    """A route by `eth0` leads to the range's router in the namespace of the port, and in any other
-    it is a way out."""
+    """It leads to the range's router in the port's namespace; in any other it is a way out."""
     make = (
         "ip link add eth0 type veth peer name up0 && ip link set up0 up && ip link set eth0 up &&"
         " ip route add default dev eth0"
@@ -128,8 +128,7 @@ def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -
 
 
 def test_ways_out_and_the_hosts_root_in_a_map() -> None:
-    """A route by anything but loopback is a way out. Root counts wherever it stands; a process
-    without a map has nobody's."""
+    """Any route but by loopback; root wherever it stands in a map."""
     for table, column, device in (
         ("Iface\tDestination\n", 0, ""),
         ("Iface\tDestination\neth0\t00000000\n", 0, "eth0"),
@@ -142,8 +141,7 @@ def test_ways_out_and_the_hosts_root_in_a_map() -> None:
 
 
 def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process killed in its watch leaves a directory; the next sweep removes it, and none of a
-    living process."""
+    """The next sweep removes a killed owner's directory, and none of a living process."""
     script = (
         "import os\nfrom belljar.probe.witness import watch\nfrom belljar.probe.model import"
         " Witness\nwith watch([Witness.CANARY, Witness.PID]) as w:\n print(w.parameters['canary'],"
