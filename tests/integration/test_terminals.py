@@ -58,14 +58,6 @@ def test_colour_is_for_terminals_that_want_it(belljar: Belljar, tmp_path: Path) 
     assert b"\x1b[" in on_terminal(belljar, "plan", str(policy), NO_COLOR="")
 
 
-def test_a_narrow_terminal(belljar: Belljar) -> None:
-    """`COLUMNS` sets how wide lines are; only words that are wider are not broken."""
-    lines = belljar("plan", "low", COLUMNS="60").stdout.decode().splitlines()
-    wide = [line for line in lines if len(line) > 60 and max(map(len, line.split())) < 40]
-    assert len(lines) > 2
-    assert not wide
-
-
 def test_a_reader_that_stops_ends_the_command_quietly(belljar: Belljar) -> None:
     """No traceback, whatever was still to be printed."""
     command = f"{sys.executable} -m belljar policy schema | head -c 10"
