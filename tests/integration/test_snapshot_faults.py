@@ -138,7 +138,7 @@ anyio.run(main)
 """
 
 
-@pytest.mark.parametrize("stage", ["memory", "state"])
+@pytest.mark.parametrize("stage", ["state", pytest.param("memory", marks=pytest.mark.thorough)])
 def test_an_owner_killed_while_it_is_written_leaves_nothing(vm_home: Path, stage: str) -> None:
     """While the memory is written, or once all is: the next reaping removes cell and files."""
     before = scratch_of(vm_home)

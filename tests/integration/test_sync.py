@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Belljar
+from tests.machine import PATIENCE_S
 
 SCRIPT = """
 import sys, threading
 import belljar
 
-policy = {"belljar": 1, "risk": "low", "tier": sys.argv[1],
+policy = {"belljar": 1, "risk": "low", "tier": sys.argv[1], "user": "root", "snapshots": True,
           "resources": {"memory": "256MiB", "disk": "64MiB"}, "env": {"GREETING": "hello"}}
 with belljar.sync.open_cell(policy) as cell:
     assert cell.tier == sys.argv[1] and cell.env["GREETING"] == "hello"
@@ -27,6 +28,13 @@ with belljar.sync.open_cell(policy) as cell:
     cell.write_file("/tmp/notes", "some text")
     assert cell.read_file("/tmp/notes", max_bytes=100) == b"some text"
     assert [entry.size_bytes for entry in cell.list_dir("/tmp") if entry.name == "notes"] == [9]
+    snapshot = cell.snapshot("mine")
+    assert (snapshot.facts.name, len(snapshot.facts.digest)) == ("mine", 64)
+    cell.write_file("/tmp/notes", "later")
+    with snapshot.fork() as fork, snapshot.fork(2) as forks:
+        assert {each.read_file("/tmp/notes") for each in (fork, *forks)} == {b"some text"}
+    cell.revert(to=snapshot)
+    assert cell.read_file("/tmp/notes") == b"some text"
     with cell.open_exec(["cat"]) as running:
         running.send_stdin("one line\\n")
         assert next(running) == (belljar.Stream.STDOUT, b"one line\\n")
@@ -85,36 +93,25 @@ with belljar.sync.open_cell("low") as cell:
 
 
 @pytest.mark.vm
-@pytest.mark.thorough_in("microvm")  # what waits for the cell is the same
-@pytest.mark.parametrize("tier", ["container", "microvm"])
-def test_a_script_without_async(tier: str, belljar: Belljar, tmp_path: Path) -> None:
-    """A dict as policy, text in and out, files, a running command, threads, a proven end."""
-    argv = [sys.executable, "-c", SCRIPT, tier]
-    environment = belljar.environment()
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [SCRIPT, "container"],
+        # what waits for the cell is the same
+        pytest.param([SCRIPT, "microvm"], marks=pytest.mark.thorough),
+        [EVERYTHING],
+    ],
+    ids=["cell", "microvm", "range and pool"],
+)
+def test_a_script_without_async(argv: list[str], belljar: Belljar, tmp_path: Path) -> None:
+    """A dict as policy, text in and out, files, a running command, threads, snapshots and a proven
+    end; ranges, pools, trees and streams: all as with `async`."""
     ran = subprocess.run(
-        argv,
-        env=environment,
+        [sys.executable, "-c", *argv],
+        env=belljar.environment(),
         capture_output=True,
         text=True,
-        timeout=300,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
-    assert belljar.leftovers() == []
-
-
-def test_a_range_a_pool_files_and_streams_without_async(belljar: Belljar, tmp_path: Path) -> None:
-    """`open_range`, `open_pool`, `upload`, `download`, `start` and `connect` do in a
-    script what they do with `async`."""
-    argv = [sys.executable, "-c", EVERYTHING]
-    environment = belljar.environment()
-    ran = subprocess.run(
-        argv,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
         cwd=tmp_path,
     )

@@ -58,6 +58,19 @@ def test_colour_is_for_terminals_that_want_it(belljar: Belljar, tmp_path: Path) 
     assert b"\x1b[" in on_terminal(belljar, "plan", str(policy), NO_COLOR="")
 
 
+def test_a_reader_that_stops_ends_the_command_quietly(belljar: Belljar) -> None:
+    """No traceback, whatever was still to be printed."""
+    command = f"{sys.executable} -m belljar policy schema | head -c 10"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        env=belljar.environment(),
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (len(done.stdout), done.stderr) == (10, b"")
+
+
 def test_a_command_in_the_background(belljar: Belljar, tmp_path: Path) -> None:
     """`nohup`, a closed standard input and a file for its output: the same result."""
     output = tmp_path / "out"

@@ -31,16 +31,6 @@ def test_all_is_counted_and_hashed_and_one_end_is_kept(
     assert keep == "tail" or body == body_of("stdout", whole, max_kept_bytes=most)
 
 
-def test_a_body_is_as_of_now() -> None:
-    """A body that was taken does not change when the stream goes on."""
-    capture = Capture("stdout")
-    capture.feed(b"one")
-    early = capture.body()
-    capture.feed(b"two")
-    assert (early.content, capture.body("other").content) == (b"one", b"onetwo")
-    assert capture.body("other").name == "other"
-
-
 def test_the_bound_holds_by_default() -> None:
     """A flood keeps 4 MiB and no more."""
     body = body_of("content", bytes(MAX_CAPTURED_BYTES + 1))

@@ -46,15 +46,6 @@ class Plain:
             raise ValueError("empty")
 
 
-@dataclass(slots=True)
-class Changing:
-    """Not frozen, by position, with a field that no argument gives."""
-
-    first: int
-    second: list[int] = dataclasses.field(default_factory=list)
-    count: int = dataclasses.field(default=0, init=False)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Heir(Late):
     """A class of the standard library's, of a late one."""
@@ -137,17 +128,6 @@ def test_a_late_class_refuses_what_the_standard_librarys_does(
     if late.type is not dataclasses.FrozenInstanceError:  # stdlib: a TypeError for what is no field
         with pytest.raises(late.type):
             operation(Plain)
-
-
-def test_what_is_made_is_not_shared() -> None:
-    """Each instance has its own of what a factory makes."""
-    first, second = Changing(1), Changing(1)
-    first.second.append(2)
-    first.count += 1
-    assert (second.second, second.count) == ([], 0)
-    assert first != second
-    with pytest.raises(TypeError):
-        hash(first)
 
 
 @pytest.mark.parametrize("kind", [Heir, LateHeir])

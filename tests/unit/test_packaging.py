@@ -184,32 +184,18 @@ class Hiding(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 """
-_RANGE = """\
-belljar: 1
-risk: low
-network:
-  stand_ins:
-    code: {kind: git, names: [code.example], repositories: git}
-"""
-
-
-_DECOY = """\
-belljar: 1
-risk: low
-network: {default: deny}
-decoys: [{id: jump, kind: ssh, place: jump.example}]
-"""
+_LOW = "belljar: 1\nrisk: low\n"
+_RANGE = (
+    f"{_LOW}network:\n  stand_ins:\n"
+    "    code: {kind: git, names: [code.example], repositories: git}\n"
+)
+_DECOY = (
+    f"{_LOW}network: {{default: deny}}\ndecoys: [{{id: jump, kind: ssh, place: jump.example}}]\n"
+)
 
 
 @pytest.mark.promise("1.3")
-@pytest.mark.parametrize(
-    ("command", "policy"),
-    [
-        ("plan policy.yaml", _RANGE),
-        ("policy check policy.yaml", _RANGE),
-        ("plan policy.yaml", _DECOY),
-    ],
-)
+@pytest.mark.parametrize(("command", "policy"), [("policy check", _RANGE), ("plan", _DECOY)])
 def test_a_range_without_the_extra_names_what_installs_it(
     tmp_path: Path, command: str, policy: str
 ) -> None:
@@ -219,7 +205,7 @@ def test_a_range_without_the_extra_names_what_installs_it(
     (tmp_path / "policy.yaml").write_text(policy)
     subprocess.run(["git", "init", "-q", "--bare", tmp_path / "git/a"], check=True)
     ran = subprocess.run(
-        [sys.executable, "-m", "belljar", *command.split()],
+        [sys.executable, "-m", "belljar", *command.split(), "policy.yaml"],
         cwd=tmp_path,
         env={
             **os.environ,

@@ -102,17 +102,6 @@ def test_nothing_of_one_machine_is_tracked() -> None:
     assert not found
 
 
-def test_source_has_no_assert() -> None:
-    """`python -O` must not remove a check: the package has no assert statement."""
-    asserts = [
-        f"{file.relative_to(ROOT)}:{node.lineno}"
-        for file in (ROOT / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Assert)
-    ]
-    assert not asserts
-
-
 def imports_of(module: str, files: dict[str, Path]) -> set[str]:
     """The modules of ours that one imports at its top level, those for types alone included."""
     found = set()

@@ -18,7 +18,7 @@ from belljar.cell.canary import canary_in, memory_has
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Kind
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 MACHINE = cast("Any", SimpleNamespace(holds=lambda pid: pid == os.getpid()))
 
 

@@ -16,7 +16,7 @@ from belljar.cell.connection import Target, connect_error, parse_target
 from belljar.errors import CellError
 from belljar.events import Kind
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 @pytest.mark.promise("4.3")

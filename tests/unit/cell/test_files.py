@@ -13,7 +13,7 @@ from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.errors import CellError
 from belljar.events import Kind
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 WALK, PUT, REMOVE = 5, 6, 7
 LEAVE = encode(TreeRecord(path="", kind=RecordKind.LEAVE))
 FILE = encode(TreeRecord(path="f", kind=RecordKind.FILE, mode=0o4755, size_bytes=3))

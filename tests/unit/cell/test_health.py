@@ -15,44 +15,33 @@ from belljar.cell.health import ARGV, Cause, HealthFinding, damage, read_health
 from belljar.channel import ExecOutput
 
 SOUND = HealthFinding(began=True, ended=True, ran=True)
-NO_SHELL = HealthFinding(stage="exec", errno=errno.ENOENT)
+NO_CHILD, NEVER_RAN = replace(SOUND, ended=False, ran=False), replace(SOUND, ran=False)
+LATE = HealthFinding(timed_out=True)
+
+
+def fails(stage: str, code: int) -> HealthFinding:
+    """A shell that did not start."""
+    return HealthFinding(stage=stage, errno=code)
+
+
+NO_SHELL = fails("exec", errno.ENOENT)
 CASES: dict[str, tuple[HealthFinding, HealthFinding, Cause | None]] = {
     "sound": (SOUND, SOUND, None),
     "no shell any more": (SOUND, NO_SHELL, Cause.SHELL_MISSING),
     "no shell from the start": (NO_SHELL, NO_SHELL, None),
-    "no shell from the start, and now no process": (
-        NO_SHELL,
-        HealthFinding(stage="fork", errno=errno.EAGAIN),
-        Cause.PROCESS_TABLE_FULL,
-    ),
+    "nor now a process": (NO_SHELL, fails("fork", errno.EAGAIN), Cause.PROCESS_TABLE_FULL),
     "a shell that appeared": (NO_SHELL, SOUND, None),
-    "a shell that may not be run": (
-        SOUND,
-        HealthFinding(stage="exec", errno=errno.EACCES),
-        Cause.CANNOT_START,
-    ),
+    "a shell that may not be run": (SOUND, fails("exec", errno.EACCES), Cause.CANNOT_START),
     "a shell that fails": (SOUND, HealthFinding(), Cause.PROGRAMS_BROKEN),
-    "a shell that can't fork": (
-        SOUND,
-        HealthFinding(processes_full=True),
-        Cause.PROCESS_TABLE_FULL,
-    ),
-    "a shell that ends where it forks": (
-        SOUND,
-        replace(SOUND, ended=False, ran=False),
-        Cause.PROCESS_TABLE_FULL,
-    ),
-    "a program that can't be run": (SOUND, replace(SOUND, ran=False), Cause.PROGRAMS_BROKEN),
-    "a program that never could": (replace(SOUND, ran=False), replace(SOUND, ran=False), None),
-    "a directory gone": (SOUND, HealthFinding(stage="cwd", errno=errno.ENOENT), Cause.CANNOT_START),
-    "an account gone": (SOUND, HealthFinding(stage="user", errno=errno.ENOENT), Cause.CANNOT_START),
-    "no answer": (SOUND, HealthFinding(timed_out=True), Cause.UNRESPONSIVE),
-    "no answer, as before": (HealthFinding(timed_out=True), HealthFinding(timed_out=True), None),
-    "dead, and no baseline": (
-        HealthFinding(timed_out=True),
-        HealthFinding(died="why"),
-        Cause.AGENT_DIED,
-    ),
+    "no fork": (SOUND, HealthFinding(processes_full=True), Cause.PROCESS_TABLE_FULL),
+    "a shell that ends where it forks": (SOUND, NO_CHILD, Cause.PROCESS_TABLE_FULL),
+    "a program that can't be run": (SOUND, NEVER_RAN, Cause.PROGRAMS_BROKEN),
+    "a program that never could": (NEVER_RAN, NEVER_RAN, None),
+    "a directory gone": (SOUND, fails("cwd", errno.ENOENT), Cause.CANNOT_START),
+    "an account gone": (SOUND, fails("user", errno.ENOENT), Cause.CANNOT_START),
+    "no answer": (SOUND, LATE, Cause.UNRESPONSIVE),
+    "no answer, as before": (LATE, LATE, None),
+    "dead, and no baseline": (LATE, HealthFinding(died="why"), Cause.AGENT_DIED),
 }
 
 

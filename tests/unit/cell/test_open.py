@@ -24,7 +24,7 @@ from belljar.plan.model import MicrovmPlan
 from belljar.policy.load import load_policy, parse_policy, resolve_policy
 from belljar.policy.loaded import LoadedPolicy
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 @pytest.mark.parametrize("fields", ["workdir: /etc/hosts/d", "files: [{source: n, target: /n/n}]"])

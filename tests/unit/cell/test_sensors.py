@@ -10,7 +10,7 @@ from belljar.events import Event, Kind
 from belljar.isolation.touches import Access
 from belljar.ledger.schema import check_data
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 FILES = {"/a": "aws", "/b": "ssh"}
 
 

@@ -17,7 +17,7 @@ from belljar.policy.limits import Tier
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, mint
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 def with_decoy(stage: Stage) -> Minted:

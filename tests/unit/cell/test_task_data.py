@@ -15,7 +15,7 @@ from belljar.cell.task_data import put_in
 from belljar.errors import PolicyError
 from belljar.policy.task_data import CellData, TaskData, TaskFile
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 class Asked:

@@ -32,98 +32,72 @@ from belljar.channel.wire import HostConnection
 # ---- frames
 
 
-@pytest.mark.parametrize(
-    ("header", "why"),
-    [
-        (struct.pack("<IBBHI", 65_537, g.PONG, 0, 0, 0), "length 65537"),
-        (struct.pack("<IBBHI", 0xFFFFFFFF, g.PONG, 0, 0, 0), "length 4294967295"),
-        (struct.pack("<IBBHI", 0, g.PONG, 1, 0, 0), "flags 1"),
-        (struct.pack("<IBBHI", 0, g.PONG, 0, 1, 0), "reserved 1"),
-    ],
-)
-def test_header(header: bytes, why: str) -> None:
+def test_header() -> None:
     """A length over the limit or a non-zero reserved field is refused before any payload is waited
     for."""
-    refused(renewed(), header, why)
+    for length, flags, reserved, why in (
+        (65_537, 0, 0, "length 65537"),
+        (0xFFFFFFFF, 0, 0, "length 4294967295"),
+        (0, 1, 0, "flags 1"),
+        (0, 0, 1, "reserved 1"),
+    ):
+        refused(renewed(), struct.pack("<IBBHI", length, g.PONG, flags, reserved, 0), why)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [0, g.HELLO, g.CONFIG, g.RENEW, g.PING, g.PART, g.START, g.SIGNAL, g.RESIZE, 0x0B, 0x19, 255],
-)
-def test_types_that_a_guest_may_not_send(kind: int) -> None:
-    """Unknown types and the host's own are refused."""
-    refused(with_exec(), g.frame(kind, 1, b"\1\2\3\4"), "may not send")
+HOSTS = (g.HELLO, g.CONFIG, g.RENEW, g.PING, g.PART, g.START, g.SIGNAL, g.RESIZE)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [READY, welcome(), RENEWED, g.frame(g.PONG, 0, bytes(8)), g.frame(g.FATAL, 0, g.text("x"))],
-)
-def test_connection_frames_name_no_operation(said: bytes) -> None:
-    """A connection frame with an operation's id is refused."""
-    refused(with_exec(), said[:8] + struct.pack("<I", 1) + said[12:], "names an operation")
+def test_frames_that_a_guest_may_not_send() -> None:
+    """Unknown types and the host's own; a connection's frame with an operation's id; an operation's
+    for none, for one that never was, or for one to come."""
+    for kind in (0, *HOSTS, 0x0B, 0x19, 255):
+        refused(with_exec(), g.frame(kind, 1, b"\1\2\3\4"), "may not send")
+    pong, fatal = g.frame(g.PONG, 0, bytes(8)), g.frame(g.FATAL, 0, g.text("x"))
+    for said in (READY, welcome(), RENEWED, pong, fatal):
+        refused(with_exec(), said[:8] + struct.pack("<I", 1) + said[12:], "names an operation")
+    for kind in (g.DATA, g.EOF, g.CREDIT, g.STARTED, g.RESULT):
+        for op in (0, 2, 0xFFFFFFFF):
+            refused(with_exec(), g.frame(kind, op, b"\1\1\1\1"), "not live")
 
 
-@pytest.mark.parametrize("kind", [g.DATA, g.EOF, g.CREDIT, g.STARTED, g.RESULT])
-@pytest.mark.parametrize("op", [0, 2, 0xFFFFFFFF])
-def test_operation_frames_need_a_live_operation(kind: int, op: int) -> None:
-    """A frame for no operation, one that never was, or one to come is refused."""
-    refused(with_exec(), g.frame(kind, op, b"\1\1\1\1"), "not live")
+def asked(
+    what: Callable[[HostConnection], object], make: Callable[[], HostConnection] = greeted
+) -> Callable[[], HostConnection]:
+    """A connection on which this was asked."""
 
-
-def _complete_frames() -> list[tuple[str, Callable[[], HostConnection], bytes]]:
-    configured = g.frame(g.CONFIGURED, 0, struct.pack("<I", 2) + g.text("why"))
-
-    def asked(what: Callable[[HostConnection], object]) -> Callable[[], HostConnection]:
-        def make() -> HostConnection:
-            wire = greeted()
-            what(wire)
-            return wire
-
-        return make
-
-    def helloed() -> HostConnection:
-        wire = HostConnection()
-        wire.send_hello(NONCE)
+    def asking() -> HostConnection:
+        wire = make()
+        what(wire)
         return wire
 
-    return [
-        ("READY", HostConnection, READY),
-        ("WELCOME", helloed, welcome()),
-        ("CONFIGURED", asked(lambda w: w.send_config(b"x")), configured),
-        ("RENEWED", asked(lambda w: w.send_renew(RENEWAL)), RENEWED),
-        ("PONG", asked(lambda w: w.send_ping(7)), g.frame(g.PONG, 0, struct.pack("<Q", 7))),
-        ("FATAL", HostConnection, g.frame(g.FATAL, 0, g.text("over"))),
-        ("STARTED", lambda: with_exec(started=False), g.frame(g.STARTED, 1, STARTED)),
-        ("EOF", with_exec, g.frame(g.EOF, 1, b"\1")),
-        ("RESULT", with_exec, result(detail="why")),
-    ]
+    return asking
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "said"),
-    _complete_frames(),
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_payloads_have_exactly_their_fields(
-    name: str, make: Callable[[], HostConnection], said: bytes
-) -> None:
+CONFIGURED = g.frame(g.CONFIGURED, 0, struct.pack("<I", 2) + g.text("why"))
+COMPLETE: dict[str, tuple[Callable[[], HostConnection], bytes]] = {
+    "READY": (HostConnection, READY),
+    "WELCOME": (asked(lambda wire: wire.send_hello(NONCE), HostConnection), welcome()),
+    "CONFIGURED": (asked(lambda wire: wire.send_config(b"x")), CONFIGURED),
+    "RENEWED": (asked(lambda wire: wire.send_renew(RENEWAL)), RENEWED),
+    "PONG": (asked(lambda wire: wire.send_ping(7)), g.frame(g.PONG, 0, struct.pack("<Q", 7))),
+    "FATAL": (HostConnection, g.frame(g.FATAL, 0, g.text("over"))),
+    "STARTED": (lambda: with_exec(started=False), g.frame(g.STARTED, 1, STARTED)),
+    "EOF": (with_exec, g.frame(g.EOF, 1, b"\1")),
+    "RESULT": (with_exec, result(detail="why")),
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_payloads_have_exactly_their_fields(name: str) -> None:
     """Each frame is taken as it should be; a payload one byte shorter, at every length, or one byte
     longer is refused."""
+    make, said = COMPLETE[name]
     assert len(make().feed(said)) == 1
-    payload = said[12:]
+    payload, op = said[12:], int(name in {"STARTED", "EOF", "RESULT"})
     for length in range(len(payload)):
-        refused(
-            make(),
-            g.frame(said[4], int(name in {"STARTED", "EOF", "RESULT"}), payload[:length]),
-            "should be longer|other nonce",
-        )
-    refused(
-        make(),
-        g.frame(said[4], int(name in {"STARTED", "EOF", "RESULT"}), payload + b"\0"),
-        "too many",
-    )
+        short = g.frame(said[4], op, payload[:length])
+        refused(make(), short, "should be longer|other nonce")
+    refused(make(), g.frame(said[4], op, payload + b"\0"), "too many")
 
 
 def test_texts_are_bounded_and_decoded() -> None:
@@ -156,32 +130,23 @@ def test_unasked_answers() -> None:
     refused(wire, g.frame(g.PONG, 0, struct.pack("<Q", 2)), "out of order")
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
+def test_values_of_the_connection() -> None:
+    """WELCOME has our version, our nonce and grants that make sense; another READY version, an
+    impossible errno and unknown done bits are refused."""
+    for said, why in (
         (welcome(version=2), "version 2"),
         (welcome(nonce=bytes(16)), "nonce"),
         (welcome(max_ops=0), "0 operations"),
         (welcome(window=0), "window of 0"),
         (welcome(window=(16 << 20) + 1), "window of 16777217"),
-    ],
-)
-def test_welcome(said: bytes, why: str) -> None:
-    """WELCOME has our version, our nonce and grants that make sense."""
-    wire = HostConnection()
-    wire.send_hello(NONCE)
-    refused(wire, said, why)
-
-
-def test_values_of_the_connection() -> None:
-    """Another READY version, an impossible errno and unknown done bits are refused."""
-    refused(HostConnection(), g.frame(g.READY, 0, struct.pack("<H", 0) + g.text("")), "version 0")
-    wire = greeted()
-    wire.send_config(b"")
-    refused(wire, g.frame(g.CONFIGURED, 0, struct.pack("<I", 4096) + g.text("")), "errno 4096")
-    wire = greeted()
-    wire.send_renew(RENEWAL)
-    refused(wire, g.frame(g.RENEWED, 0, struct.pack("<I", 64) + g.text("")), "done bits")
+    ):
+        refused(COMPLETE["WELCOME"][0](), said, why)
+    for name, kind, number, why in (
+        ("READY", g.READY, struct.pack("<H", 0), "version 0"),
+        ("CONFIGURED", g.CONFIGURED, struct.pack("<I", 4096), "errno 4096"),
+        ("RENEWED", g.RENEWED, struct.pack("<I", 64), "done bits"),
+    ):
+        refused(COMPLETE[name][0](), g.frame(kind, 0, number + g.text("")), why)
 
 
 def test_nothing_is_read_after_fatal() -> None:

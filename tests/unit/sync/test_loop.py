@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import anyio.lowlevel
@@ -76,17 +76,14 @@ def test_a_call_gives_its_result_or_its_error() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "belljar-sync"]
 
 
-def test_a_context_is_entered_and_left_in_order() -> None:
-    """Its value reaches the block, its end is waited for."""
-    steps = Steps()
+def test_what_the_block_raises_is_raised_within() -> None:
+    """The context sees the block's error or end, which is waited for, and the caller gets that very
+    error."""
+    steps, error = Steps(), LookupError("mine")
     with own_loop() as loop, loop.entered(steps.opened()) as value:
         assert (value, steps.seen) == ("value", [])
     assert steps.seen == ["left", "ended"]
-
-
-def test_what_the_block_raises_is_raised_within() -> None:
-    """The context sees the block's error, and the caller gets that very error."""
-    steps, error = Steps(), LookupError("mine")
+    steps.seen.clear()
     with pytest.raises(LookupError) as raised, own_loop() as loop, loop.entered(steps.opened()):
         raise error
     assert raised.value is error
@@ -163,23 +160,17 @@ def test_a_second_ctrl_c_does_not_cut_the_end_short() -> None:
     assert seen == ["unwound"]
 
 
-def test_a_closed_loop_says_so() -> None:
-    """After its block a call is a `CellError`, not a hang."""
-    kept: list[Loop] = []
-    with own_loop() as loop:
-        kept.append(loop)
-    with pytest.raises(CellError):
-        kept[0].call(anyio.sleep, 0)
-
-
-def test_a_call_from_a_callback_is_refused() -> None:
-    """Code that runs in the loop can't wait for the loop: an error, not a deadlock."""
+def test_a_call_that_can_not_be_answered_is_refused() -> None:
+    """Code that runs in the loop can't wait for the loop: an error, not a deadlock; after its block
+    a call is a `CellError`, not a hang."""
 
     async def callback(loop: Loop) -> None:
         loop.call(anyio.sleep, 0)
 
     with own_loop() as loop, pytest.raises(RuntimeError):
         loop.call(callback, loop)
+    with pytest.raises(CellError):
+        loop.call(anyio.sleep, 0)
 
 
 @pytest.mark.anyio
@@ -221,24 +212,3 @@ def test_what_nobody_leaves_ends_with_the_interpreter() -> None:
     argv = [sys.executable, "-c", OPEN_AT_EXIT]
     ran = subprocess.run(argv, capture_output=True, check=True, timeout=120)
     assert ran.stdout == b"ended\n"
-
-
-def test_blocks_of_several_threads() -> None:
-    """Each thread's loop is its own, and one loop serves several threads."""
-    found: list[int] = []
-
-    async def number() -> int:
-        await anyio.lowlevel.checkpoint()
-        return threading.get_ident()
-
-    with own_loop() as loop, ExitStack() as stack:
-        other = stack.enter_context(own_loop())
-        callers = [
-            threading.Thread(target=lambda: found.append(loop.call(number))) for _ in range(4)
-        ]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        assert {*found} == {loop.call(number)}
-        assert other.call(number) not in found
