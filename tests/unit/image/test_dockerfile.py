@@ -185,39 +185,36 @@ def test_patterns_that_buildah_misreads_are_checked_beforehand() -> None:
     assert made.patterns == [(2, "a*"), (2, "b/?")]
 
 
-@pytest.mark.parametrize(
-    ("steps", "named"),
-    [
-        ("RUN --security=insecure x", "--security=insecure"),
-        ("RUN --mount=type=secret,id=tok,required=true x", "tok"),
-        ("RUN --mount=type=bind,what=1,target=/x y", "what"),
-        ("RUN --mount=type=bind,target=/ y", "target"),
-        ("RUN --mount=type=tmpfs y", "target"),
-        ("RUN --mount=type=bind,from=$IN_BASE,target=/a y", "$IN_BASE"),
-        ("ADD --keep-git-dir=true a b", "--keep-git-dir"),
-        ("COPY --exclude=*.pem a b", "--exclude"),
-        ("COPY --chmod=a+X a b", "--chmod"),
-        ("COPY a/[[]b] c", "[["),
-        ("VOLUME /a b/..", "VOLUME"),
-        ('VOLUME ["/a\\nb"]', "VOLUME"),
-        ("COPY /**/a b", "**"),
-        ("COPY --from=$IN_BASE a b", "$IN_BASE"),
-        ("COPY a", "COPY"),
-        ('COPY "a b" /c', "quote"),
-        ("USER ${USER_NAME:?give a name}", "give a name"),
-        ("ENV a", "ENV"),
-        ("HEALTHCHECK MAYBE", "HEALTHCHECK"),
-        ("SHELL bash -c", "SHELL"),
-        ("DANCE", "DANCE"),
-        ("RUN", "RUN"),
-        ("ONBUILD RUN x", "ONBUILD"),
-    ],
-)
-def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str, named: str) -> None:
+REFUSED = {
+    "RUN --security=insecure x": "--security=insecure",
+    "RUN --mount=type=secret,id=tok,required=true x": "tok",
+    "RUN --mount=type=bind,what=1,target=/x y": "what",
+    "RUN --mount=type=bind,target=/ y": "target",
+    "RUN --mount=type=tmpfs y": "target",
+    "RUN --mount=type=bind,from=$IN_BASE,target=/a y": "$IN_BASE",
+    "ADD --keep-git-dir=true a b": "--keep-git-dir",
+    "COPY --exclude=*.pem a b": "--exclude",
+    "COPY --chmod=a+X a b": "--chmod",
+    "COPY a/[[]b] c": "[[",
+    "VOLUME /a b/..": "VOLUME",
+    'VOLUME ["/a\\nb"]': "VOLUME",
+    "COPY /**/a b": "**",
+    "COPY --from=$IN_BASE a b": "$IN_BASE",
+    'COPY "a b" /c': "quote",
+    "USER ${USER_NAME:?give a name}": "give a name",
+    "SHELL bash -c": "SHELL",
+    "HEALTHCHECK MAYBE": "HEALTHCHECK",
+    "ONBUILD RUN x": "ONBUILD",
+    **{text: text.split()[0] for text in ("COPY a", "ENV a", "DANCE", "RUN")},
+}
+
+
+@pytest.mark.parametrize("steps", REFUSED)
+def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str) -> None:
     """Nothing is dropped in silence: the line and what is wrong with it are named."""
     with pytest.raises(DockerfileError) as caught:
         made_of(f"FROM base\n# comment\n{steps}")
-    assert named in str(caught.value)
+    assert REFUSED[steps] in str(caught.value)
     assert str(caught.value).startswith("line 3:")
 
 

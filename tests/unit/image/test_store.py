@@ -17,7 +17,12 @@ from belljar.image.store import Image, Store, find_images, missing_images, verif
 
 
 def put(
-    home: Path, name: str, content: bytes = b"hsqs", *, origins: Sequence[str] = (), **config: Any,  # noqa: ANN401 - parts of a configuration
+    home: Path,
+    name: str,
+    content: bytes = b"hsqs",
+    *,
+    origins: Sequence[str] = (),
+    **config: Any,  # noqa: ANN401 - parts of a configuration
 ) -> Image:
     """Add an image with this content."""
     home.mkdir(exist_ok=True)
@@ -142,13 +147,11 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
     assert store.missing("b:1") is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"]
-)
-def test_names_that_could_mean_something_else_are_refused(name: str, tmp_path: Path) -> None:
+def test_names_that_could_mean_something_else_are_refused(tmp_path: Path) -> None:
     """No path, no option, nothing like a digest."""
-    with pytest.raises(PolicyError):
-        put(tmp_path / "s", name)
+    for name in ("", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"):
+        with pytest.raises(PolicyError):
+            put(tmp_path / "s", name)
 
 
 def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
@@ -159,9 +162,8 @@ def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
     assert image.names == ("one",)
     for ref in ("one", "one:latest", "docker.io/one", "index.docker.io/library/one"):
         assert store.find(ref) == image
-    (tmp_path / "s/image-names.json").write_text(
-        json.dumps({"two:latest": image.digest, "a/:b": image.digest})
-    )
+    names = {"two:latest": image.digest, "a/:b": image.digest}
+    (tmp_path / "s/image-names.json").write_text(json.dumps(names))
     assert store.find("two").names == ("a/:b", "two:latest")
     assert store.find("a/:b").digest == image.digest
     other = put(tmp_path / "s", "two", b"other")

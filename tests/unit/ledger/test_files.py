@@ -49,32 +49,25 @@ def test_a_plain_file(root: Directory) -> None:
     assert list(walk_files(root)) == ["folder/inner/file"]
 
 
-def test_links_are_not_followed(root: Directory, tmp_path: Path) -> None:
-    """Neither as the file nor as a folder on the way; the walk stops at one."""
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    (tmp_path / "folders").symlink_to("folder")
-    for path in ("link", "folders/inner/file"):
-        with pytest.raises(LedgerError, match="link"):
-            open_beneath(root, path)
-    with pytest.raises(LedgerError, match="link"):
-        list(walk_files(root))
-
-
-def test_special_files_are_not_read(root: Directory, tmp_path: Path) -> None:
-    """A pipe does not make us wait; a folder is no file."""
-    os.mkfifo(tmp_path / "pipe")
-    for path in ("pipe", "folder"):
-        with pytest.raises(LedgerError):
-            open_beneath(root, path)
-    with pytest.raises(LedgerError, match="special"):
-        list(walk_files(root))
-
-
-def test_endless_depth_is_refused(root: Directory, tmp_path: Path) -> None:
-    """Folders in folders, without end."""
+def test_what_is_no_plain_file_is_not_read(root: Directory, tmp_path: Path) -> None:
+    """No link is followed, neither as the file nor as a folder on the way; a pipe does not make us
+    wait; a folder is no file. The walk stops at each, and at folders in folders without end."""
     (tmp_path / "/".join("d" * 40)).mkdir(parents=True)
     with pytest.raises(LedgerError, match="deep"):
         list(walk_files(root))
+    os.mkfifo(tmp_path / "a pipe")
+    with pytest.raises(LedgerError, match="special"):
+        list(walk_files(root))
+    (tmp_path / "a link").symlink_to("/etc/passwd")
+    (tmp_path / "folders").symlink_to("folder")
+    with pytest.raises(LedgerError, match="link"):
+        list(walk_files(root))
+    for path in ("a pipe", "folder"):
+        with pytest.raises(LedgerError):
+            open_beneath(root, path)
+    for path in ("a link", "folders/inner/file"):
+        with pytest.raises(LedgerError, match="link"):
+            open_beneath(root, path)
 
 
 def test_another_size_is_noticed_without_reading(root: Directory, tmp_path: Path) -> None:

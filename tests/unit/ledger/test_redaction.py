@@ -162,16 +162,19 @@ def test_a_tampered_copy_fails(copy: Path, tamper: Callable[[Path], None]) -> No
 
 def test_who_may_not_leave_anything_out(finished: Path, home: Path, tmp_path: Path) -> None:
     """Another key, an unfinished run and one that does not verify are refused; nothing is lost."""
-    chosen = choose(finished, CLASSES)
-    other = load_or_make_key(tmp_path / "other")
+    chosen, key, other = (
+        choose(finished, CLASSES),
+        load_or_make_key(home),
+        load_or_make_key(tmp_path),
+    )
     with pytest.raises(HostError):
         share(finished, tmp_path / "copy", chosen, other)
     with pytest.raises(HostError):
         purge(finished, chosen, other)
     with create_run(home, "exec", ["x"]) as run, pytest.raises(LedgerError):
-        purge(run.path, choose(run.path, CLASSES), load_or_make_key(home))
+        purge(run.path, choose(run.path, CLASSES), key)
     (finished / "policy.yaml").write_text("another")
     with pytest.raises(LedgerError):
-        purge(finished, chosen, load_or_make_key(home))
+        purge(finished, chosen, key)
     assert len(bodies(finished)) == 6
     assert not (tmp_path / "copy").exists()

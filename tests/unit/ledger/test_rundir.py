@@ -39,26 +39,26 @@ def test_a_run_is_sealed(finished: Path) -> None:
     assert finished.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome", "exit_code"),
-    [
-        (CellError("died"), "failed", 5),
-        (OSError("x"), "failed", 1),
-        (KeyboardInterrupt(), "interrupted", 130),
-        (SystemExit(0), "completed", 0),
-        (SystemExit(3), "failed", 3),
-        (ExceptionGroup("tasks", [CellError("died")]), "failed", 5),
-        (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), "interrupted", 130),
-    ],
-)
+ENDS: list[tuple[BaseException, str, int]] = [
+    (CellError("died"), "failed", 5),
+    (OSError("x"), "failed", 1),
+    (KeyboardInterrupt(), "interrupted", 130),
+    (SystemExit(0), "completed", 0),
+    (SystemExit(3), "failed", 3),
+    (ExceptionGroup("tasks", [CellError("died")]), "failed", 5),
+    (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), "interrupted", 130),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome", "code"), ENDS)
 def test_a_run_that_raises_is_sealed_too(
-    home: Path, error: BaseException, outcome: str, exit_code: int
+    home: Path, error: BaseException, outcome: str, code: int
 ) -> None:
     """The exception is recorded and goes on; the record is complete and verifies."""
     with pytest.raises(type(error)), create_run(home, "exec", []) as run:
         raise error
     last = last_data(run.path)
-    assert (last["outcome"], last["exit_code"]) == (outcome, exit_code)
+    assert (last["outcome"], last["exit_code"]) == (outcome, code)
     assert verify(run.path).status is Status.VERIFIED
 
 
@@ -109,12 +109,8 @@ def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
         for name in ("one", "two", "one"):
             run.enter_once(name, partial(shared, name))
         raise CellError("died")
-    assert told == [
-        "one entered",
-        "two entered",
-        f"two left {Status.VERIFIED}",
-        f"one left {Status.VERIFIED}",
-    ]
+    left = f"left {Status.VERIFIED}"
+    assert told == ["one entered", "two entered", f"two {left}", f"one {left}"]
 
 
 def test_a_poisoned_run_keeps_its_first_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
