@@ -7,14 +7,21 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import platform
+import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.machine import public_folder
+
+import belljar
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 
@@ -176,3 +183,47 @@ def add_small_image(
         ):
             subprocess.run(argv, check=True, capture_output=True)
         store.add(packed, config or default.config, name=name, source="a test", created="")
+
+
+@dataclass(frozen=True)
+class UsersFolder:
+    """A directory of a user's, with a copy of the package: the checkout may lie where only root can
+    look, and of others the image room needs the standard library alone."""
+
+    path: Path
+    uid: int
+    gid: int
+
+    def run(self, program: str, *arguments: object) -> str:
+        """What a Python program writes that this user runs."""
+        words = ["/usr/bin/python3", "-Bc", program, *(str(word) for word in arguments)]
+        environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(self.path)}
+        done = subprocess.run(
+            words,
+            user=self.uid,
+            group=self.gid,
+            extra_groups=[],
+            env={**environment, "PYTHONPATH": f"{self.path}/src"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def own(self) -> None:
+        """All that was put there is this user's."""
+        for place in (self.path, *self.path.rglob("*")):
+            os.chown(place, self.uid, self.gid, follow_symlinks=False)
+
+
+@contextmanager
+def users_folder(uid: int, gid: int) -> Iterator[UsersFolder]:
+    """A `UsersFolder` that other users may pass through."""
+    with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
+        Path(name).chmod(0o755)
+        without = shutil.ignore_patterns("__pycache__", "_bin")
+        shutil.copytree(Path(belljar.__file__).parent, Path(name, "src/belljar"), ignore=without)
+        made = UsersFolder(Path(name), uid, gid)
+        made.own()
+        yield made

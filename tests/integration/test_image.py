@@ -4,13 +4,11 @@ the judge of how layers merge."""
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import shutil
 import stat
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,9 @@ from tests.fakes.images import (
     layer,
     oci_archive,
     symlink,
+    users_folder,
 )
-from tests.machine import public_folder
 
-import belljar
 from belljar.image.config import HealthCheck
 from belljar.image.oci import import_image
 from belljar.image.store import Store, verify
@@ -231,32 +228,14 @@ print(import_image(Path(sys.argv[1]), sys.argv[2], name="small").rootfs)
 
 
 @pytest.mark.root
-def test_an_ordinary_user_imports_with_the_right_owners(
-    tmp_path: Path, ordinary_user: tuple[int, int]
-) -> None:
+def test_an_ordinary_user_imports_with_the_right_owners(ordinary_user: tuple[int, int]) -> None:
     """Owners in the image don't need root on the host."""
-    uid, gid = ordinary_user
-    archive = oci_archive(tmp_path / "a.tar", [LOWER, UPPER], CONFIG)
-    with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
-        # The checkout may lie where another user can't look; the image room needs nothing but the
-        # standard library.
-        work = Path(name)
-        without = shutil.ignore_patterns("__pycache__", "_bin")
-        shutil.copytree(Path(belljar.__file__).parent, work / "src/belljar", ignore=without)
-        shutil.copy(archive, work / "a.tar")
-        os.chown(work, uid, gid)
-        env = {"PATH": "/usr/bin:/bin:/usr/sbin", "PYTHONPATH": f"{work}/src", "HOME": name}
-        argv = (
-            "/usr/bin/python3",
-            "-Bc",
-            USERS_IMPORT,
-            work / "store",
-            f"oci-archive:{work}/a.tar",
-        )
-        rootfs = output(*argv, user=uid, group=gid, extra_groups=[], env=env)
-        found = listing(Path(rootfs.strip()))
-        assert found["srv/app/data"] == "-rw-r----- 1000/1001"
-        assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
+    with users_folder(*ordinary_user) as folder:
+        archive = oci_archive(folder.path / "a.tar", [LOWER, UPPER], CONFIG)
+        rootfs = folder.run(USERS_IMPORT, folder.path / "store", f"oci-archive:{archive}")
+        found = listing(Path(rootfs))
+    assert found["srv/app/data"] == "-rw-r----- 1000/1001"
+    assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
 
 
 def test_the_prepared_default_image_is_neutral_and_clean(prepared_home: Path) -> None:

@@ -61,22 +61,17 @@ def emulated(facts: HostFacts) -> HostFacts:
 
 def ordinary(facts: HostFacts) -> HostFacts:
     """An ordinary user on it, to whom nothing is delegated, emulated."""
-    group = CgroupFact(
-        version=CgroupVersion.V2, reason="no group is delegated to this user where it runs"
-    )
+    why = "no group is delegated to this user where it runs"
+    group = CgroupFact(version=CgroupVersion.V2, reason=why)
     return replace(emulated(facts), is_root=False, uid=1000, cgroup=group)
 
 
 def delegated(facts: HostFacts) -> HostFacts:
     """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
-    group = CgroupFact(
-        version=CgroupVersion.V2,
-        parents=dict.fromkeys(("cpu", "memory", "pids"), "/c/own"),
-        delegated=True,
-    )
-    untried = tuple(
-        replace(item, state=RuntimeState.UNPROVEN, reason="not yet") for item in facts.runtimes
-    )
+    parents = dict.fromkeys(("cpu", "memory", "pids"), "/c/own")
+    group = CgroupFact(version=CgroupVersion.V2, parents=parents, delegated=True)
+    unproven, why = RuntimeState.UNPROVEN, "not yet"
+    untried = tuple(replace(item, state=unproven, reason=why) for item in facts.runtimes)
     ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
     return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
 
@@ -278,12 +273,8 @@ def test_a_containers_bounds_are_all_the_hosts(
     holds the cell and no processor more."""
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier, resources=resources), facts, image)
     assert isinstance(plan, OciPlan)
-    shape = plan.oci
-    assert (
-        shape.memory_max_bytes
-        == resources.memory_bytes + resources.disk_bytes
-        < plan.jail.memory_max_bytes
-    )
+    shape, most = plan.oci, resources.memory_bytes + resources.disk_bytes
+    assert shape.memory_max_bytes == most < plan.jail.memory_max_bytes
     assert (shape.disk_bytes, shape.processes) == (resources.disk_bytes, resources.processes)
     assert shape.disk_inodes >= 16_384
     assert plan.jail.cpu_quota_percent == 100 * resources.cpus
