@@ -128,14 +128,13 @@ def state_of(home: Path) -> set[str]:
 @pytest.fixture(scope="module", autouse=True)
 def _own_temporary_directory() -> Iterator[None]:
     """What other tests import meanwhile is not looked at. Open to all, as the system's own is."""
-    before = tempfile.tempdir
-    with tempfile.TemporaryDirectory(prefix="hostile-") as own:
+    with (
+        tempfile.TemporaryDirectory(prefix="hostile-") as own,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         Path(own).chmod(0o1777)
-        tempfile.tempdir = own
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
+        patch.setattr(tempfile, "tempdir", own)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -324,14 +323,12 @@ def test_a_damaged_layer_is_read_or_refused(
     check_reader(bytes(content))
 
 
-names = st.lists(
-    st.sampled_from(["a", "b", "c", "..", ".", "", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=5
-).map("/".join)
+WORDS = st.sampled_from(["a", "b", "c", "..", ".", "", ".wh.a", ".wh..wh..opq"])
+names = st.lists(WORDS, min_size=1, max_size=5).map("/".join)
 entries = st.one_of(
     st.builds(lambda n: entry(n, b"x"), names),
     st.builds(directory, names),
-    st.builds(symlink, names, names.filter(bool)),
-    st.builds(hard_link, names, names.filter(bool)),
+    *(st.builds(link, names, names.filter(bool)) for link in (symlink, hard_link)),
 )
 
 
