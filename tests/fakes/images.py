@@ -65,6 +65,18 @@ def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMA
     return made.getvalue()
 
 
+@dataclass(frozen=True)
+class BytesOf:
+    """Bytes as a layer."""
+
+    content: bytes
+
+    def pread(self, count: int, offset: int) -> bytes:
+        """Up to `count` bytes at `offset`, never more than a header or its bound at once."""
+        assert count <= 1 << 20
+        return self.content[offset : offset + count]
+
+
 def sha256(content: bytes) -> str:
     """A digest as images write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.images import (
+    BytesOf,
     Json,
     directory,
     entry,
@@ -342,7 +343,7 @@ def test_a_merged_tree_never_has_a_name_that_leads_out(
     content, tree = layer(*made), MergedTree(SMALL)
     tree.begin_layer()
     try:
-        for found in read_entries(Bytes(content), len(content)):
+        for found in read_entries(BytesOf(content), len(content)):
             tree.apply(found)
     except LayerError:
         return
@@ -357,22 +358,10 @@ def test_a_merged_tree_never_has_a_name_that_leads_out(
         assert not info.islnk() or info.linkname in files
 
 
-class Bytes:
-    """Bytes as a layer."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def pread(self, count: int, offset: int) -> bytes:
-        """Up to `count` bytes at `offset`, never more than a header or its bound at once."""
-        assert count <= 1 << 20
-        return self._content[offset : offset + count]
-
-
 def check_reader(content: bytes) -> None:
     """Read all entries; check that each lies inside the layer."""
     try:
-        for found in read_entries(Bytes(content), len(content)):
+        for found in read_entries(BytesOf(content), len(content)):
             assert ".." not in [part.decode("latin-1") for part in found.path]
             assert 0 <= found.size_bytes <= len(content)
             assert found.offset + found.size_bytes <= len(content)
