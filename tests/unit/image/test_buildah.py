@@ -62,7 +62,6 @@ def test_the_same_recipe_is_not_built_again(
     is another recipe."""
     home = tmp_path / "home"
     add(home, "base")
-    recipes: list[str] = []
 
     def stop(*_args: object) -> None:
         raise HostError("would build")
@@ -71,21 +70,19 @@ def test_the_same_recipe_is_not_built_again(
     request = request_for(tmp_path, "FROM base\nCOPY . /\n")
 
     def recipe() -> str:
-        found = read_recipe(Store(home), request).provenance(has_network=False, keep_setuid=False)
-        recipes.append(found["recipe"])
-        return recipes[-1]
+        read = read_recipe(Store(home), request)
+        return str(read.provenance(has_network=False, keep_setuid=False)["recipe"])
 
-    (home / "rootfs").write_bytes(b"made")
-    built = {"recipe": recipe()}
-    made = Store(home).add(
-        home / "rootfs", ImageConfig(), name="old", source="build", created="", built=built
-    )
+    recipes = [recipe()]
+    (rootfs := home / "rootfs").write_bytes(b"made")
+    about = {"source": "build", "created": "", "name": "old"}
+    made = Store(home).add(rootfs, ImageConfig(), built={"recipe": recipes[0]}, **about)
     found, is_new = build_dockerfile(home, request)
     assert (found.digest, is_new, found.names) == (made.digest, False, ("made:1", "old"))
     (request.context / "file").write_text("1")
-    recipe()
+    recipes.append(recipe())
     add(home, "base", b"other")
-    recipe()
+    recipes.append(recipe())
     assert len(set(recipes)) == 3
     with pytest.raises(HostError, match="would build"):
         build_dockerfile(home, request)
