@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -230,12 +231,15 @@ class UsersFolder:
 
 
 @contextmanager
-def users_folder(uid: int, gid: int) -> Iterator[UsersFolder]:
-    """A `UsersFolder` that other users may pass through."""
+def users_folder(uid: int, gid: int, library: str = "") -> Iterator[UsersFolder]:
+    """A `UsersFolder` that other users may pass through, with this library."""
     with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
         Path(name).chmod(0o755)
         without = shutil.ignore_patterns("__pycache__", "_bin")
         shutil.copytree(Path(belljar.__file__).parent, Path(name, "src/belljar"), ignore=without)
+        for file in distribution(library).files or () if library else ():
+            (target := Path(name, "src", file)).parent.mkdir(exist_ok=True)
+            shutil.copy2(file.locate(), target)
         made = UsersFolder(Path(name), uid, gid)
         made.own()
         yield made

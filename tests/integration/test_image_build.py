@@ -264,7 +264,7 @@ def test_a_step_reaches_nothing_of_the_user_who_builds(
 ) -> None:
     """With subordinate ids a user builds without root, and nothing is left of the ids' files. Where
     the namespace's root is the user, a mount that leads out shows none of theirs."""
-    with users_folder(*ordinary_user) as folder:
+    with users_folder(*ordinary_user, "dockerfile") as folder:
         own, store = folder.path / "own", folder.path / "store"
         own.mkdir()
         (own / "secret").write_text("the user's word")
