@@ -91,8 +91,7 @@ def store_home(tmp_path: Path) -> Iterator[Path]:
 def test_every_file_transport_gives_the_same_tree_and_configuration(
     transport: str, tmp_path: Path, store_home: Path
 ) -> None:
-    """What skopeo reads from files is imported with its owners, modes, links and configuration,
-    whatever the packing."""
+    """Owners, modes, links and configuration are kept, whatever the packing."""
     write = docker_archive if transport == "docker-archive" else oci_archive
     archive = write(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
     if transport == "oci":
@@ -129,8 +128,7 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
 
 @pytest.mark.promise("1.6")
 def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) -> None:
-    """A health check and a shell are the image's after the import; volumes and the work directory
-    are there."""
+    """Health check and shell are kept; volumes and the work directory are there."""
     config = {
         "Healthcheck": {"Test": ["CMD-SHELL", "up"], "Interval": 5_000_000_000},
         "Shell": ["/bin/bash", "-c"],
@@ -152,8 +150,7 @@ def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) 
 
 @pytest.mark.root
 def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> None:
-    """umoci, unpacking as root, and the merge in memory agree on every path, type, mode, owner and
-    link of an honest image."""
+    """umoci and the merge in memory agree on each path, type, mode, owner and link."""
     if shutil.which("umoci") is None:
         pytest.skip("needs umoci (scripts/test installs it)")
     archive = oci_archive(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
@@ -239,8 +236,7 @@ def test_an_ordinary_user_imports_with_the_right_owners(ordinary_user: tuple[int
 
 
 def test_the_prepared_default_image_is_neutral_and_clean(prepared_home: Path) -> None:
-    """The default image has its user, an empty machine-id, no host keys, no package sources and
-    nothing that names us."""
+    """It has its user, an empty machine-id, no host keys or sources, and nothing names us."""
     image = Store(prepared_home).find("default")
     found = listing(image.rootfs)
     assert (image.user, image.workdir) == ("user", "/home/user")

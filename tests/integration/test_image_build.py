@@ -181,8 +181,7 @@ def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) 
 def test_a_build_that_is_killed_leaves_nothing(
     home: Path, small: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """However the command ends, its steps end with it; what is left on disk is gone at the latest
-    with the next build."""
+    """Its steps end with it; what is left is gone at the latest with the next build."""
     marker = f"sleep 98{int(number)}"
     folder = context(tmp_path / "c", f"FROM {small}\nRUN echo begun; {marker}\n")
     command = [sys.executable, "-m", "belljar", "image", "build", "-t", "killed", str(folder)]
@@ -382,8 +381,7 @@ id -u; touch /tmp/mine
 @pytest.mark.promise("1.8")
 @pytest.mark.root
 def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_path: Path) -> None:
-    """A step that became root of its build's namespace, and tries to write, remount, unmount, cover
-    or reach a base another way, changes nothing of it."""
+    """Whatever a step tries that became root of its build's namespace."""
     first_uid = first_id_of(home)
     with (
         hold_base(home, Store(home).find(small), first_uid, print) as base,

@@ -58,8 +58,7 @@ def test_what_is_missing_is_one_error(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_same_recipe_is_not_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image with the same recipe is used, under one more name; another content, argument or base
-    is another recipe."""
+    """It gets one more name; another content, argument or base is another recipe."""
     home = tmp_path / "home"
     add(home, "base")
 
@@ -108,8 +107,7 @@ def test_a_base_with_triggers_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_is_refused_before_its_base_is_missing(tmp_path: Path) -> None:
-    """Nobody gets a base for a file that can't be built; what depends on the base's environment is
-    decided with it."""
+    """Nobody gets a base for it; what depends on a base's environment is decided with it."""
     with pytest.raises(PolicyError, match="line 2"):
         read_recipe(Store(tmp_path), request_for(tmp_path, "FROM none\nRUN --security=insecure x"))
     required = "FROM base\nUSER ${A:?no}${B:?say who}\n"

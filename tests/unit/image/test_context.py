@@ -56,8 +56,7 @@ def test_no_pattern_is_tried_without_end() -> None:
 
 @pytest.mark.promise("1.8")
 def test_the_digest_follows_names_modes_and_contents(tmp_path: Path) -> None:
-    """A context's digest changes with a name, a mode or a content, and not with a time or a file
-    that is left out."""
+    """Not times, nor a file that is left out."""
     (tmp_path / "a").write_text("1")
     first = take_context(tmp_path, Ignored())
     os.utime(tmp_path / "a", (1, 1))

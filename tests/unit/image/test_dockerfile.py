@@ -212,8 +212,7 @@ def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str) -> None:
 
 
 def test_what_can_not_be_built_is_refused() -> None:
-    """A file without FROM, with a broken one or with a here-document without an end is an error
-    before anything is built."""
+    """No FROM, a broken one, or a here-document without an end, before anything is built."""
     for text in (
         *("", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\n", "FROM a AS b c"),
         *("FROM a AS 1x", "FROM --platform=plan9/mips a", "FROM --platform=mips a", "FROM 'a"),
@@ -267,8 +266,7 @@ def test_a_file_that_keeps_the_parser_busy_is_refused_in_time(text: str) -> None
 
 @pytest.mark.promise("1.8")
 def test_arguments_that_double_each_other_are_refused() -> None:
-    """Each argument twice the one before would fill the memory: a value has a bound, and so has
-    what all values of a file take together."""
+    """A value has a bound, and so has what all values of a file take together."""
     doubled = [f"ARG A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 18)]
     with pytest.raises(DockerfileError):
         base_images("\n".join(["ARG A0=xxxxxxxx", *doubled, "FROM $A17"]), {})

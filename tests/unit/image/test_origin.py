@@ -137,8 +137,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_what_can_be_no_name_is_asked_of_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It, a transport that is none and a file that is missing are refused before any daemon is
-    asked or any image copied."""
+    """No daemon is asked and no image copied; so for a wrong transport or a missing file."""
     monkeypatch.setattr("subprocess.Popen", None)
     for ref in (
         *("docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"),
@@ -149,8 +148,7 @@ def test_what_can_be_no_name_is_asked_of_nobody(
 
 
 def test_the_manifest_for_this_machine_is_chosen() -> None:
-    """Attestations and other processors beside it are passed over; none for it is an error that
-    lists what there is."""
+    """Attestations are passed over; none for it is an error that lists what there is."""
     ours = blob_of("application/vnd.oci.image.manifest.v1+json", b"")
     ours |= {"digest": DIGEST, "platform": {"os": "linux", "architecture": "arm64"}}
     attestation = ours | {"platform": {"os": "unknown", "architecture": "unknown"}}

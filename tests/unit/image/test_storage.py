@@ -18,8 +18,7 @@ from belljar.store.scratch import retire_unclaimed
 def test_the_least_recently_used_layers_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the bound; larger ones than that are not kept, and those that another build takes
-    while they are counted are none."""
+    """Beyond the bound; larger ones are not kept, those that another build takes no part."""
     monkeypatch.setattr(storage, "_MAX_LAYERS_MIB", 100)
     layers = tmp_path / LAYERS
 

@@ -91,8 +91,7 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_lines_are_bounded(content: bytes, max_bytes: int) -> None:
-    """The lines give back the bytes, numbered from 1; one over the bound is an error that names
-    it."""
+    """They give back the bytes, numbered from 1; one over the bound is named."""
     expected = re.findall(rb"[^\n]*\n|[^\n]+", content)
     reading = raw_lines(io.BytesIO(content), max_bytes=max_bytes, name="f")
     for number, whole in enumerate(expected, 1):

@@ -55,8 +55,7 @@ def test_a_killed_run_says_so(home: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\n", b"x" * (2 << 20)])
 def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
-    """Whatever is in a run directory, a pipe in the ledger's place too, the list shows it and goes
-    on."""
+    """Whatever is in a run directory, the list shows it and goes on."""
     whole = make_run(home)
     broken = home / "runs" / "20000101-000000000-000000"
     broken.mkdir()

@@ -35,8 +35,7 @@ LINE = {
 
 @pytest.mark.promise("5.2")
 def test_every_kind_is_documented(pytestconfig: pytest.Config) -> None:
-    """Each kind has a shape, and `docs/events.md` a row for it, with each required field in
-    bold."""
+    """Each has a shape, and a row in `docs/events.md` with each required field in bold."""
     assert set(DATA) == set(Kind)
     text = (pytestconfig.rootpath / "docs" / "events.md").read_text()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}

@@ -47,8 +47,7 @@ def changed(lines: list[bytes], index: int, old: bytes, new: bytes) -> list[byte
 
 
 def rechained(lines: list[bytes], index: int) -> list[bytes]:
-    """A change to one line, after which every `prev` is made right again: only the signature can
-    tell."""
+    """One line changed and every `prev` made right again: only the signature can tell."""
     lines = changed(lines, index, b'"cell":"c1"', b'"cell":"c2"')
     for later in range(index + 1, len(lines)):
         line = json.loads(lines[later])
@@ -226,8 +225,7 @@ def test_an_untouched_run_is_verified_anywhere(finished: Path, tmp_path: Path) -
 def test_a_forgery_with_another_key_is_found_only_against_a_known_key(
     finished: Path, tmp_path: Path
 ) -> None:
-    """Said honestly: a whole ledger made anew verifies by itself; against the expected key it does
-    not."""
+    """A whole ledger made anew verifies by itself, and not against the expected key."""
     known = load_or_make_key(finished.parents[1]).fingerprint
     forged = make_run(tmp_path / "forger")
     assert verify(forged).status is Status.VERIFIED

@@ -66,8 +66,7 @@ def files_of_bodies(run_dir: Path) -> list[Path]:
 
 
 def test_the_line_is_there_when_record_returns(writer: LedgerWriter, run_dir: Path) -> None:
-    """No buffering: another process sees the event at once, with its number, cell, actor and
-    trust."""
+    """Another process sees the event at once, with number, cell, actor and trust."""
     for number, event in enumerate(exec_events(1)):
         assert writer.record(event) == number
         line = json.loads((run_dir / "ledger.jsonl").read_bytes().splitlines()[-1])

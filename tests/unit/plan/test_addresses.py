@@ -90,8 +90,7 @@ def test_a_layout_is_apart_from_everything(
 
 
 def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
-    """Each pattern one of its own; an upstream's too; the metadata service has besides the address
-    that clouds use."""
+    """Each pattern and upstream has its own; the metadata service the clouds' besides."""
     layout = lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=())
     found = {name.pattern: (name.stand_in, name.address) for name in layout.names}
     hosts = {f"{name}.example" for name in ("web-0", "web-1", "t0-0", "t0-1", "real")}

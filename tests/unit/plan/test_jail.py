@@ -71,8 +71,7 @@ RUNTIME = replace(
 
 
 def test_golden_of_a_runtime() -> None:
-    """A runtime's jail: maps instead of one id, no limit that would break it, and what it is
-    given."""
+    """A runtime's jail: maps instead of one id, and no limit that would break it."""
     fds = JailFds(lifeline=5, status=6, kept=(), stdin=7)
     expected = """
         /p/jail --cell c-0123456789ab --root /s/vmm/k/root --owner 42 --privileged
@@ -138,16 +137,14 @@ def test_a_cells_ids() -> None:
 
 
 def test_a_jail_that_waits_for_its_link() -> None:
-    """The descriptor on which a byte comes, and whether the runtime may see the network's settings;
-    only when it was asked for."""
+    """A byte comes on it; the runtime may see the network's settings or not."""
     plain = replace(RUNTIME, init=True, keep_capabilities=True, network="plain")
     assert "--network 7 plain" in words_of(plain, network=7)
     assert "--network" not in words_of(plain)
 
 
 def test_a_jail_below_another_user_namespace() -> None:
-    """An ordinary user's ids are mapped there already: 0 is the user, what follows his subordinate
-    ids; nobody's help is asked."""
+    """0 is the user, then his subordinate ids, mapped already; nobody's help is asked."""
     words = words_of(replace(RUNTIME, ids=nested_cell_ids()), user_namespace=9)
     assert "--user-namespace 9" in words
     assert "--uid-map 0 0 1 --uid-map 1 1 65536" in words

@@ -179,8 +179,7 @@ LAYERS = {
 def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_that_or_nothing(
     facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What was passed over, why, and its hint are in the plan; a policy that names its tier is
-    refused instead."""
+    """Why others were passed over is in the plan; a policy that names its tier is refused."""
     silent = replace(facts.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing")
     without_runc = replace(facts, runtimes=(silent, facts.runtimes[1]))
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW), without_runc, image)
@@ -246,8 +245,7 @@ RESOURCES = st.builds(
 def test_every_bound_lies_within_the_one_around_it(
     resources: Resources, hardware: bool, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What the workload may take fits the VM, with room for the guest's kernel; the VM fits what
-    the jail allows."""
+    """The workload fits the VM, with its kernel; the VM fits what the jail allows."""
     plan = make_plan(
         Policy(belljar=1, risk=Risk.HIGH, resources=resources),
         facts if hardware else emulated(facts),
@@ -269,8 +267,7 @@ def test_every_bound_lies_within_the_one_around_it(
 def test_a_containers_bounds_are_all_the_hosts(
     resources: Resources, tier: Tier, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """Every resource of the policy is a control group's or a file system's, with room for what
-    holds the cell and no processor more."""
+    """Each resource is a group's or a file system's, with room for what holds the cell."""
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier, resources=resources), facts, image)
     assert isinstance(plan, OciPlan)
     shape, most = plan.oci, resources.memory_bytes + resources.disk_bytes

@@ -45,8 +45,7 @@ def full() -> NetworkPlan:
 
 
 def test_a_stand_ins_files_are_below_its_directory() -> None:
-    """A file's directory is what is shown; a directory field is that directory and no setting;
-    without files there is none."""
+    """A file's directory is shown; a directory is no setting; without files there is none."""
     found = {item.id: (item.directory, item.settings) for item in full().stand_ins}
     assert found["shop"] == (BASE / "shop", {"routes": [{"path": "/"}]})
     assert found["packages"] == (BASE / "wheels", {})

@@ -68,8 +68,7 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(release: str, facts: Host
 
 
 def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
-    """A missing or old nft, missing modules, no namespaces, an ordinary user without user
-    namespaces or ids."""
+    """nft, modules, namespaces, and an ordinary user's ids."""
     assert network_obstacles(facts) == ()
 
     def with_nft(**changed: Any) -> HostFacts:  # noqa: ANN401 - facts

@@ -71,8 +71,7 @@ def profile() -> dict[str, Any]:
 
 
 def test_every_call_named_is_one() -> None:
-    """By libseccomp's own table, which the runtime uses: a misspelt name would be passed over in
-    silence."""
+    """By libseccomp's own table: a misspelt name would be passed over in silence."""
     name = ctypes.util.find_library("seccomp")
     if name is None:
         pytest.skip("libseccomp is not installed")

@@ -58,8 +58,7 @@ def test_a_file_below_is_read_up_to_a_bound(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_outside_is_read(tmp_path: Path, name: str, target: str) -> None:
-    """By a relative or absolute link, a chain of them, a directory that is one, dots, or an
-    absolute name."""
+    """By a link or a chain of them, a directory that is one, dots, or an absolute name."""
     (tmp_path / "secret").write_text("s")
     (base := tmp_path / "base").mkdir()
     (base / "a").mkdir()
@@ -72,8 +71,7 @@ def test_nothing_outside_is_read(tmp_path: Path, name: str, target: str) -> None
 
 @pytest.mark.promise("1.7")
 def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
-    """A directory that becomes a link between two looks: what is read is the file below, or it is
-    refused."""
+    """It becomes a link between two looks: the file below is read, or it is refused."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/file").write_bytes(b"secret")
     (base := tmp_path / "base").mkdir()

@@ -283,8 +283,7 @@ def test_a_known_preset_says_what_its_text_says(name: str) -> None:
 
 
 def test_what_is_no_preset_or_is_raised_here_is_read() -> None:
-    """A file, an unknown name, and a preset below the least risk of this host; None is the
-    default."""
+    """A file, an unknown name, and one below this host's least risk; None is the default."""
     assert known_preset("policy.yaml") is known_preset("./low") is None
     assert known_preset("low", Risk.MEDIUM) is None
     assert known_preset(None) == known_preset("high", Risk.HIGH)
