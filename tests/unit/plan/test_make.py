@@ -31,27 +31,45 @@ from belljar.policy.limits import Resources, Risk, Tier, least_tier
 from belljar.policy.load import load_preset
 from belljar.policy.model import Policy
 from belljar.policy.sections import FileCopy, Rights
+from belljar.policy.yaml_tree import read_tree
 
-RICH: dict[str, Any] = {
-    "belljar": 1,
-    "name": "rich",
-    "risk": "medium",
-    "tier": "microvm",
-    "image": "default",
-    "resources": {
-        "cpus": 2,
-        "memory": "1GiB",
-        "disk": "256MiB",
-        "processes": 100,
-        "lifetime": "30m",
-        "exec_timeout": "45s",
-        "output": "1MiB",
-    },
-    "user": 0,
-    "workdir": "/srv",
-    "env": {"TASK": "a", "LANG": "de"},
-    "files": [{"source": "data/a.txt", "target": "in/a.txt", "mode": "0600"}],
-}
+RICH: dict[str, Any] = read_tree("""
+belljar: 1
+name: rich
+risk: medium
+tier: microvm
+image: default
+resources: {cpus: 2, memory: 1GiB, disk: 256MiB, processes: 100, lifetime: 30m, exec_timeout: 45s,
+            output: 1MiB}
+user: 0
+workdir: /srv
+env: {TASK: a, LANG: de}
+files: [{source: data/a.txt, target: in/a.txt, mode: '0600'}]
+""").value
+RANGE: dict[str, Any] = read_tree("""
+belljar: 1
+name: range
+risk: high
+network:
+  stand_ins:
+    shop:
+      {kind: http, names: [shop.example, '*.shop.example'], files: shop,
+       routes: [{path: /, template: index.html}]}
+    db: {kind: cell, names: [db], ports: [5432], command: [run, it]}
+    cloud: {kind: metadata, names: [metadata.google.internal]}
+""").value
+REAL: dict[str, Any] = read_tree("""
+belljar: 1
+name: real
+risk: low
+network:
+  default: simulate
+  sink: true
+  stand_ins: {mail: {kind: smtp, names: [mail.example]}}
+  upstreams:
+    - {host: real.example, ports: [443], methods: [GET], budget: 10MiB,
+       reason: only there is it current}
+""").value
 
 
 def emulated(facts: HostFacts) -> HostFacts:
@@ -74,33 +92,6 @@ def delegated(facts: HostFacts) -> HostFacts:
     untried = tuple(replace(item, state=unproven, reason=why) for item in facts.runtimes)
     ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
     return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
-
-
-SHOP = {"kind": "http", "names": ["shop.example", "*.shop.example"], "files": "shop"}
-RANGE: dict[str, Any] = {
-    "belljar": 1,
-    "name": "range",
-    "risk": "high",
-    "network": {
-        "stand_ins": {
-            "shop": {**SHOP, "routes": [{"path": "/", "template": "index.html"}]},
-            "db": {"kind": "cell", "names": ["db"], "ports": [5432], "command": ["run", "it"]},
-            "cloud": {"kind": "metadata", "names": ["metadata.google.internal"]},
-        }
-    },
-}
-REACHED = {"host": "real.example", "ports": [443], "methods": ["GET"], "budget": "10MiB"}
-REAL: dict[str, Any] = {
-    "belljar": 1,
-    "name": "real",
-    "risk": "low",
-    "network": {
-        "default": "simulate",
-        "sink": True,
-        "stand_ins": {"mail": {"kind": "smtp", "names": ["mail.example"]}},
-        "upstreams": [{**REACHED, "reason": "only there is it current"}],
-    },
-}
 
 
 def codes(policy: Policy | dict[str, Any], host: HostFacts, image: ImageFacts) -> list[str]:
