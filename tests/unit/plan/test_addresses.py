@@ -21,9 +21,8 @@ HTTP = (PortPlan(number=80, protocol="http"),)
 
 def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
     """A stand-in with so many names."""
-    return StandInPlan(
-        id=name, kind=kind, names=tuple(f"{name}-{at}.example" for at in range(names)), ports=HTTP
-    )
+    hosts = tuple(f"{name}-{at}.example" for at in range(names))
+    return StandInPlan(id=name, kind=kind, names=hosts, ports=HTTP)
 
 
 def plan(
@@ -32,12 +31,10 @@ def plan(
     """A network with so many names and target cells, a metadata service and an upstream."""
     real: dict[str, Any] = {"host": "real.example", "ports": (443,), "methods": ("GET",)}
     upstream = UpstreamPlan(**real, budget_bytes=1, run_budget_bytes=100 << 20, reason="because")
+    cells = (stand_in(f"t{at}", "cell", 2) for at in range(targets))
+    meta = StandInPlan(id="meta", kind="metadata", names=(), ports=HTTP)
     return NetworkPlan(
-        stand_ins=(
-            stand_in("web", names=http),
-            *(stand_in(f"t{at}", "cell", 2) for at in range(targets)),
-            StandInPlan(id="meta", kind="metadata", names=(), ports=HTTP),
-        ),
+        stand_ins=(stand_in("web", names=http), *cells, meta),
         upstreams=(upstream,),
         default="simulate" if simulate else "deny",
         sink=sink,
