@@ -8,27 +8,21 @@ from typing import Any
 import pytest
 
 from belljar.host.model import CoreFact, CoreState, HostFacts, IdsFact, UsernsFact
+from belljar.plan import obstacles
 from belljar.plan.make import isolation_of
 from belljar.plan.model import ObstacleCode
-from belljar.plan.obstacles import (
-    cores_warning,
-    hardware_obstacle,
-    network_obstacles,
-    tier_obstacles,
-    user_obstacles,
-)
 from belljar.policy.limits import Resources, Tier
 
 
 def test_a_vmm_that_will_not_do_is_named(facts: HostFacts) -> None:
     """Missing, too old, or of unknown age; on a good host nothing is in the way, not even a tool
     that only building images needs."""
-    assert tier_obstacles(Tier.MICROVM, facts) == ()
-    assert hardware_obstacle(facts) is None
+    assert obstacles.tier_obstacles(Tier.MICROVM, facts) == ()
+    assert obstacles.hardware_obstacle(facts) is None
     tool = replace(facts.tools[0], ok=False, hint="run `belljar setup`")
     for path, version in (("", ""), ("/q", "8.1"), ("/q", "")):
         made = replace(tool, path=path, version=version)
-        (obstacle,) = tier_obstacles(Tier.MICROVM, replace(facts, tools=(made,)))
+        (obstacle,) = obstacles.tier_obstacles(Tier.MICROVM, replace(facts, tools=(made,)))
         code = ObstacleCode.TOOL_TOO_OLD if path else ObstacleCode.TOOL_MISSING
         assert (obstacle.code, obstacle.hint) == (code, "run `belljar setup`")
         assert not path or (version or "unknown") in obstacle.what
@@ -38,15 +32,19 @@ def test_a_vmm_that_will_not_do_is_named(facts: HostFacts) -> None:
 def test_only_ids_that_a_container_has_will_do(user: str) -> None:
     """Up to 65,535, also of a number that is too long to be read; a microVM has them all."""
     refused = user not in {"65535", "root"}
-    assert bool(user_obstacles(user, Tier.CONTAINER)) == bool(user_obstacles(user, Tier.GVISOR))
-    assert bool(user_obstacles(user, Tier.CONTAINER)) == refused
-    assert not user_obstacles(user, Tier.MICROVM)
+    assert bool(obstacles.user_obstacles(user, Tier.CONTAINER)) == bool(
+        obstacles.user_obstacles(user, Tier.GVISOR)
+    )
+    assert bool(obstacles.user_obstacles(user, Tier.CONTAINER)) == refused
+    assert not obstacles.user_obstacles(user, Tier.MICROVM)
 
 
 def test_all_obstacles_are_told(facts: HostFacts) -> None:
     """`belljar doctor` shows them together; each is an error with its hint."""
     off = UsernsFact(available=False, reason="a switch is off")
-    first, second = tier_obstacles(Tier.MICROVM, replace(facts, arch="aarch64", userns=off))
+    first, second = obstacles.tier_obstacles(
+        Tier.MICROVM, replace(facts, arch="aarch64", userns=off)
+    )
     assert first.code is ObstacleCode.ARCHITECTURE
     assert second.code is ObstacleCode.NO_USER_NAMESPACES
     assert second.what.endswith(": a switch is off")
@@ -60,16 +58,16 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(release: str, facts: Host
     old = replace(facts, kernel_release=release)
     shown = release if release == "strange" else release.rpartition(".")[0]
     for tier in (Tier.CONTAINER, Tier.GVISOR):
-        (obstacle,) = tier_obstacles(tier, old)
+        (obstacle,) = obstacles.tier_obstacles(tier, old)
         assert obstacle.code is ObstacleCode.KERNEL_TOO_OLD
         assert "Linux 6.6" in obstacle.what
         assert obstacle.what.endswith(f"this is {shown}")
-    assert tier_obstacles(Tier.MICROVM, old) == ()
+    assert obstacles.tier_obstacles(Tier.MICROVM, old) == ()
 
 
 def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
     """nft, modules, namespaces, and an ordinary user's ids."""
-    assert network_obstacles(facts) == ()
+    assert obstacles.network_obstacles(facts) == ()
 
     def with_nft(**changed: Any) -> HostFacts:  # noqa: ANN401 - facts
         nft = {tool.name: tool for tool in facts.tools}["nft"]
@@ -88,21 +86,21 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
         (replace(facts, is_root=False, ids=no_ids), ObstacleCode.NO_IDS),
         (replace(facts, is_root=False, userns=refused), ObstacleCode.NO_USER_NAMESPACES),
     ]:
-        (obstacle,) = network_obstacles(host)
+        (obstacle,) = obstacles.network_obstacles(host)
         assert (obstacle.code, obstacle.where) == (code, "network")
         assert obstacle.what
         assert obstacle.hint.endswith("; or write `network: none`")
-    assert network_obstacles(replace(facts, userns=refused)) == ()
+    assert obstacles.network_obstacles(replace(facts, userns=refused)) == ()
 
 
 def test_a_module_that_one_kind_needs_is_missed_by_that_kind_alone(facts: HostFacts) -> None:
     """And by `belljar doctor`, which asks for all kinds."""
     without = replace(facts, modules_missing=("dulwich",))
-    assert network_obstacles(without, {"http", "smtp"}) == ()
-    (obstacle,) = network_obstacles(without, {"http", "git"})
+    assert obstacles.network_obstacles(without, {"http", "smtp"}) == ()
+    (obstacle,) = obstacles.network_obstacles(without, {"http", "git"})
     assert obstacle.code is ObstacleCode.MODULES_MISSING
     assert "dulwich" in obstacle.what
-    assert network_obstacles(without) == (obstacle,)
+    assert obstacles.network_obstacles(without) == (obstacle,)
 
 
 @pytest.mark.parametrize("tier", list(Tier))
@@ -134,7 +132,9 @@ def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(
 def test_a_pattern_can_not_act_on_a_terminal() -> None:
     """It is the host's, and still shown with what is hidden in it made visible, and cut."""
     pattern = "|/usr/lib/keep \x1b[2J" + "x" * 200
-    said = cores_warning(Tier.CONTAINER, CoreFact(state=CoreState.PROGRAM, pattern=pattern))
+    said = obstacles.cores_warning(
+        Tier.CONTAINER, CoreFact(state=CoreState.PROGRAM, pattern=pattern)
+    )
     assert said is not None
     assert "\x1b" not in said.what
     assert "x" * 100 not in said.what
