@@ -235,7 +235,7 @@ def users_folder(uid: int, gid: int, library: str = "") -> Iterator[UsersFolder]
     """A `UsersFolder` that other users may pass through, with this library."""
     with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
         Path(name).chmod(0o755)
-        without = shutil.ignore_patterns("__pycache__", "_bin")
+        without = shutil.ignore_patterns("_bin")
         shutil.copytree(Path(belljar.__file__).parent, Path(name, "src/belljar"), ignore=without)
         for file in distribution(library).files or () if library else ():
             (target := Path(name, "src", file)).parent.mkdir(exist_ok=True)
