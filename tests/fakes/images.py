@@ -106,7 +106,7 @@ def oci_archive(
     *,
     compress: Callable[[bytes], bytes] = gzip.compress,
     media_type: str = "application/vnd.oci.image.layer.v1.tar+gzip",
-    tweak: Callable[[Json, Json], None] = lambda _manifest, _config: None,
+    tweak: Callable[[Json, Json], object] = lambda _manifest, _config: None,
     blobs_tweak: Callable[[dict[str, bytes]], None] = lambda _blobs: None,
     annotations: Mapping[str, str] | None = None,
 ) -> Path:

@@ -64,7 +64,7 @@ UPPER = layer(
 def output(*argv: object, **options: Any) -> str:  # noqa: ANN401 - of subprocess
     """What a tool writes."""
     words = [str(word) for word in argv]
-    return subprocess.run(words, capture_output=True, text=True, check=True, **options).stdout
+    return str(subprocess.run(words, capture_output=True, text=True, check=True, **options).stdout)
 
 
 def listing(rootfs: Path) -> dict[str, str]:

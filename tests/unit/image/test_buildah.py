@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_the_same_recipe_is_not_built_again(
 
     recipes = [recipe()]
     (rootfs := home / "rootfs").write_bytes(b"made")
-    about = {"source": "build", "created": "", "name": "old"}
+    about: dict[str, Any] = {"source": "build", "created": "", "name": "old"}
     made = Store(home).add(rootfs, ImageConfig(), built={"recipe": recipes[0]}, **about)
     found, is_new = build_dockerfile(home, request)
     assert (found.digest, is_new, found.names) == (made.digest, False, ("made:1", "old"))

@@ -125,8 +125,8 @@ _WORDS = st.sampled_from(["CMD", "CMD-SHELL", "NONE", "x", ""])
 _CHECK = st.fixed_dictionaries(
     {}, optional={"Test": st.lists(_WORDS | _JSON, max_size=3), **dict.fromkeys(TIMES, _JSON)}
 )
-_KEYS = ("Env", "User", "WorkingDir", "Entrypoint", "Cmd", "Healthcheck", "Shell", "Volumes")
-_KEYS += ("StopSignal", "OnBuild")
+_KEYS = ["Env", "User", "WorkingDir", "Entrypoint", "Cmd", "Healthcheck", "Shell", "Volumes"]
+_KEYS += ["StopSignal", "OnBuild"]
 
 
 @pytest.mark.promise("1.6")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.images import (
     ARCH,
+    Json,
     blob_of,
     docker_archive,
     entry,
@@ -119,11 +120,13 @@ def test_any_manifest_in_an_archive_is_read_or_refused(tmp_path: Path, manifest:
 
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
     """Its parts have the kinds that they must have."""
-    changes: list[dict[str, object]] = [{"layers": of} for of in (5, None, [1])]
+    changes: list[Json] = [{"layers": of} for of in (5, None, [1])]
     for change in (*changes, {"config": "x"}):
-        archive = oci_archive(
-            tmp_path / "a.tar", [LAYER], tweak=lambda made, _, change=change: made.update(change)
-        )
+
+        def tweak(made: Json, _: Json, change: Json = change) -> None:
+            made.update(change)
+
+        archive = oci_archive(tmp_path / "a.tar", [LAYER], tweak=tweak)
         with origin.files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
             origin.image_in_layout(files, "", archive, LIMITS)
 

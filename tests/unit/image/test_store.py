@@ -44,7 +44,7 @@ def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
 def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path) -> None:
     """It comes back as it was; another word of it is another image."""
     home = tmp_path / "s"
-    parts = {
+    parts: dict[str, Any] = {
         "healthcheck": HealthCheck(test=("CMD", "up"), retries=3),
         "shell": ("/bin/bash", "-c"),
         "volumes": ("/data",),
@@ -53,7 +53,7 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
     }
     images = [put(home, name, **{name: part}) for name, part in parts.items()]
     images += [put(home, "whole", **parts), put(home, "plain")]
-    assert Store(home).find("whole").config == ImageConfig(**parts)  # type: ignore[arg-type]
+    assert Store(home).find("whole").config == ImageConfig(**parts)
     assert len({image.digest for image in images}) == len(images)
 
 

@@ -162,7 +162,7 @@ CHANGES: list[dict[str, Any]] = [
     *({name: "e" * 64} for name in ("image_digest", "kernel_digest", "initramfs_digest")),
     *({"vmm_version": "10.0.3"}, {"vmm_digest": "e" * 64}, {"host_cpu": "another"}),
     {"preload": ()},
-    *({"shape": replace(INPUTS.shape, **change)} for change in SHAPES),  # type: ignore[arg-type]
+    *({"shape": replace(INPUTS.shape, **change)} for change in SHAPES),
     *({"guest": replace(INPUTS.guest, **{name: 7})} for name in LIMITS),  # type: ignore[arg-type]
     {"guest": replace(INPUTS.guest, debugger_calls=True)},
 ]

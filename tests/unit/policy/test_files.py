@@ -164,12 +164,17 @@ def test_no_more_names_are_read_than_are_allowed(
     """A directory of a million files costs what its bound costs: the rest of it isn't read."""
     for number in range(20):
         (tmp_path / str(number)).touch()
-    scan, read = os.scandir, []
+    scan, read = os.scandir, list[str]()
+
+    def each(found: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+        for entry in found:
+            read.append(entry.name)
+            yield entry
 
     @contextmanager
     def counted(fd: int) -> Iterator[Iterator[os.DirEntry[str]]]:
         with scan(fd) as found:
-            yield (read.append(entry.name) or entry for entry in found)  # type: ignore[func-returns-value]
+            yield each(found)
 
     monkeypatch.setattr(os, "scandir", counted)
     with pytest.raises(ValueError, match="more than 5"):
