@@ -156,17 +156,11 @@ def _fetch(target: Path) -> None:
         draft = Path(scratch, "all")
         for name in ("wheels", "debs"):
             (draft / name).mkdir(parents=True)
-        platforms = [
-            f"--platform=manylinux_2_{minor}_{platform.machine()}"
-            for minor in range(_NEWEST_GLIBC, 4, -1)
-        ]
+        newest = range(_NEWEST_GLIBC, 4, -1)
+        platforms = [f"--platform=manylinux_2_{n}_{platform.machine()}" for n in newest]
         pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check"]
-        options = [
-            f"--python-version={_PYTHON}",
-            "--only-binary=:all:",
-            f"--dest={draft / 'wheels'}",
-            *platforms,
-        ]
+        options = [f"--python-version={_PYTHON}", "--only-binary=:all:", *platforms]
+        options += [f"--dest={draft / 'wheels'}"]
         subprocess.run([*pip, *options, *WHEELS], check=True)
         apt = PrivateApt(Path(scratch, "apt"), debian_sources(host_sources(), _CODENAME))
         apt.update()

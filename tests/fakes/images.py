@@ -7,14 +7,22 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import platform
+import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from tests.machine import public_folder
+
+import belljar
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 
@@ -58,6 +66,18 @@ def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMA
     return made.getvalue()
 
 
+@dataclass(frozen=True)
+class BytesOf:
+    """Bytes as a layer."""
+
+    content: bytes
+
+    def pread(self, count: int, offset: int) -> bytes:
+        """Up to `count` bytes at `offset`, never more than a header or its bound at once."""
+        assert count <= 1 << 20
+        return self.content[offset : offset + count]
+
+
 def sha256(content: bytes) -> str:
     """A digest as images write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -86,7 +106,7 @@ def oci_archive(
     *,
     compress: Callable[[bytes], bytes] = gzip.compress,
     media_type: str = "application/vnd.oci.image.layer.v1.tar+gzip",
-    tweak: Callable[[Json, Json], None] = lambda _manifest, _config: None,
+    tweak: Callable[[Json, Json], object] = lambda _manifest, _config: None,
     blobs_tweak: Callable[[dict[str, bytes]], None] = lambda _blobs: None,
     annotations: Mapping[str, str] | None = None,
 ) -> Path:
@@ -176,3 +196,50 @@ def add_small_image(
         ):
             subprocess.run(argv, check=True, capture_output=True)
         store.add(packed, config or default.config, name=name, source="a test", created="")
+
+
+@dataclass(frozen=True)
+class UsersFolder:
+    """A directory of a user's, with a copy of the package: the checkout may lie where only root can
+    look, and of others the image room needs the standard library alone."""
+
+    path: Path
+    uid: int
+    gid: int
+
+    def run(self, program: str, *arguments: object) -> str:
+        """What a Python program writes that this user runs."""
+        words = ["/usr/bin/python3", "-Bc", program, *(str(word) for word in arguments)]
+        environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(self.path)}
+        done = subprocess.run(
+            words,
+            user=self.uid,
+            group=self.gid,
+            extra_groups=[],
+            env={**environment, "PYTHONPATH": f"{self.path}/src"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def own(self) -> None:
+        """All that was put there is this user's."""
+        for place in (self.path, *self.path.rglob("*")):
+            os.chown(place, self.uid, self.gid, follow_symlinks=False)
+
+
+@contextmanager
+def users_folder(uid: int, gid: int, library: str = "") -> Iterator[UsersFolder]:
+    """A `UsersFolder` that other users may pass through, with this library."""
+    with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
+        Path(name).chmod(0o755)
+        without = shutil.ignore_patterns("_bin")
+        shutil.copytree(Path(belljar.__file__).parent, Path(name, "src/belljar"), ignore=without)
+        for file in distribution(library).files or () if library else ():
+            (target := Path(name, "src", file)).parent.mkdir(exist_ok=True)
+            shutil.copy2(file.locate(), target)
+        made = UsersFolder(Path(name), uid, gid)
+        made.own()
+        yield made

@@ -33,6 +33,7 @@ class Registry:
     address: str = ""
     manifests: dict[tuple[str, str], tuple[str, bytes]] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
     before: Callable[[str], None] = lambda _path: None
 
     def put(
@@ -88,6 +89,7 @@ class _RegistryHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        self.registry.asked.append(self.path)
         self.registry.before(self.path)
         match = re.fullmatch(r"/v2/(.+)/(manifests|blobs)/([^/]+)", self.path)
         if self.path == "/v2/":

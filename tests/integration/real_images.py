@@ -41,14 +41,8 @@ _BASE_PACKAGES: Final = (
     "adduser,bash,busybox,ca-certificates,curl,gcc,git,libc6-dev,procps,python3,python3-pip,wget"
 )
 _DEBIAN_NAMES: Final = (
-    "debian:stable",
-    "debian:trixie-slim",
-    "marshw/kali-base",
-    "python:3.9-slim-buster",
-    "python:3.10",
-    "python:3.12-bookworm",
-    "python:3.12-slim",
-    "ubuntu:24.04",
+    *("debian:stable", "debian:trixie-slim", "marshw/kali-base", "python:3.9-slim-buster"),
+    *("python:3.10", "python:3.12-bookworm", "python:3.12-slim", "ubuntu:24.04"),
 )
 _ALPINE_NAMES: Final = ("alpine", "alpine:3.14", "python:3-alpine")
 _APK: Final = """\
@@ -104,8 +98,7 @@ class Workshop:
         """Debian under the names that the Dockerfiles want; Alpine's with its tools' words."""
         if "debian:stable" in self._built:
             return
-        debian = self._scratch / "debian"
-        alpine = self._scratch / "alpine"
+        debian, alpine = self._scratch / "debian", self._scratch / "alpine"
         for directory in (debian, alpine):
             directory.mkdir()
         _debian(debian)
@@ -139,14 +132,9 @@ class Workshop:
         self._built.add(name)
 
     def _belljar(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "belljar", *arguments],
-            env={**os.environ, "BELLJAR_HOME": str(self.home)},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
+        command = [sys.executable, "-m", "belljar", *arguments]
+        env = {**os.environ, "BELLJAR_HOME": str(self.home)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"belljar {' '.join(arguments)}: {done.stderr[-2000:]}")
 
@@ -168,21 +156,11 @@ def _debian(directory: Path) -> None:
     """`rootfs.tar`: Debian 12 with Python and a compiler, from this host's mirror. Python's marker
     against pip is taken out, as in images of Python."""
     sources = directory / "mirror.sources"
-    sources.write_text(
-        "\n".join(source.deb822() for source in debian_sources(host_sources(), "bookworm"))
-    )
-    options = [f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()]
-    subprocess.run(
-        [
-            "mmdebstrap",
-            *("--mode=root", "--variant=minbase", "--format=tar", "--skip=output/dev", "--quiet"),
-            f"--include={_BASE_PACKAGES}",
-            '--aptopt=Apt::Install-Recommends "false"',
-            *options,
-            '--customize-hook=rm "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED',
-            '--customize-hook=ln -s /usr/bin/python3 "$1"/usr/local/bin/python',
-            *("bookworm", str(directory / "rootfs.tar"), str(sources)),
-        ],
-        check=True,
-        timeout=900,
-    )
+    found = debian_sources(host_sources(), "bookworm")
+    sources.write_text("\n".join(source.deb822() for source in found))
+    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", "--skip=output/dev"]
+    argv += ["--quiet", f"--include={_BASE_PACKAGES}", '--aptopt=Apt::Install-Recommends "false"']
+    argv += [f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()]
+    argv += ['--customize-hook=rm "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED']
+    argv += ['--customize-hook=ln -s /usr/bin/python3 "$1"/usr/local/bin/python']
+    subprocess.run([*argv, "bookworm", directory / "rootfs.tar", sources], check=True)

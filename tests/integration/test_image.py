@@ -4,13 +4,11 @@ the judge of how layers merge."""
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import shutil
 import stat
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,9 @@ from tests.fakes.images import (
     layer,
     oci_archive,
     symlink,
+    users_folder,
 )
-from tests.machine import public_folder
 
-import belljar
 from belljar.image.config import HealthCheck
 from belljar.image.oci import import_image
 from belljar.image.store import Store, verify
@@ -67,7 +64,7 @@ UPPER = layer(
 def output(*argv: object, **options: Any) -> str:  # noqa: ANN401 - of subprocess
     """What a tool writes."""
     words = [str(word) for word in argv]
-    return subprocess.run(words, capture_output=True, text=True, check=True, **options).stdout
+    return str(subprocess.run(words, capture_output=True, text=True, check=True, **options).stdout)
 
 
 def listing(rootfs: Path) -> dict[str, str]:
@@ -94,8 +91,7 @@ def store_home(tmp_path: Path) -> Iterator[Path]:
 def test_every_file_transport_gives_the_same_tree_and_configuration(
     transport: str, tmp_path: Path, store_home: Path
 ) -> None:
-    """What skopeo reads from files is imported with its owners, modes, links and configuration,
-    whatever the packing."""
+    """Owners, modes, links and configuration are kept, whatever the packing."""
     write = docker_archive if transport == "docker-archive" else oci_archive
     archive = write(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
     if transport == "oci":
@@ -132,8 +128,7 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
 
 @pytest.mark.promise("1.6")
 def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) -> None:
-    """A health check and a shell are the image's after the import; volumes and the work directory
-    are there."""
+    """Health check and shell are kept; volumes and the work directory are there."""
     config = {
         "Healthcheck": {"Test": ["CMD-SHELL", "up"], "Interval": 5_000_000_000},
         "Shell": ["/bin/bash", "-c"],
@@ -155,8 +150,7 @@ def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) 
 
 @pytest.mark.root
 def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> None:
-    """umoci, unpacking as root, and the merge in memory agree on every path, type, mode, owner and
-    link of an honest image."""
+    """umoci and the merge in memory agree on each path, type, mode, owner and link."""
     if shutil.which("umoci") is None:
         pytest.skip("needs umoci (scripts/test installs it)")
     archive = oci_archive(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
@@ -231,37 +225,18 @@ print(import_image(Path(sys.argv[1]), sys.argv[2], name="small").rootfs)
 
 
 @pytest.mark.root
-def test_an_ordinary_user_imports_with_the_right_owners(
-    tmp_path: Path, ordinary_user: tuple[int, int]
-) -> None:
+def test_an_ordinary_user_imports_with_the_right_owners(ordinary_user: tuple[int, int]) -> None:
     """Owners in the image don't need root on the host."""
-    uid, gid = ordinary_user
-    archive = oci_archive(tmp_path / "a.tar", [LOWER, UPPER], CONFIG)
-    with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
-        # The checkout may lie where another user can't look; the image room needs nothing but the
-        # standard library.
-        work = Path(name)
-        without = shutil.ignore_patterns("__pycache__", "_bin")
-        shutil.copytree(Path(belljar.__file__).parent, work / "src/belljar", ignore=without)
-        shutil.copy(archive, work / "a.tar")
-        os.chown(work, uid, gid)
-        env = {"PATH": "/usr/bin:/bin:/usr/sbin", "PYTHONPATH": f"{work}/src", "HOME": name}
-        argv = (
-            "/usr/bin/python3",
-            "-Bc",
-            USERS_IMPORT,
-            work / "store",
-            f"oci-archive:{work}/a.tar",
-        )
-        rootfs = output(*argv, user=uid, group=gid, extra_groups=[], env=env)
-        found = listing(Path(rootfs.strip()))
-        assert found["srv/app/data"] == "-rw-r----- 1000/1001"
-        assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
+    with users_folder(*ordinary_user) as folder:
+        archive = oci_archive(folder.path / "a.tar", [LOWER, UPPER], CONFIG)
+        rootfs = folder.run(USERS_IMPORT, folder.path / "store", f"oci-archive:{archive}")
+        found = listing(Path(rootfs))
+    assert found["srv/app/data"] == "-rw-r----- 1000/1001"
+    assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
 
 
 def test_the_prepared_default_image_is_neutral_and_clean(prepared_home: Path) -> None:
-    """The default image has its user, an empty machine-id, no host keys, no package sources and
-    nothing that names us."""
+    """It has its user, an empty machine-id, no host keys or sources, and nothing names us."""
     image = Store(prepared_home).find("default")
     found = listing(image.rootfs)
     assert (image.user, image.workdir) == ("user", "/home/user")

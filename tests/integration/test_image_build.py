@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.images import PYTHON, add_small_image
+from tests.fakes.images import PYTHON, add_small_image, users_folder
 from tests.integration.as_user import UsersBelljar, own
 from tests.machine import public_folder
 
@@ -181,8 +181,7 @@ def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) 
 def test_a_build_that_is_killed_leaves_nothing(
     home: Path, small: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """However the command ends, its steps end with it; what is left on disk is gone at the latest
-    with the next build."""
+    """Its steps end with it; what is left is gone at the latest with the next build."""
     marker = f"sleep 98{int(number)}"
     folder = context(tmp_path / "c", f"FROM {small}\nRUN echo begun; {marker}\n")
     command = [sys.executable, "-m", "belljar", "image", "build", "-t", "killed", str(folder)]
@@ -224,9 +223,7 @@ def test_a_full_disk_is_one_error(home: Path, small: str, tmp_path: Path) -> Non
     mount = ["mount", "-t", "tmpfs", "-o", "size=600m,mode=755", "tmpfs", str(disk)]
     subprocess.run(mount, check=True)
     try:
-        digest = Store(home).find(small).digest
-        shutil.copytree(home / "images" / digest, disk / "images" / digest)
-        shutil.copy2(home / "image-names.json", disk)
+        copy_small(home, small, disk)
         build(disk, context(tmp_path / "first", f"FROM {small}\nENV X=1\n"), "first")
         folder = context(tmp_path / "c", FILLS_DISK)
         free = shutil.disk_usage(disk).free
@@ -242,26 +239,40 @@ def test_a_full_disk_is_one_error(home: Path, small: str, tmp_path: Path) -> Non
         subprocess.run(["umount", str(disk)], check=True)
 
 
+USERS_BUILD = """
+import sys
+from pathlib import Path
+from belljar.image.buildah import BuildRequest, build_dockerfile
+made, _ = build_dockerfile(Path(sys.argv[1]), BuildRequest(context=Path(sys.argv[2]), name="out:1"))
+assert made.built["network"] is False
+print(made.rootfs)
+"""
+
+
+def copy_small(home: Path, small: str, target: Path) -> None:
+    """Another store, with this image of the first."""
+    digest = Store(home).find(small).digest
+    shutil.copytree(home / "images" / digest, target / "images" / digest)
+    shutil.copy2(home / "image-names.json", target)
+
+
 @pytest.mark.promise("1.8")
 @pytest.mark.root
-def test_a_step_reaches_nothing_of_the_user_who_builds(builder: UsersBelljar) -> None:
+def test_a_step_reaches_nothing_of_the_user_who_builds(
+    home: Path, small: str, ordinary_user: tuple[int, int]
+) -> None:
     """With subordinate ids a user builds without root, and nothing is left of the ids' files. Where
     the namespace's root is the user, a mount that leads out shows none of theirs."""
-    with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
-        Path(folder).chmod(0o755)
-        own = Path(folder, "own")
+    with users_folder(*ordinary_user, "dockerfile") as folder:
+        own, store = folder.path / "own", folder.path / "store"
         own.mkdir()
         (own / "secret").write_text("the user's word")
-        for path in (own, own / "secret"):
-            os.chown(path, builder.uid, builder.gid)
         text = LEADING_OUT.format(folder=own) + "RUN chown 1000:1000 /seen; mkdir -m 0 /shut\n"
-        made = context(Path(folder) / "c", text)
-        done = builder("image", "build", "-t", "out:1", "--json", str(made))
-        assert done.returncode == 0, done.stderr
-        built = json.loads(done.stdout)
-        assert built["built"]["network"] is False
-        assert not list((builder.home / "tmp").glob("*"))
-        seen = read(builder.home / "images" / built["digest"] / "rootfs.sqfs", "seen")
+        context(folder.path / "c", text)
+        copy_small(home, small, store)
+        folder.own()
+        seen = read(Path(folder.run(USERS_BUILD, store, folder.path / "c")), "seen")
+        assert not list((store / "tmp").glob("*"))
         assert "the user's word" not in seen
         assert "hosts" in seen
         assert (own / "secret").read_text() == "the user's word"
@@ -370,8 +381,7 @@ id -u; touch /tmp/mine
 @pytest.mark.promise("1.8")
 @pytest.mark.root
 def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_path: Path) -> None:
-    """A step that became root of its build's namespace, and tries to write, remount, unmount, cover
-    or reach a base another way, changes nothing of it."""
+    """Whatever a step tries that became root of its build's namespace."""
     first_uid = first_id_of(home)
     with (
         hold_base(home, Store(home).find(small), first_uid, print) as base,

@@ -118,8 +118,7 @@ RUN echo mine > mine
 
 @pytest.mark.thorough
 def test_volumes_and_work_directories_are_left_as_by_buildkit(home: Path, tmp_path: Path) -> None:
-    """What a step writes below a volume of the file or of its base stays; each work directory is
-    there, its user's."""
+    """What a step writes below a volume stays; each work directory is there, its user's."""
     default = Store(home).find("default")
     config = replace(default.config, user="root", volumes=("/srv/data",))
     add_small_image(home, "with-volume", config)

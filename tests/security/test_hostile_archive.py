@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.images import (
+    BytesOf,
     Json,
     directory,
     entry,
@@ -128,14 +129,13 @@ def state_of(home: Path) -> set[str]:
 @pytest.fixture(scope="module", autouse=True)
 def _own_temporary_directory() -> Iterator[None]:
     """What other tests import meanwhile is not looked at. Open to all, as the system's own is."""
-    before = tempfile.tempdir
-    with tempfile.TemporaryDirectory(prefix="hostile-") as own:
+    with (
+        tempfile.TemporaryDirectory(prefix="hostile-") as own,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         Path(own).chmod(0o1777)
-        tempfile.tempdir = own
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
+        patch.setattr(tempfile, "tempdir", own)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +165,7 @@ def refused(
 def test_a_hostile_layer_is_refused_and_leaves_nothing(
     harm: str, home: Path, tmp_path: Path
 ) -> None:
-    """Whatever is wrong with a layer, its image is refused with one message, and store and
-    temporary directory are as before."""
+    """Its image is refused with one message; store and temporary directory are as before."""
     good = layer(entry("bin/sh", b"x"))
     error = refused(home, oci_archive(tmp_path / "a.tar", [good, HOSTILE_LAYERS[harm]]))
     assert "refused" in error.what
@@ -279,8 +278,7 @@ def leading_to(digest: str) -> bytes:
 def test_an_archive_that_is_no_honest_layout_is_refused(
     archive: bytes, home: Path, tmp_path: Path
 ) -> None:
-    """No name of it becomes a path; indexes that lead in circles or nowhere end in an error, in
-    bounded time."""
+    """No name of it becomes a path; circles of indexes end in an error, in bounded time."""
     (tmp_path / "a.tar").write_bytes(archive)
     refused(home, tmp_path / "a.tar")
 
@@ -299,8 +297,7 @@ def test_a_symlink_in_a_layout_directory_reads_nothing_of_the_host(
 @settings(max_examples=300)
 @given(st.binary(max_size=4096))
 def test_any_bytes_are_read_to_entries_or_refused(noise: bytes) -> None:
-    """The reader ends on every input, with entries whose names stay inside or with a `LayerError`;
-    nothing else escapes it."""
+    """On every input it ends with entries whose names stay inside, or with `LayerError`."""
     check_reader(noise)
 
 
@@ -309,8 +306,7 @@ def test_any_bytes_are_read_to_entries_or_refused(noise: bytes) -> None:
 def test_a_damaged_layer_is_read_or_refused(
     damage: list[tuple[int, int]], fix_checksums: bool
 ) -> None:
-    """An honest layer with some bytes changed (also with checksums made right again) is read or
-    refused, never misread outside its bounds."""
+    """Also with checksums made right again: never misread outside its bounds."""
     links = (symlink("d/l", "f"), hard_link("h", "d/f"))
     content = bytearray(
         layer(directory("d"), entry("d/f", b"x" * 700), *links, entry("l" * 120, b"y"))
@@ -324,14 +320,12 @@ def test_a_damaged_layer_is_read_or_refused(
     check_reader(bytes(content))
 
 
-names = st.lists(
-    st.sampled_from(["a", "b", "c", "..", ".", "", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=5
-).map("/".join)
+WORDS = st.sampled_from(["a", "b", "c", "..", ".", "", ".wh.a", ".wh..wh..opq"])
+names = st.lists(WORDS, min_size=1, max_size=5).map("/".join)
 entries = st.one_of(
     st.builds(lambda n: entry(n, b"x"), names),
     st.builds(directory, names),
-    st.builds(symlink, names, names.filter(bool)),
-    st.builds(hard_link, names, names.filter(bool)),
+    *(st.builds(link, names, names.filter(bool)) for link in (symlink, hard_link)),
 )
 
 
@@ -340,12 +334,11 @@ entries = st.one_of(
 def test_a_merged_tree_never_has_a_name_that_leads_out(
     made: list[tuple[tarfile.TarInfo, bytes]],
 ) -> None:
-    """Whatever links, whiteouts and names come together: every emitted path stays inside, and
-    parents are directories before it."""
+    """Every emitted path stays inside, and parents are directories before it."""
     content, tree = layer(*made), MergedTree(SMALL)
     tree.begin_layer()
     try:
-        for found in read_entries(Bytes(content), len(content)):
+        for found in read_entries(BytesOf(content), len(content)):
             tree.apply(found)
     except LayerError:
         return
@@ -360,22 +353,10 @@ def test_a_merged_tree_never_has_a_name_that_leads_out(
         assert not info.islnk() or info.linkname in files
 
 
-class Bytes:
-    """Bytes as a layer."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def pread(self, count: int, offset: int) -> bytes:
-        """Up to `count` bytes at `offset`, never more than a header or its bound at once."""
-        assert count <= 1 << 20
-        return self._content[offset : offset + count]
-
-
 def check_reader(content: bytes) -> None:
     """Read all entries; check that each lies inside the layer."""
     try:
-        for found in read_entries(Bytes(content), len(content)):
+        for found in read_entries(BytesOf(content), len(content)):
             assert ".." not in [part.decode("latin-1") for part in found.path]
             assert 0 <= found.size_bytes <= len(content)
             assert found.offset + found.size_bytes <= len(content)

@@ -14,8 +14,7 @@ DAY = 86400
 
 
 def test_the_stream_is_cleansed_and_times_are_capped() -> None:
-    """Hard links keep their targets, the host's files are replaced by neutral ones, days and times
-    are the archive's."""
+    """Hard links stay, the host's files are neutral ones, times are the archive's."""
     made = layer(
         *(directory("./"), directory("./etc"), entry("./etc/hostname", b"the-host")),
         entry("./etc/shadow", b"root:*:20000:0:99999:7:::\n", mtime=2_000_000_000),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,11 +59,9 @@ def test_what_is_missing_is_one_error(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_same_recipe_is_not_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image with the same recipe is used, under one more name; another content, argument or base
-    is another recipe."""
+    """It gets one more name; another content, argument or base is another recipe."""
     home = tmp_path / "home"
     add(home, "base")
-    recipes: list[str] = []
 
     def stop(*_args: object) -> None:
         raise HostError("would build")
@@ -71,21 +70,19 @@ def test_the_same_recipe_is_not_built_again(
     request = request_for(tmp_path, "FROM base\nCOPY . /\n")
 
     def recipe() -> str:
-        found = read_recipe(Store(home), request).provenance(has_network=False, keep_setuid=False)
-        recipes.append(found["recipe"])
-        return recipes[-1]
+        read = read_recipe(Store(home), request)
+        return str(read.provenance(has_network=False, keep_setuid=False)["recipe"])
 
-    (home / "rootfs").write_bytes(b"made")
-    built = {"recipe": recipe()}
-    made = Store(home).add(
-        home / "rootfs", ImageConfig(), name="old", source="build", created="", built=built
-    )
+    recipes = [recipe()]
+    (rootfs := home / "rootfs").write_bytes(b"made")
+    about: dict[str, Any] = {"source": "build", "created": "", "name": "old"}
+    made = Store(home).add(rootfs, ImageConfig(), built={"recipe": recipes[0]}, **about)
     found, is_new = build_dockerfile(home, request)
     assert (found.digest, is_new, found.names) == (made.digest, False, ("made:1", "old"))
     (request.context / "file").write_text("1")
-    recipe()
+    recipes.append(recipe())
     add(home, "base", b"other")
-    recipe()
+    recipes.append(recipe())
     assert len(set(recipes)) == 3
     with pytest.raises(HostError, match="would build"):
         build_dockerfile(home, request)
@@ -111,8 +108,7 @@ def test_a_base_with_triggers_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_is_refused_before_its_base_is_missing(tmp_path: Path) -> None:
-    """Nobody gets a base for a file that can't be built; what depends on the base's environment is
-    decided with it."""
+    """Nobody gets a base for it; what depends on a base's environment is decided with it."""
     with pytest.raises(PolicyError, match="line 2"):
         read_recipe(Store(tmp_path), request_for(tmp_path, "FROM none\nRUN --security=insecure x"))
     required = "FROM base\nUSER ${A:?no}${B:?say who}\n"

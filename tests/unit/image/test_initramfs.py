@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -16,43 +14,30 @@ from belljar.image.kernel import build_initramfs
 ELF = b"\x7fELF"
 
 
-class Member(NamedTuple):
-    """One file of an archive, read back."""
-
-    name: str
-    mode: int
-    contents: bytes
-
-
-def members(archive: bytes) -> Iterator[Member]:
-    """A reader of the newc format, written from its description and not from the writer."""
-    at = 0
+def unpack(image: bytes) -> dict[str, tuple[int, bytes]]:
+    """Mode and content by name; a name comes once. A reader of the newc format, written from its
+    description and not from the writer."""
+    archive, at = gzip.decompress(image), 0
+    found: dict[str, tuple[int, bytes]] = {}
     while True:
         assert archive[at : at + 6] == b"070701"
         fields = [int(archive[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
         name_end = at + 110 + fields[11]
         name = archive[at + 110 : name_end - 1].decode()
         start = -(-name_end // 4) * 4
-        contents = archive[start : start + fields[6]]
         if name == "TRAILER!!!":
             assert archive[start:].strip(b"\0") == b""
-            return
-        yield Member(name, fields[1], contents)
+            return found
+        assert name not in found
+        found[name] = fields[1], archive[start : start + fields[6]]
         at = start + -(-fields[6] // 4) * 4
-
-
-def unpack(image: bytes) -> dict[str, Member]:
-    """By name; a name comes once."""
-    found = list(members(gzip.decompress(image)))
-    assert len({member.name for member in found}) == len(found)
-    return {member.name: member for member in found}
 
 
 def test_probe_program_is_there_or_not() -> None:
     """The probe program is a file beside `/init`, to be run and not read by others, byte for byte;
     without one nothing is in its place."""
     probe = unpack(build_initramfs(ELF, [], probe=ELF + b"probe"))["p"]
-    assert (probe.contents, probe.mode) == (ELF + b"probe", 0o100711)
+    assert probe == (0o100711, ELF + b"probe")
     assert "p" not in unpack(build_initramfs(ELF, []))
     with pytest.raises(ValueError, match="not an ELF"):
         build_initramfs(ELF, [], probe=b"#!/bin/sh")
@@ -65,8 +50,7 @@ def test_same_input_same_bytes(agent: bytes, modules: list[bytes]) -> None:
     image = build_initramfs(ELF + agent, named)
     assert image == build_initramfs(ELF + agent, named)
     assert struct.unpack_from("<I", image, 4) == (0,)
-    init = unpack(image)["init"]
-    assert (init.contents, init.mode) == (ELF + agent, 0o100755)
+    assert unpack(image)["init"] == (0o100755, ELF + agent)
 
 
 def test_only_programs_under_plain_names() -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.fakes.images import directory, entry, layer, symlink
+from tests.fakes.images import BytesOf, directory, entry, layer, symlink
 
 from belljar.image import origin
 from belljar.image.layers import ImportLimits, LayerError, tree
@@ -50,22 +50,11 @@ def test_a_tree_is_bounded(
     merged = MergedTree(LIMITS)
     merged.begin_layer()
     content = layer(*entries)
-    found = list(read_entries(_Bytes(content), len(content)))
+    found = list(read_entries(BytesOf(content), len(content)))
     for each in found[:allowed]:
         merged.apply(each)
     with pytest.raises(LayerError):
         merged.apply(found[allowed])
-
-
-class _Bytes:
-    """Reads like a layer."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def pread(self, count: int, offset: int) -> bytes:
-        """Part of it."""
-        return self._content[offset : offset + count]
 
 
 @pytest.mark.promise("1.8")

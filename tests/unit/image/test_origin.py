@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.images import (
     ARCH,
+    Json,
     blob_of,
     docker_archive,
     entry,
@@ -23,18 +24,9 @@ from tests.fakes.images import (
 )
 
 from belljar.errors import PolicyError
+from belljar.image import origin
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import import_image
-from belljar.image.origin import (
-    ImageParts,
-    files_in,
-    files_of_archive,
-    image_in_archive,
-    image_in_layout,
-    instance_of,
-    is_index,
-    names_of_archive,
-)
 from belljar.policy.reference import parse_reference
 
 LAYER = layer(entry("x", b"x"))
@@ -63,7 +55,10 @@ def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
     """It is the one that a registry has the image under; if its bytes are others, the layout is
     refused, and so is one without an index, with a link in its place, a too large one or none."""
     layout, digest, manifest = layout_with_index(tmp_path / "a")
-    assert image_in_layout(files_in(layout), "", layout, LIMITS).digests == (digest, manifest)
+    assert origin.image_in_layout(origin.files_in(layout), "", layout, LIMITS).digests == (
+        digest,
+        manifest,
+    )
     refused = [layout_with_index(tmp_path / "b", holds=b"{}")[0]]
     for number, content in enumerate((None, "link", "x" * 20_000, "[]", "{")):
         (directory := tmp_path / str(number)).mkdir()
@@ -75,13 +70,13 @@ def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
         refused.append(directory)
     for layout in refused:
         with pytest.raises(LayerError):
-            image_in_layout(files_in(layout), "", layout, LIMITS)
+            origin.image_in_layout(origin.files_in(layout), "", layout, LIMITS)
 
 
-def in_archive(path: Path, work: Path) -> ImageParts:
+def in_archive(path: Path, work: Path) -> origin.ImageParts:
     """The only image of what `docker save` wrote."""
-    with files_of_archive(path, work, LIMITS) as files:
-        return image_in_archive(files, "", path, LIMITS)
+    with origin.files_of_archive(path, work, LIMITS) as files:
+        return origin.image_in_archive(files, "", path, LIMITS)
 
 
 @pytest.mark.promise("1.8")
@@ -104,7 +99,7 @@ def test_a_layer_that_is_a_link_to_another_is_that_one(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar"
     links = (symlink("b/layer.tar", "../a/layer.tar"), symlink("c", f"{tmp_path}/secret"))
     archive.write_bytes(layer(entry("a/layer.tar", b"one"), *links))
-    with files_of_archive(archive, tmp_path, LIMITS) as files:
+    with origin.files_of_archive(archive, tmp_path, LIMITS) as files:
         assert files("b/layer.tar").read_bytes() == b"one"
         for name in ("c", "../secret", "secret"):
             with pytest.raises(LayerError):
@@ -125,20 +120,21 @@ def test_any_manifest_in_an_archive_is_read_or_refused(tmp_path: Path, manifest:
 
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
     """Its parts have the kinds that they must have."""
-    changes: list[dict[str, object]] = [{"layers": of} for of in (5, None, [1])]
+    changes: list[Json] = [{"layers": of} for of in (5, None, [1])]
     for change in (*changes, {"config": "x"}):
-        archive = oci_archive(
-            tmp_path / "a.tar", [LAYER], tweak=lambda made, _, change=change: made.update(change)
-        )
-        with files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
-            image_in_layout(files, "", archive, LIMITS)
+
+        def tweak(made: Json, _: Json, change: Json = change) -> None:
+            made.update(change)
+
+        archive = oci_archive(tmp_path / "a.tar", [LAYER], tweak=tweak)
+        with origin.files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
+            origin.image_in_layout(files, "", archive, LIMITS)
 
 
 def test_what_can_be_no_name_is_asked_of_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It, a transport that is none and a file that is missing are refused before any daemon is
-    asked or any image copied."""
+    """No daemon is asked and no image copied; so for a wrong transport or a missing file."""
     monkeypatch.setattr("subprocess.Popen", None)
     for ref in (
         *("docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"),
@@ -149,16 +145,15 @@ def test_what_can_be_no_name_is_asked_of_nobody(
 
 
 def test_the_manifest_for_this_machine_is_chosen() -> None:
-    """Attestations and other processors beside it are passed over; none for it is an error that
-    lists what there is."""
+    """Attestations are passed over; none for it is an error that lists what there is."""
     ours = blob_of("application/vnd.oci.image.manifest.v1+json", b"")
     ours |= {"digest": DIGEST, "platform": {"os": "linux", "architecture": "arm64"}}
     attestation = ours | {"platform": {"os": "unknown", "architecture": "unknown"}}
-    assert instance_of({"manifests": [attestation, ours]}, "arm64") == DIGEST
+    assert origin.instance_of({"manifests": [attestation, ours]}, "arm64") == DIGEST
     with pytest.raises(LayerError, match="linux/arm64, unknown/unknown"):
-        instance_of({"manifests": [attestation, ours]}, "amd64")
+        origin.instance_of({"manifests": [attestation, ours]}, "amd64")
     with pytest.raises(LayerError):
-        instance_of({"manifests": [ours | {"digest": "../../etc"}]}, "arm64")
+        origin.instance_of({"manifests": [ours | {"digest": "../../etc"}]}, "arm64")
 
 
 _KEYS = st.sampled_from(("manifests", "annotations", "RepoTags", "digest", "x"))
@@ -174,11 +169,13 @@ _JSON = st.recursive(
 def test_any_document_has_names_or_none(document: object) -> None:
     """No document does harm; what is taken for a name is one in its normal form, at most two for
     each that stands there: Podman's `localhost/` is left out. A thousand tags are cut to 32."""
-    found = list(names_of_archive(document))
+    found = list(origin.names_of_archive(document))
     if isinstance(document, dict):
-        is_index(document)
-        is_index(document | {"mediaType": []})
+        origin.is_index(document)
+        origin.is_index(document | {"mediaType": []})
     for name in (name for names in found for name in names):
         assert parse_reference(name).familiar == name
-    (names,) = names_of_archive([{"RepoTags": [f"localhost/x:{number}" for number in range(1000)]}])
+    (names,) = origin.names_of_archive(
+        [{"RepoTags": [f"localhost/x:{number}" for number in range(1000)]}]
+    )
     assert (len(names), names[:2]) == (64, ("x:0", "localhost/x:0"))

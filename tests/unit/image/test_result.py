@@ -18,8 +18,7 @@ from belljar.image.tools import Inside
 
 
 class Forger:
-    """Stands for a namespace's tools that hostile code has taken over; it can do what its root can
-    in the working directory."""
+    """Tools of a namespace that hostile code has taken over, with the rights of its root."""
 
     def __init__(self, work: Path, act: Callable[[Path], object]) -> None:
         work.mkdir(parents=True)

@@ -15,31 +15,23 @@ from belljar.image.tools import draw_first_id
 from belljar.store.scratch import retire_unclaimed
 
 
-def kept(home: Path) -> list[str]:
-    """The names of the layers that are kept."""
-    return sorted(path.name for path in (home / LAYERS).iterdir())
-
-
-def made(home: Path, name: str) -> Path:
-    """A directory of layers."""
-    path = home / name
-    path.mkdir(parents=True)
-    return path
-
-
 def test_the_least_recently_used_layers_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the bound; larger ones than that are not kept, and those that another build takes
-    while they are counted are none."""
+    """Beyond the bound; larger ones are not kept, those that another build takes no part."""
     monkeypatch.setattr(storage, "_MAX_LAYERS_MIB", 100)
+    layers = tmp_path / LAYERS
+
+    def keep(key: str, size_mib: int) -> list[str]:
+        (made := tmp_path / "new").mkdir(exist_ok=True)
+        keep_layers(tmp_path, key, made, size_mib)
+        return sorted(path.name for path in layers.iterdir())
+
     for number, key in enumerate("abc"):
-        keep_layers(tmp_path, key, made(tmp_path, "new"), 40)
-        for path in (tmp_path / LAYERS).glob(f"{key}.*"):
-            os.utime(path, (number, number))
-    assert kept(tmp_path) == ["b.40", "c.40"]
-    keep_layers(tmp_path, "d", made(tmp_path, "large"), 101)
-    assert kept(tmp_path) == ["b.40", "c.40"]
+        kept = keep(key, 40)
+        os.utime(layers / f"{key}.40", (number, number))
+    assert kept == ["b.40", "c.40"]
+    assert keep("d", 101) == kept
     found = Path.glob
 
     def glob(path: Path, pattern: str) -> Iterator[Path]:
@@ -47,8 +39,7 @@ def test_the_least_recently_used_layers_give_way(
         yield from found(path, pattern)
 
     monkeypatch.setattr(Path, "glob", glob)
-    keep_layers(tmp_path, "e", made(tmp_path, "more"), 10)
-    assert kept(tmp_path) == ["b.40", "c.40", "e.10"]
+    assert keep("e", 10) == [*kept, "e.10"]
 
 
 def test_what_another_program_removes_is_left_to_it(
@@ -63,7 +54,8 @@ def test_what_another_program_removes_is_left_to_it(
         return gone
 
     monkeypatch.setattr(storage, "retire_unclaimed", retired)
-    remove_kept(tmp_path, made(tmp_path, "x"))
+    (layers := tmp_path / "x").mkdir()
+    remove_kept(tmp_path, layers)
     assert not any(tmp_path.iterdir())
 
 

@@ -42,10 +42,9 @@ def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.6")
 def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path) -> None:
-    """What an image says of its processes comes back as it was; another word of it is another
-    image."""
+    """It comes back as it was; another word of it is another image."""
     home = tmp_path / "s"
-    parts = {
+    parts: dict[str, Any] = {
         "healthcheck": HealthCheck(test=("CMD", "up"), retries=3),
         "shell": ("/bin/bash", "-c"),
         "volumes": ("/data",),
@@ -54,7 +53,7 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
     }
     images = [put(home, name, **{name: part}) for name, part in parts.items()]
     images += [put(home, "whole", **parts), put(home, "plain")]
-    assert Store(home).find("whole").config == ImageConfig(**parts)  # type: ignore[arg-type]
+    assert Store(home).find("whole").config == ImageConfig(**parts)
     assert len({image.digest for image in images}) == len(images)
 
 
@@ -111,8 +110,7 @@ def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Pat
 
 
 def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
-    """An empty store, a wrong name and a path each end in a `HostError` with a hint; nothing
-    outside the store is looked at."""
+    """Each is a `HostError` with a hint; nothing outside the store is looked at."""
     store = Store(tmp_path / "none")
     with pytest.raises(HostError, match="belljar setup"):
         store.find("default")
@@ -126,8 +124,7 @@ def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> None:
-    """A name names the newest; `remove` takes a name, and the image when none is left or it was
-    named by its digest."""
+    """A name names the newest; an image goes without its last name, or by its digest."""
     store = Store(tmp_path / "s")
     old, new = put(tmp_path / "s", "x"), put(tmp_path / "s", "x", b"other")
     assert store.find("x").digest == new.digest
@@ -147,26 +144,22 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
     assert store.missing("b:1") is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"]
-)
-def test_names_that_could_mean_something_else_are_refused(name: str, tmp_path: Path) -> None:
+def test_names_that_could_mean_something_else_are_refused(tmp_path: Path) -> None:
     """No path, no option, nothing like a digest."""
-    with pytest.raises(PolicyError):
-        put(tmp_path / "s", name)
+    for name in ("", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"):
+        with pytest.raises(PolicyError):
+            put(tmp_path / "s", name)
 
 
 def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
-    """Names are compared in their normal form; a store of an earlier version may hold them in
-    any."""
+    """In their normal form; a store of an earlier version may hold them in any."""
     image = put(tmp_path / "s", "docker.io/library/one:latest")
     store = Store(tmp_path / "s")
     assert image.names == ("one",)
     for ref in ("one", "one:latest", "docker.io/one", "index.docker.io/library/one"):
         assert store.find(ref) == image
-    (tmp_path / "s/image-names.json").write_text(
-        json.dumps({"two:latest": image.digest, "a/:b": image.digest})
-    )
+    names = {"two:latest": image.digest, "a/:b": image.digest}
+    (tmp_path / "s/image-names.json").write_text(json.dumps(names))
     assert store.find("two").names == ("a/:b", "two:latest")
     assert store.find("a/:b").digest == image.digest
     other = put(tmp_path / "s", "two", b"other")
@@ -178,8 +171,7 @@ def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.8")
 def test_a_digest_in_a_reference_is_one_that_the_image_was_imported_from(tmp_path: Path) -> None:
-    """By whatever name and tag; an unknown digest is not in the store, also beside a name that is,
-    and says the command."""
+    """By whatever name and tag; an unknown digest is not there, and says the command."""
     known, unknown = "sha256:" + "1" * 64, "sha256:" + "2" * 64
     image = put(tmp_path / "s", "team/one:1", origins=[known])
     store = Store(tmp_path / "s")
@@ -199,8 +191,7 @@ def test_a_digest_in_a_reference_is_one_that_the_image_was_imported_from(tmp_pat
 
 
 def test_each_missing_image_has_its_command(tmp_path: Path) -> None:
-    """Once each, in the order given; those of Belljar are made, others imported, a digest by its
-    digest."""
+    """Once each, in order; those of Belljar are made, others imported."""
     here, store = put(tmp_path, "here"), Store(tmp_path)
     digest, get = "sha256:" + "1" * 64, "belljar image import docker://"
     asked = ["ghcr.io/a/b:2", "here", f"here:1@{digest}", "default", "ghcr.io/a/b:2", "debian-dev"]

@@ -61,8 +61,7 @@ def record_signed(run: RunDirectory, events: list[Event]) -> None:
 
 
 def make_run(home: Path) -> Path:
-    """A finished run: 12 events in ledger lines 1 to 12, several checkpoints, bodies, a policy, an
-    Inspect log."""
+    """A finished run: 12 events, several checkpoints, bodies, a policy, an Inspect log."""
     with create_run(home, "exec", ["run", "x"], checkpoint_interval_s=0.001) as run:
         run.write_text("policy.yaml", "belljar: 1\n")
         (run.inspect_log_dir / "log.eval").write_bytes(b"log")

@@ -32,8 +32,7 @@ def test_round_trip(value: dict[str, object]) -> None:
 
 @given(st.text())
 def test_text_that_utf8_cannot_carry_is_still_recorded(text: str) -> None:
-    """A lone surrogate becomes its escape; nothing a guest or an operator can type refuses a
-    record."""
+    """A lone surrogate becomes its escape; nothing that can be typed refuses a record."""
     shown = json.loads(canonical({"argv": [text]}))["argv"][0]
     assert shown == text.encode("utf-8", "backslashreplace").decode()
 
@@ -64,8 +63,7 @@ NOT_CANONICAL = [
 
 @pytest.mark.parametrize("line", NOT_CANONICAL, ids=lambda line: repr(line[:24]))
 def test_only_the_canonical_form_is_read(line: bytes) -> None:
-    """Duplicate keys, other spellings, other encodings, too deep or too large: refused with
-    `ValueError`, nothing worse."""
+    """Duplicate keys, other spellings or encodings, too deep or large: `ValueError`."""
     with pytest.raises(ValueError):  # noqa: PT011 - any of them will do
         parse_canonical(line)
 

@@ -13,95 +13,78 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import LedgerError
-from belljar.ledger.files import (
-    Directory,
-    has_digest,
-    open_beneath,
-    open_directory,
-    raw_lines,
-    read_beneath,
-    walk_files,
-    write_file,
-)
+from belljar.ledger import files
 
 
 @pytest.fixture(params=["descriptor", "path"])
 def root(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Directory]:
+) -> Iterator[files.Directory]:
     """A directory with a file and a folder, also on a system that opens nothing beneath one."""
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "inner" / "file").write_bytes(b"content")
     if request.param == "path":
         monkeypatch.setattr(os, "supports_dir_fd", set())
-    with open_directory(tmp_path) as opened:
+    with files.open_directory(tmp_path) as opened:
         assert isinstance(opened, Path) == (request.param == "path")
         yield opened
 
 
-def test_a_plain_file(root: Directory) -> None:
+def test_a_plain_file(root: files.Directory) -> None:
     """Opened by a path of folders, read up to a bound."""
-    assert read_beneath(root, "folder/inner/file", max_bytes=7) == b"content"
+    assert files.read_beneath(root, "folder/inner/file", max_bytes=7) == b"content"
     with pytest.raises(ValueError, match="longer"):
-        read_beneath(root, "folder/inner/file", max_bytes=6)
+        files.read_beneath(root, "folder/inner/file", max_bytes=6)
     with pytest.raises(FileNotFoundError):
-        open_beneath(root, "folder/none")
-    assert list(walk_files(root)) == ["folder/inner/file"]
+        files.open_beneath(root, "folder/none")
+    assert list(files.walk_files(root)) == ["folder/inner/file"]
 
 
-def test_links_are_not_followed(root: Directory, tmp_path: Path) -> None:
-    """Neither as the file nor as a folder on the way; the walk stops at one."""
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    (tmp_path / "folders").symlink_to("folder")
-    for path in ("link", "folders/inner/file"):
-        with pytest.raises(LedgerError, match="link"):
-            open_beneath(root, path)
-    with pytest.raises(LedgerError, match="link"):
-        list(walk_files(root))
-
-
-def test_special_files_are_not_read(root: Directory, tmp_path: Path) -> None:
-    """A pipe does not make us wait; a folder is no file."""
-    os.mkfifo(tmp_path / "pipe")
-    for path in ("pipe", "folder"):
-        with pytest.raises(LedgerError):
-            open_beneath(root, path)
-    with pytest.raises(LedgerError, match="special"):
-        list(walk_files(root))
-
-
-def test_endless_depth_is_refused(root: Directory, tmp_path: Path) -> None:
-    """Folders in folders, without end."""
+def test_what_is_no_plain_file_is_not_read(root: files.Directory, tmp_path: Path) -> None:
+    """No link is followed, neither as the file nor as a folder on the way; a pipe does not make us
+    wait; a folder is no file. The walk stops at each, and at folders in folders without end."""
     (tmp_path / "/".join("d" * 40)).mkdir(parents=True)
     with pytest.raises(LedgerError, match="deep"):
-        list(walk_files(root))
+        list(files.walk_files(root))
+    os.mkfifo(tmp_path / "a pipe")
+    with pytest.raises(LedgerError, match="special"):
+        list(files.walk_files(root))
+    (tmp_path / "a link").symlink_to("/etc/passwd")
+    (tmp_path / "folders").symlink_to("folder")
+    with pytest.raises(LedgerError, match="link"):
+        list(files.walk_files(root))
+    for path in ("a pipe", "folder"):
+        with pytest.raises(LedgerError):
+            files.open_beneath(root, path)
+    for path in ("a link", "folders/inner/file"):
+        with pytest.raises(LedgerError, match="link"):
+            files.open_beneath(root, path)
 
 
-def test_another_size_is_noticed_without_reading(root: Directory, tmp_path: Path) -> None:
+def test_another_size_is_noticed_without_reading(root: files.Directory, tmp_path: Path) -> None:
     """A sparse terabyte in a small file's place costs nothing."""
     (tmp_path / "big").touch()
     os.truncate(tmp_path / "big", 1 << 40)
-    with open_beneath(root, "big") as file:
-        assert not has_digest(file, "0" * 64, 10)
+    with files.open_beneath(root, "big") as file:
+        assert not files.has_digest(file, "0" * 64, 10)
         assert file.tell() == 0
 
 
 def test_a_file_is_written_once(tmp_path: Path) -> None:
     """What is there is not replaced, not even a link that leads nowhere."""
-    write_file(tmp_path / "a", b"1")
+    files.write_file(tmp_path / "a", b"1")
     (tmp_path / "b").symlink_to(tmp_path / "c")
     for name in ("a", "b"):
         with pytest.raises(FileExistsError):
-            write_file(tmp_path / name, b"2")
+            files.write_file(tmp_path / name, b"2")
     assert (tmp_path / "a").read_bytes() == b"1"
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_lines_are_bounded(content: bytes, max_bytes: int) -> None:
-    """The lines give back the bytes, numbered from 1; one over the bound is an error that names
-    it."""
+    """They give back the bytes, numbered from 1; one over the bound is named."""
     expected = re.findall(rb"[^\n]*\n|[^\n]+", content)
-    reading = raw_lines(io.BytesIO(content), max_bytes=max_bytes, name="f")
+    reading = files.raw_lines(io.BytesIO(content), max_bytes=max_bytes, name="f")
     for number, whole in enumerate(expected, 1):
         if len(whole) > max_bytes:
             with pytest.raises(LedgerError, match=f"f:{number}: longer"):

@@ -36,8 +36,7 @@ def test_made_once_and_private(home: Path) -> None:
     [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"],
 )
 def test_a_damaged_key_is_not_replaced(home: Path, content: bytes) -> None:
-    """A key that can't be read is an error that says so: making another in its place would orphan
-    older runs silently."""
+    """It is an error: making another in its place would orphan older runs silently."""
     load_or_make_key(home)
     (home / "keys" / KEY_FILE).write_bytes(content)
     with pytest.raises(LedgerError, match="damaged"):
@@ -66,8 +65,7 @@ def test_a_new_key_outlives_a_power_loss(home: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_signatures(home: Path) -> None:
-    """A signature is good for its payload and key only; a public key that is no point on the curve
-    is no exception."""
+    """Good for its payload and key only; a public key that is no point is no exception."""
     key = load_or_make_key(home)
     good = key.sign(b"payload")
     assert signature_is_good(key.public_key, good, b"payload")

@@ -25,8 +25,7 @@ def last_data(path: Path) -> dict[str, object]:
 
 
 def test_a_run_is_sealed(finished: Path) -> None:
-    """It begins with `run.started`, ends with `run.finished`, and everything in it is in the
-    manifest or covered otherwise."""
+    """From `run.started` to `run.finished`; all in it is in the manifest or covered."""
     first, *_ = read_events(finished)
     assert first.kind is Kind.RUN_STARTED
     assert first.data["run_id"] == finished.name
@@ -39,26 +38,26 @@ def test_a_run_is_sealed(finished: Path) -> None:
     assert finished.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome", "exit_code"),
-    [
-        (CellError("died"), "failed", 5),
-        (OSError("x"), "failed", 1),
-        (KeyboardInterrupt(), "interrupted", 130),
-        (SystemExit(0), "completed", 0),
-        (SystemExit(3), "failed", 3),
-        (ExceptionGroup("tasks", [CellError("died")]), "failed", 5),
-        (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), "interrupted", 130),
-    ],
-)
+ENDS: list[tuple[BaseException, str, int]] = [
+    (CellError("died"), "failed", 5),
+    (OSError("x"), "failed", 1),
+    (KeyboardInterrupt(), "interrupted", 130),
+    (SystemExit(0), "completed", 0),
+    (SystemExit(3), "failed", 3),
+    (ExceptionGroup("tasks", [CellError("died")]), "failed", 5),
+    (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), "interrupted", 130),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome", "code"), ENDS)
 def test_a_run_that_raises_is_sealed_too(
-    home: Path, error: BaseException, outcome: str, exit_code: int
+    home: Path, error: BaseException, outcome: str, code: int
 ) -> None:
     """The exception is recorded and goes on; the record is complete and verifies."""
     with pytest.raises(type(error)), create_run(home, "exec", []) as run:
         raise error
     last = last_data(run.path)
-    assert (last["outcome"], last["exit_code"]) == (outcome, exit_code)
+    assert (last["outcome"], last["exit_code"]) == (outcome, code)
     assert verify(run.path).status is Status.VERIFIED
 
 
@@ -72,8 +71,7 @@ def test_an_outcome_that_was_said_wins(home: Path) -> None:
 
 
 def test_only_new_plain_names_are_written(home: Path) -> None:
-    """A name with a path in it, or one that the seal uses, is refused; a file that is there stays
-    as it is."""
+    """A name with a path or of the seal's is refused; a file that is there stays."""
     with create_run(home, "exec", []) as run:
         for name in ("../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"):
             with pytest.raises(ValueError, match="not a plain"):
@@ -95,8 +93,7 @@ def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
 
 
 def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
-    """It is entered once, by whoever needs it first, and left when the run is sealed, even if the
-    run raises."""
+    """Entered once, and left when the run is sealed, even if the run raises."""
     told: list[str] = []
 
     @contextmanager
@@ -109,17 +106,12 @@ def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
         for name in ("one", "two", "one"):
             run.enter_once(name, partial(shared, name))
         raise CellError("died")
-    assert told == [
-        "one entered",
-        "two entered",
-        f"two left {Status.VERIFIED}",
-        f"one left {Status.VERIFIED}",
-    ]
+    left = f"left {Status.VERIFIED}"
+    assert told == ["one entered", "two entered", f"two {left}", f"one {left}"]
 
 
 def test_a_poisoned_run_keeps_its_first_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the ledger failed, leaving does not hide that error behind another, and seals
-    nothing."""
+    """Leaving does not hide that error behind another, and seals nothing."""
     run = create_run(home, "exec", [])
 
     def work() -> None:

@@ -60,23 +60,19 @@ def hit(reason: str, *bodies: Body) -> Event:
     return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": reason}, bodies=bodies)
 
 
-def lines_of(run_dir: Path) -> list[dict[str, object]]:
-    """The ledger's lines, parsed."""
-    return [json.loads(line) for line in (run_dir / "ledger.jsonl").read_bytes().splitlines()]
+def files_of_bodies(run_dir: Path) -> list[Path]:
+    """Those that are there."""
+    return [path for path in (run_dir / "bodies").rglob("*") if path.is_file()]
 
 
 def test_the_line_is_there_when_record_returns(writer: LedgerWriter, run_dir: Path) -> None:
-    """No buffering: another process sees the event at once, with its number, cell, actor and
-    trust."""
+    """Another process sees the event at once, with number, cell, actor and trust."""
     for number, event in enumerate(exec_events(1)):
         assert writer.record(event) == number
-        line = lines_of(run_dir)[-1]
+        line = json.loads((run_dir / "ledger.jsonl").read_bytes().splitlines()[-1])
         assert (line["seq"], line["kind"], line["cell"]) == (number, event.kind.value, "c1")
-        assert (line["actor"], line["trust"], line["data"]) == (
-            event.actor.value,
-            event.trust.value,
-            dict(event.data),
-        )
+        assert (line["actor"], line["trust"]) == (event.actor.value, event.trust.value)
+        assert line["data"] == event.data
 
 
 def test_bodies_are_stored_once_and_before_the_line(
@@ -88,7 +84,7 @@ def test_bodies_are_stored_once_and_before_the_line(
 
     def watch(fd: int, content: bytes) -> int:
         if bytes(content).startswith(b'{"actor"'):  # a line, not a body or a checkpoint
-            seen.append(len([path for path in (run_dir / "bodies").rglob("*") if path.is_file()]))
+            seen.append(len(files_of_bodies(run_dir)))
         return write(fd, content)
 
     monkeypatch.setattr("belljar.ledger.writer.os.write", watch)
@@ -96,7 +92,7 @@ def test_bodies_are_stored_once_and_before_the_line(
         writer.record(hit("x", body("frame", b"12")))
     assert seen == [1, 1]
     assert writer.body_totals == (1, 2)
-    (kept,) = (path for path in (run_dir / "bodies").rglob("*") if path.is_file())
+    (kept,) = files_of_bodies(run_dir)
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
@@ -312,8 +308,8 @@ def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
             recorded.add(run.recorder.record(hit("b", body("b", b"two"))))
         result = verify(run.path)
         assert (result.status, result.problem) == (Status.VERIFIED, None), at
-        kept = [path for path in (run.path / "bodies").rglob("*") if path.is_file()]
-        assert run.recorder.body_totals == (len(kept), 3 * len(kept))
+        kept = len(files_of_bodies(run.path))
+        assert run.recorder.body_totals == (kept, 3 * kept)
         shutil.rmtree(run.path)
         if interrupt.left > 0:  # it has run to its end
             break

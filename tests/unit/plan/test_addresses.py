@@ -21,9 +21,8 @@ HTTP = (PortPlan(number=80, protocol="http"),)
 
 def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
     """A stand-in with so many names."""
-    return StandInPlan(
-        id=name, kind=kind, names=tuple(f"{name}-{at}.example" for at in range(names)), ports=HTTP
-    )
+    hosts = tuple(f"{name}-{at}.example" for at in range(names))
+    return StandInPlan(id=name, kind=kind, names=hosts, ports=HTTP)
 
 
 def plan(
@@ -32,12 +31,10 @@ def plan(
     """A network with so many names and target cells, a metadata service and an upstream."""
     real: dict[str, Any] = {"host": "real.example", "ports": (443,), "methods": ("GET",)}
     upstream = UpstreamPlan(**real, budget_bytes=1, run_budget_bytes=100 << 20, reason="because")
+    cells = (stand_in(f"t{at}", "cell", 2) for at in range(targets))
+    meta = StandInPlan(id="meta", kind="metadata", names=(), ports=HTTP)
     return NetworkPlan(
-        stand_ins=(
-            stand_in("web", names=http),
-            *(stand_in(f"t{at}", "cell", 2) for at in range(targets)),
-            StandInPlan(id="meta", kind="metadata", names=(), ports=HTTP),
-        ),
+        stand_ins=(stand_in("web", names=http), *cells, meta),
         upstreams=(upstream,),
         default="simulate" if simulate else "deny",
         sink=sink,
@@ -90,8 +87,7 @@ def test_a_layout_is_apart_from_everything(
 
 
 def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
-    """Each pattern one of its own; an upstream's too; the metadata service has besides the address
-    that clouds use."""
+    """Each pattern and upstream has its own; the metadata service the clouds' besides."""
     layout = lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=())
     found = {name.pattern: (name.stand_in, name.address) for name in layout.names}
     hosts = {f"{name}.example" for name in ("web-0", "web-1", "t0-0", "t0-1", "real")}

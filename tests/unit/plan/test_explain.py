@@ -17,8 +17,7 @@ from belljar.policy.load import load_preset, policy_of
 
 @pytest.mark.promise("1.6")
 def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFacts) -> None:
-    """What runs before a sample starts, and what is waited for; nothing of an image that has no
-    program."""
+    """What runs before a sample starts, and what is waited for; nothing without a program."""
 
     def text(**of: Any) -> str:  # noqa: ANN401 - facts
         plan = make_plan(load_preset("high").policy, facts, replace(image, **of))

@@ -7,27 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from belljar.plan.jail import (
-    IdRange,
-    JailBind,
-    JailFds,
-    JailIdentity,
-    JailIds,
-    JailLimits,
-    JailMount,
-    JailSpec,
-    cell_ids,
-    jail_argv,
-    nested_cell_ids,
-)
+from belljar.plan import jail
 
-SPEC = JailSpec(
+SPEC = jail.JailSpec(
     cell_id="c-0123456789ab",
     owner_pid=42,
     root=Path("/s/vmm/k/root"),
-    binds=(JailBind(source=Path("/s/i/rootfs.sqfs"), target="/i/disk"),),
-    identity=JailIdentity(host_uid=0x70000001, host_gid=0x70000001, privileged=True),
-    limits=JailLimits(
+    binds=(jail.JailBind(source=Path("/s/i/rootfs.sqfs"), target="/i/disk"),),
+    identity=jail.JailIdentity(host_uid=0x70000001, host_gid=0x70000001, privileged=True),
+    limits=jail.JailLimits(
         memory_max_bytes=1 << 30,
         cpu_quota_percent=100,
         processes=81,
@@ -41,7 +29,7 @@ SPEC = JailSpec(
 
 def test_golden() -> None:
     """Everything the launcher is told, in its order; lifetimes in milliseconds."""
-    fds = JailFds(lifeline=5, status=6, kept=(7, 8), hold=9)
+    fds = jail.JailFds(lifeline=5, status=6, kept=(7, 8), hold=9)
     expected = """
         /p/jail --cell c-0123456789ab --root /s/vmm/k/root --owner 42 --privileged
         --uid 1879048193 1000 --gid 1879048193 1000
@@ -50,14 +38,14 @@ def test_golden() -> None:
         --rlimit core 1 --rlimit nofile 256 --rlimit memlock 65536 --rlimit nproc 81
         --rlimit fsize 0 --keep 7 --keep 8 -- /usr/bin/vmm -x
     """
-    assert [*jail_argv("/p/jail", SPEC, fds, ("/usr/bin/vmm", "-x"))] == expected.split()
+    assert [*jail.jail_argv("/p/jail", SPEC, fds, ("/usr/bin/vmm", "-x"))] == expected.split()
 
 
 RUNTIME = replace(
     SPEC,
     binds=(),
     cgroups=(),
-    ids=JailIds(
+    ids=jail.JailIds(
         uid_map=((0, 1000, 1), (1, 100000, 65536)),
         gid_map=((0, 1001, 1), (1, 200000, 65536)),
         newuidmap=Path("/u/newuidmap"),
@@ -71,9 +59,8 @@ RUNTIME = replace(
 
 
 def test_golden_of_a_runtime() -> None:
-    """A runtime's jail: maps instead of one id, no limit that would break it, and what it is
-    given."""
-    fds = JailFds(lifeline=5, status=6, kept=(), stdin=7)
+    """A runtime's jail: maps instead of one id, and no limit that would break it."""
+    fds = jail.JailFds(lifeline=5, status=6, kept=(), stdin=7)
     expected = """
         /p/jail --cell c-0123456789ab --root /s/vmm/k/root --owner 42 --privileged
         --uid-map 0 1000 1 --uid-map 1 100000 65536
@@ -83,36 +70,40 @@ def test_golden_of_a_runtime() -> None:
         --stdin 7 --hostname vm --env PATH=/usr/bin --keep-capabilities --init
         -- /runc run
     """
-    assert [*jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run"))] == expected.split()
+    assert [*jail.jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run"))] == expected.split()
 
 
 HERE = Path("/s")
 MOUNTS = {
-    "--mount-bind /s /b read-only": JailMount(kind="bind", target="/b", source=HERE),
-    "--mount-bind /s /b writable": JailMount(kind="bind", target="/b", source=HERE, writable=True),
-    "--mount-tree /s /t": JailMount(kind="tree", target="/t", source=HERE),
-    "--mount-shifted-tree /s /t 7 8 9": JailMount(
+    "--mount-bind /s /b read-only": jail.JailMount(kind="bind", target="/b", source=HERE),
+    "--mount-bind /s /b writable": jail.JailMount(
+        kind="bind", target="/b", source=HERE, writable=True
+    ),
+    "--mount-tree /s /t": jail.JailMount(kind="tree", target="/t", source=HERE),
+    "--mount-shifted-tree /s /t 7 8 9": jail.JailMount(
         kind="tree", target="/t", source=HERE, shift=(7, 8, 9)
     ),
-    "--mount-device /s /d": JailMount(kind="device", target="/d", source=HERE),
-    "--mount-tmpfs /c 4096 5 493 noexec": JailMount(
+    "--mount-device /s /d": jail.JailMount(kind="device", target="/d", source=HERE),
+    "--mount-tmpfs /c 4096 5 493 noexec": jail.JailMount(
         kind="tmpfs", target="/c", size_bytes=4096, inodes=5
     ),
-    "--mount-tmpfs /c 1 2 1023 exec": JailMount(
+    "--mount-tmpfs /c 1 2 1023 exec": jail.JailMount(
         kind="tmpfs", target="/c", size_bytes=1, inodes=2, mode=0o1777, executable=True
     ),
-    "--mount-proc /proc": JailMount(kind="proc", target="/proc"),
-    "--mount-sysfs /sys": JailMount(kind="sysfs", target="/sys"),
-    "--mount-cgroup /sys/fs/cgroup": JailMount(kind="cgroup", target="/sys/fs/cgroup"),
-    "--mount-overlay /n /t /u /w": JailMount(
+    "--mount-proc /proc": jail.JailMount(kind="proc", target="/proc"),
+    "--mount-sysfs /sys": jail.JailMount(kind="sysfs", target="/sys"),
+    "--mount-cgroup /sys/fs/cgroup": jail.JailMount(kind="cgroup", target="/sys/fs/cgroup"),
+    "--mount-overlay /n /t /u /w": jail.JailMount(
         kind="overlay", target="/n", lower="/t", upper="/u", work="/w"
     ),
 }
 
 
-def words_of(spec: JailSpec, **more: int) -> str:
+def words_of(spec: jail.JailSpec, **more: int) -> str:
     """What the launcher is told of this jail."""
-    return " ".join(jail_argv("/j", spec, JailFds(lifeline=5, status=6, kept=(), **more), ("/r",)))
+    return " ".join(
+        jail.jail_argv("/j", spec, jail.JailFds(lifeline=5, status=6, kept=(), **more), ("/r",))
+    )
 
 
 def test_what_was_given_holds() -> None:
@@ -127,28 +118,30 @@ def test_what_was_given_holds() -> None:
 
 def test_a_cells_ids() -> None:
     """0 is who starts it, 1 and on the workload's; an identity without a range has none."""
-    identity = JailIdentity(
-        host_uid=7, host_gid=8, privileged=True, uids=IdRange(start=100), gids=IdRange(start=200)
+    identity = jail.JailIdentity(
+        host_uid=7,
+        host_gid=8,
+        privileged=True,
+        uids=jail.IdRange(start=100),
+        gids=jail.IdRange(start=200),
     )
-    ids = cell_ids(identity)
+    ids = jail.cell_ids(identity)
     assert ids.uid_map == ((0, 7, 1), (1, 100, 65536))
     assert ids.gid_map == ((0, 8, 1), (1, 200, 65536))
     with pytest.raises(ValueError, match="no range"):
-        cell_ids(SPEC.identity)
+        jail.cell_ids(SPEC.identity)
 
 
 def test_a_jail_that_waits_for_its_link() -> None:
-    """The descriptor on which a byte comes, and whether the runtime may see the network's settings;
-    only when it was asked for."""
+    """A byte comes on it; the runtime may see the network's settings or not."""
     plain = replace(RUNTIME, init=True, keep_capabilities=True, network="plain")
     assert "--network 7 plain" in words_of(plain, network=7)
     assert "--network" not in words_of(plain)
 
 
 def test_a_jail_below_another_user_namespace() -> None:
-    """An ordinary user's ids are mapped there already: 0 is the user, what follows his subordinate
-    ids; nobody's help is asked."""
-    words = words_of(replace(RUNTIME, ids=nested_cell_ids()), user_namespace=9)
+    """0 is the user, then his subordinate ids, mapped already; nobody's help is asked."""
+    words = words_of(replace(RUNTIME, ids=jail.nested_cell_ids()), user_namespace=9)
     assert "--user-namespace 9" in words
     assert "--uid-map 0 0 1 --uid-map 1 1 65536" in words
     assert words.count("--uid-map") == 2

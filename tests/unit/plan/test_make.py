@@ -31,27 +31,45 @@ from belljar.policy.limits import Resources, Risk, Tier, least_tier
 from belljar.policy.load import load_preset
 from belljar.policy.model import Policy
 from belljar.policy.sections import FileCopy, Rights
+from belljar.policy.yaml_tree import read_tree
 
-RICH: dict[str, Any] = {
-    "belljar": 1,
-    "name": "rich",
-    "risk": "medium",
-    "tier": "microvm",
-    "image": "default",
-    "resources": {
-        "cpus": 2,
-        "memory": "1GiB",
-        "disk": "256MiB",
-        "processes": 100,
-        "lifetime": "30m",
-        "exec_timeout": "45s",
-        "output": "1MiB",
-    },
-    "user": 0,
-    "workdir": "/srv",
-    "env": {"TASK": "a", "LANG": "de"},
-    "files": [{"source": "data/a.txt", "target": "in/a.txt", "mode": "0600"}],
-}
+RICH: dict[str, Any] = read_tree("""
+belljar: 1
+name: rich
+risk: medium
+tier: microvm
+image: default
+resources: {cpus: 2, memory: 1GiB, disk: 256MiB, processes: 100, lifetime: 30m, exec_timeout: 45s,
+            output: 1MiB}
+user: 0
+workdir: /srv
+env: {TASK: a, LANG: de}
+files: [{source: data/a.txt, target: in/a.txt, mode: '0600'}]
+""").value
+RANGE: dict[str, Any] = read_tree("""
+belljar: 1
+name: range
+risk: high
+network:
+  stand_ins:
+    shop:
+      {kind: http, names: [shop.example, '*.shop.example'], files: shop,
+       routes: [{path: /, template: index.html}]}
+    db: {kind: cell, names: [db], ports: [5432], command: [run, it]}
+    cloud: {kind: metadata, names: [metadata.google.internal]}
+""").value
+REAL: dict[str, Any] = read_tree("""
+belljar: 1
+name: real
+risk: low
+network:
+  default: simulate
+  sink: true
+  stand_ins: {mail: {kind: smtp, names: [mail.example]}}
+  upstreams:
+    - {host: real.example, ports: [443], methods: [GET], budget: 10MiB,
+       reason: only there is it current}
+""").value
 
 
 def emulated(facts: HostFacts) -> HostFacts:
@@ -61,51 +79,19 @@ def emulated(facts: HostFacts) -> HostFacts:
 
 def ordinary(facts: HostFacts) -> HostFacts:
     """An ordinary user on it, to whom nothing is delegated, emulated."""
-    group = CgroupFact(
-        version=CgroupVersion.V2, reason="no group is delegated to this user where it runs"
-    )
+    why = "no group is delegated to this user where it runs"
+    group = CgroupFact(version=CgroupVersion.V2, reason=why)
     return replace(emulated(facts), is_root=False, uid=1000, cgroup=group)
 
 
 def delegated(facts: HostFacts) -> HostFacts:
     """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
-    group = CgroupFact(
-        version=CgroupVersion.V2,
-        parents=dict.fromkeys(("cpu", "memory", "pids"), "/c/own"),
-        delegated=True,
-    )
-    untried = tuple(
-        replace(item, state=RuntimeState.UNPROVEN, reason="not yet") for item in facts.runtimes
-    )
+    parents = dict.fromkeys(("cpu", "memory", "pids"), "/c/own")
+    group = CgroupFact(version=CgroupVersion.V2, parents=parents, delegated=True)
+    unproven, why = RuntimeState.UNPROVEN, "not yet"
+    untried = tuple(replace(item, state=unproven, reason=why) for item in facts.runtimes)
     ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
     return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
-
-
-SHOP = {"kind": "http", "names": ["shop.example", "*.shop.example"], "files": "shop"}
-RANGE: dict[str, Any] = {
-    "belljar": 1,
-    "name": "range",
-    "risk": "high",
-    "network": {
-        "stand_ins": {
-            "shop": {**SHOP, "routes": [{"path": "/", "template": "index.html"}]},
-            "db": {"kind": "cell", "names": ["db"], "ports": [5432], "command": ["run", "it"]},
-            "cloud": {"kind": "metadata", "names": ["metadata.google.internal"]},
-        }
-    },
-}
-REACHED = {"host": "real.example", "ports": [443], "methods": ["GET"], "budget": "10MiB"}
-REAL: dict[str, Any] = {
-    "belljar": 1,
-    "name": "real",
-    "risk": "low",
-    "network": {
-        "default": "simulate",
-        "sink": True,
-        "stand_ins": {"mail": {"kind": "smtp", "names": ["mail.example"]}},
-        "upstreams": [{**REACHED, "reason": "only there is it current"}],
-    },
-}
 
 
 def codes(policy: Policy | dict[str, Any], host: HostFacts, image: ImageFacts) -> list[str]:
@@ -184,8 +170,7 @@ LAYERS = {
 def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_that_or_nothing(
     facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What was passed over, why, and its hint are in the plan; a policy that names its tier is
-    refused instead."""
+    """Why others were passed over is in the plan; a policy that names its tier is refused."""
     silent = replace(facts.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing")
     without_runc = replace(facts, runtimes=(silent, facts.runtimes[1]))
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW), without_runc, image)
@@ -251,8 +236,7 @@ RESOURCES = st.builds(
 def test_every_bound_lies_within_the_one_around_it(
     resources: Resources, hardware: bool, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What the workload may take fits the VM, with room for the guest's kernel; the VM fits what
-    the jail allows."""
+    """The workload fits the VM, with its kernel; the VM fits what the jail allows."""
     plan = make_plan(
         Policy(belljar=1, risk=Risk.HIGH, resources=resources),
         facts if hardware else emulated(facts),
@@ -274,16 +258,11 @@ def test_every_bound_lies_within_the_one_around_it(
 def test_a_containers_bounds_are_all_the_hosts(
     resources: Resources, tier: Tier, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """Every resource of the policy is a control group's or a file system's, with room for what
-    holds the cell and no processor more."""
+    """Each resource is a group's or a file system's, with room for what holds the cell."""
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier, resources=resources), facts, image)
     assert isinstance(plan, OciPlan)
-    shape = plan.oci
-    assert (
-        shape.memory_max_bytes
-        == resources.memory_bytes + resources.disk_bytes
-        < plan.jail.memory_max_bytes
-    )
+    shape, most = plan.oci, resources.memory_bytes + resources.disk_bytes
+    assert shape.memory_max_bytes == most < plan.jail.memory_max_bytes
     assert (shape.disk_bytes, shape.processes) == (resources.disk_bytes, resources.processes)
     assert shape.disk_inodes >= 16_384
     assert plan.jail.cpu_quota_percent == 100 * resources.cpus

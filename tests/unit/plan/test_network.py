@@ -15,26 +15,25 @@ from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, plan_networ
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, read_network
+from belljar.policy.yaml_tree import read_tree
 
 BASE = Path("/srv/evaluation")
-SHOP = {"kind": "http", "names": ["Shop.example", "*.shop.example"], "files": "shop"}
-APP = {"kind": "python", "names": ["app"], "ports": [8000]}
-REAL = {"host": "Real.example", "ports": [443], "methods": ["get"], "budget": "10MiB"}
-FULL: dict[str, Any] = {
-    "default": "simulate",
-    "sink": True,
-    "stand_ins": {
-        "shop": SHOP | {"ports": [80, "8443/tls"], "routes": [{"path": "/"}]},
-        "packages": {"kind": "pypi", "names": ["packages.example"], "packages": "wheels"},
-        "api": {"kind": "har", "names": ["api.example"], "recording": "api/v1/all.har"},
-        "mail": {"kind": "smtp", "names": ["mail.example"]},
-        "cloud": {"kind": "metadata", "names": ["metadata.google.internal"]},
-        "db": {"kind": "cell", "names": ["db"], "ports": [5432], "resources": {"memory": "128MiB"}},
-        "app": APP | {"app": "main:app", "files": "app"},
-    },
-    "upstreams": [REAL | {"reason": "only there is it current"}],
-    "record": {"packets": "2MiB", "bodies": "3KiB", "streams": "4KiB"},
-}
+FULL: dict[str, Any] = read_tree("""
+default: simulate
+sink: true
+stand_ins:
+  shop: {kind: http, names: [Shop.example, '*.shop.example'], files: shop, ports: [80, 8443/tls],
+         routes: [{path: /}]}
+  packages: {kind: pypi, names: [packages.example], packages: wheels}
+  api: {kind: har, names: [api.example], recording: api/v1/all.har}
+  mail: {kind: smtp, names: [mail.example]}
+  cloud: {kind: metadata, names: [metadata.google.internal]}
+  db: {kind: cell, names: [db], ports: [5432], resources: {memory: 128MiB}}
+  app: {kind: python, names: [app], ports: [8000], app: 'main:app', files: app}
+upstreams:
+  - {host: Real.example, ports: [443], methods: [get], budget: 10MiB, reason: it is current}
+record: {packets: 2MiB, bodies: 3KiB, streams: 4KiB}
+""").value
 
 
 def full() -> NetworkPlan:
@@ -45,8 +44,7 @@ def full() -> NetworkPlan:
 
 
 def test_a_stand_ins_files_are_below_its_directory() -> None:
-    """A file's directory is what is shown; a directory field is that directory and no setting;
-    without files there is none."""
+    """A file's directory is shown; a directory is no setting; without files there is none."""
     found = {item.id: (item.directory, item.settings) for item in full().stand_ins}
     assert found["shop"] == (BASE / "shop", {"routes": [{"path": "/"}]})
     assert found["packages"] == (BASE / "wheels", {})
@@ -62,14 +60,10 @@ def test_a_plan_goes_through_json_and_back() -> None:
     plan = full()
     shown = json.loads(json.dumps(json_of(plan)))
     assert from_json(NetworkPlan, shown) == plan
-    wrongs: tuple[dict[str, Any], ...] = (
-        {"default": "allow"},
-        {"bounds": {"zzz": 1}},
-        {"stand_ins": [{}]},
-    )
-    for wrong in wrongs:
+    wrongs: dict[str, Any] = {"default": "allow", "bounds": {"zzz": 1}, "stand_ins": [{}]}
+    for name, wrong in wrongs.items():
         with pytest.raises((ValueError, KeyError, TypeError)):
-            from_json(NetworkPlan, {**shown, **wrong})
+            from_json(NetworkPlan, {**shown, name: wrong})
 
 
 def test_files_without_a_directory_are_refused() -> None:

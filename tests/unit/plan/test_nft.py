@@ -62,8 +62,7 @@ def test_what_only_counts_is_no_difference() -> None:
 
 
 def test_nfts_versions_list_the_same_in_different_words() -> None:
-    """1.1 lists masks of flags as alternatives and an ICMP code as its number; neither is a
-    difference, and another number is."""
+    """1.1's masks and number of an ICMP code are no difference; another number is one."""
 
     def newer(part: Any) -> Any:  # noqa: ANN401 - JSON values
         if isinstance(part, list):
@@ -121,8 +120,7 @@ _LISTINGS = st.recursive(
 
 @given(_LISTINGS)
 def test_a_listing_that_is_none_is_a_difference(value: object) -> None:
-    """Whatever a broken tool prints, it is never taken for the right rules, and never an
-    exception."""
+    """What a broken tool prints is never the right rules, and never an exception."""
     listing = value if isinstance(value, dict) else {"nftables": value}
     assert changed_rules(KNOWN, listing) != ()
     assert json.dumps(changed_rules(KNOWN, listing))

@@ -9,20 +9,9 @@ from typing import Any
 import pytest
 
 from belljar.plan import qemu
-from belljar.plan.qemu import (
-    KERNEL_COMMAND_LINE,
-    MOUNT_POINTS,
-    GuestLimits,
-    Role,
-    TemplateInputs,
-    VmFds,
-    VmShape,
-    qemu_argv,
-    template_key,
-)
 
-TCG = VmShape(vcpus=2, ram_mib=512, accel="tcg", cpu_model="max")
-KVM = VmShape(vcpus=2, ram_mib=512, accel="kvm", cpu_model="host")
+TCG = qemu.VmShape(vcpus=2, ram_mib=512, accel="tcg", cpu_model="max")
+KVM = qemu.VmShape(vcpus=2, ram_mib=512, accel="kvm", cpu_model="host")
 PROGRAM = "/usr/bin/qemu-system-x86_64"
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 COMMON = [
@@ -47,18 +36,18 @@ WIRING = [
 ]
 
 
-def argv(shape: VmShape, role: Role, counter_khz: int = 0) -> list[str]:
+def argv(shape: qemu.VmShape, role: qemu.Role, counter_khz: int = 0) -> list[str]:
     """With fixed descriptors."""
-    fds = VmFds(
+    fds = qemu.VmFds(
         qmp=10,
         agent=11,
         console=12,
         kvm=13 if shape.accel == "kvm" else None,
-        state=14 if role is Role.CLONE else None,
+        state=14 if role is qemu.Role.CLONE else None,
         net=15 if shape.nic else None,
     )
     name = "c-0123456789ab"
-    made = qemu_argv(PROGRAM, shape, role=role, name=name, fds=fds, counter_khz=counter_khz)
+    made = qemu.qemu_argv(PROGRAM, shape, role=role, name=name, fds=fds, counter_khz=counter_khz)
     return list(made)
 
 
@@ -66,13 +55,13 @@ def test_a_template_and_a_clone() -> None:
     """A template boots kernel and initramfs, its RAM a shared file; emulated, it is told its
     counter's rate. A clone has no kernel, maps the RAM privately and can't write the file, and
     waits for its state."""
-    append = f"{KERNEL_COMMAND_LINE} tsc_early_khz=2600000"
+    append = f"{qemu.KERNEL_COMMAND_LINE} tsc_early_khz=2600000"
     ram = "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=off,readonly=on,rom=off"
     booted = ["-kernel", "/i/kernel", "-initrd", "/i/initrd", "-append", append]
     template = [*COMMON, *MACHINE, "-object", "memory-backend-ram,id=ram,size=512M", *booted]
-    assert argv(TCG, Role.TEMPLATE, 2_600_000) == [*template, *WIRING]
+    assert argv(TCG, qemu.Role.TEMPLATE, 2_600_000) == [*template, *WIRING]
     clone = [*COMMON, *MACHINE, "-object", ram, *WIRING, "-incoming", "defer"]
-    assert argv(TCG, Role.CLONE) == clone
+    assert argv(TCG, qemu.Role.CLONE) == clone
 
 
 OFFLOADS = (
@@ -87,8 +76,8 @@ NIC = [
 DATA = ["-blockdev", FILE.format("data"), "-device", "virtio-blk-device,drive=data"]
 
 
-@pytest.mark.parametrize("role", [Role.TEMPLATE, Role.CLONE])
-def test_one_more_device(role: Role) -> None:
+@pytest.mark.parametrize("role", [qemu.Role.TEMPLATE, qemu.Role.CLONE])
+def test_one_more_device(role: qemu.Role) -> None:
     """The same in template and clone. A network's, last, is a datagram socket, and nothing that the
     frames' other side would have to make up for. A second disk is after the first, read-only as
     that; the guest is told of it when it boots, and other weights are another template's."""
@@ -101,24 +90,24 @@ def test_one_more_device(role: Role) -> None:
     assert with_data[at : at + len(DATA)] == DATA
     without = with_data[:at] + with_data[at + len(DATA) :]
     assert [word.removesuffix(" data_disk") for word in without] == plain
-    assert any(word.endswith(" data_disk") for word in without) is (role is Role.TEMPLATE)
-    assert template_key(INPUTS) != template_key(replace(INPUTS, data_digest="ab" * 32))
+    assert any(word.endswith(" data_disk") for word in without) is (role is qemu.Role.TEMPLATE)
+    assert qemu.template_key(INPUTS) != qemu.template_key(replace(INPUTS, data_digest="ab" * 32))
 
 
 def test_kvm_comes_as_a_descriptor() -> None:
     """Under KVM the device is inherited, not opened: the jail has no /dev. There is no timer chip,
     and no counter to tell of."""
-    words = argv(KVM, Role.PROOF, 2_600_000)
+    words = argv(KVM, qemu.Role.PROOF, 2_600_000)
     assert words[words.index("-accel") + 1] == "kvm,device=/dev/fdset/1"
     assert "fd=13,set=1" in words
     assert words[words.index("-machine") + 1] == "microvm,rtc=on,pic=off,pcie=off,usb=off,pit=off"
-    assert words[words.index("-append") + 1] == KERNEL_COMMAND_LINE
+    assert words[words.index("-append") + 1] == qemu.KERNEL_COMMAND_LINE
 
 
 @pytest.mark.promise("2.3")
 @pytest.mark.parametrize("shape", [TCG, KVM])
-@pytest.mark.parametrize("role", list(Role))
-def test_nothing_but_the_few_devices(shape: VmShape, role: Role) -> None:
+@pytest.mark.parametrize("role", list(qemu.Role))
+def test_nothing_but_the_few_devices(shape: qemu.VmShape, role: qemu.Role) -> None:
     """No network, no display, no monitor on a path, no program to start, no file but the four mount
     points; the same input gives the same words."""
     words = argv(shape, role)
@@ -129,40 +118,40 @@ def test_nothing_but_the_few_devices(shape: VmShape, role: Role) -> None:
     assert not {*never.split()} & {*words}
     parts = {part for word in words[1:] for part in word.replace("=", ",").split(",")}
     paths = {part for part in parts if part.startswith("/")}
-    assert {path for path in paths if not path.startswith("/dev/fdset/")} <= set(MOUNT_POINTS)
+    assert {path for path in paths if not path.startswith("/dev/fdset/")} <= set(qemu.MOUNT_POINTS)
     assert words == argv(shape, role)
 
 
 def test_the_guest_is_told_nothing() -> None:
     """The kernel's command line, which the workload may read, is a stock one."""
     told = ("bell", "jar", "test", "eval", "sandbox", "cell")
-    assert not [word for word in told if word in KERNEL_COMMAND_LINE]
+    assert not [word for word in told if word in qemu.KERNEL_COMMAND_LINE]
 
 
 @pytest.mark.parametrize(
     ("shape", "role", "fds"),
     [
-        (TCG, Role.PROOF, VmFds(qmp=3, agent=4, console=5, kvm=6)),
-        (KVM, Role.PROOF, VmFds(qmp=3, agent=4, console=5)),
-        (TCG, Role.CLONE, VmFds(qmp=3, agent=4, console=5)),
-        (TCG, Role.TEMPLATE, VmFds(qmp=3, agent=4, console=5, state=6)),
+        (TCG, qemu.Role.PROOF, qemu.VmFds(qmp=3, agent=4, console=5, kvm=6)),
+        (KVM, qemu.Role.PROOF, qemu.VmFds(qmp=3, agent=4, console=5)),
+        (TCG, qemu.Role.CLONE, qemu.VmFds(qmp=3, agent=4, console=5)),
+        (TCG, qemu.Role.TEMPLATE, qemu.VmFds(qmp=3, agent=4, console=5, state=6)),
     ],
 )
-def test_descriptors_that_do_not_fit(shape: VmShape, role: Role, fds: VmFds) -> None:
+def test_descriptors_that_do_not_fit(shape: qemu.VmShape, role: qemu.Role, fds: qemu.VmFds) -> None:
     """A descriptor too many or too few is an error, not a guess."""
     with pytest.raises(ValueError, match="goes with"):
-        qemu_argv(PROGRAM, shape, role=role, name="c-0", fds=fds)
+        qemu.qemu_argv(PROGRAM, shape, role=role, name="c-0", fds=fds)
 
 
-INPUTS = TemplateInputs(
+INPUTS = qemu.TemplateInputs(
     image_digest="a" * 64,
     kernel_digest="b" * 64,
     initramfs_digest="c" * 64,
     vmm_version="10.0.2",
     vmm_digest="d" * 64,
     host_cpu="a processor",
-    shape=VmShape(vcpus=1, ram_mib=512, accel="tcg", cpu_model="max"),
-    guest=GuestLimits(
+    shape=qemu.VmShape(vcpus=1, ram_mib=512, accel="tcg", cpu_model="max"),
+    guest=qemu.GuestLimits(
         memory_max_bytes=1 << 28, disk_bytes=1 << 27, disk_inodes=1 << 14, processes=100
     ),
     preload=("/bin/sh",),
@@ -173,7 +162,7 @@ CHANGES: list[dict[str, Any]] = [
     *({name: "e" * 64} for name in ("image_digest", "kernel_digest", "initramfs_digest")),
     *({"vmm_version": "10.0.3"}, {"vmm_digest": "e" * 64}, {"host_cpu": "another"}),
     {"preload": ()},
-    *({"shape": replace(INPUTS.shape, **change)} for change in SHAPES),  # type: ignore[arg-type]
+    *({"shape": replace(INPUTS.shape, **change)} for change in SHAPES),
     *({"guest": replace(INPUTS.guest, **{name: 7})} for name in LIMITS),  # type: ignore[arg-type]
     {"guest": replace(INPUTS.guest, debugger_calls=True)},
 ]
@@ -183,10 +172,13 @@ CHANGES: list[dict[str, Any]] = [
 def test_every_input_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another value of any input is another template; another Belljar that would boot or save
     otherwise does not take this one's either."""
-    keys = [template_key(INPUTS), *(template_key(replace(INPUTS, **each)) for each in CHANGES)]
+    keys = [
+        qemu.template_key(INPUTS),
+        *(qemu.template_key(replace(INPUTS, **each)) for each in CHANGES),
+    ]
     for name in ("TEMPLATE_FORMAT", "ARGV_FORMAT", "KERNEL_COMMAND_LINE"):
         monkeypatch.setattr(qemu, name, f"another {name}")
-        keys.append(template_key(INPUTS))
+        keys.append(qemu.template_key(INPUTS))
     assert len(set(keys)) == len(keys) == 1 + len(CHANGES) + 3
 
 

@@ -124,8 +124,7 @@ def test_what_is_forbidden_is_all_but_the_ranges_own(
 
 @given(st.binary(min_size=16, max_size=32), st.sampled_from(sorted(PLANS)))
 def test_nothing_allowed_is_outside_the_range(random_bytes: bytes, name: str) -> None:
-    """Every service that any set lets through is in the range's /22, or the metadata stand-in's
-    address."""
+    """In the range's /22, or the metadata stand-in's address."""
     plan = PLANS[name]
     layout = layout_of(plan, random_bytes)
     prefix = IPv4Network(layout.prefix)

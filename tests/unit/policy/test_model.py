@@ -26,8 +26,7 @@ def test_the_least_policy_takes_the_defaults() -> None:
 
 
 def test_a_program_may_give_what_a_file_can_not_write() -> None:
-    """Values already typed are taken, within the same bounds; a policy can't be changed, and a
-    pickled one is the same."""
+    """Within the same bounds; it can't be changed, and a pickled one is the same."""
     resources = Resources(cpus=2, memory_bytes=(64 << 20) + 1, lifetime_s=61.5, exec_timeout_s=1.25)
     files = (FileCopy(source="a", target="b", mode=None),)
     policy = Policy(belljar=1, risk=Risk.HIGH, tier=Tier.MICROVM, resources=resources, files=files)

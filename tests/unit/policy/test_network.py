@@ -25,8 +25,7 @@ def problems(
 
 
 def test_what_is_not_written_is_refused_denied_and_small() -> None:
-    """An empty network reaches nothing: unknown names don't exist, there is no sink and nothing
-    real."""
+    """Unknown names don't exist, there is no sink and nothing real."""
     policy, _ = read("default: deny")
     assert policy is not None
     network = policy.network
@@ -116,8 +115,7 @@ def test_names_are_bounded_in_all() -> None:
 
 
 def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None:
-    """Below the policy's directory, links included, and with nothing of the policy's own beside
-    them."""
+    """Links included, and with nothing of the policy's own beside them."""
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/a.har").touch()
     (tmp_path / "a.har").touch()

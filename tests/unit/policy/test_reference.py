@@ -71,8 +71,7 @@ def test_both_forms_mean_the_same_reference(reference: Reference) -> None:
     st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9./:@_\[\]-]{0,60}", fullmatch=True))
 )
 def test_any_text_is_a_reference_or_refused(text: str) -> None:
-    """Nothing but `ValueError`; what is taken has a normal form and no character that a path or
-    shell would act on."""
+    """What is taken has a normal form, and no character that a path or shell acts on."""
     try:
         reference = parse_reference(text)
     except ValueError:

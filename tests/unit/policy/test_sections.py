@@ -11,17 +11,7 @@ from pydantic import ValidationError
 
 from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
-from belljar.policy.limits import (
-    CAPABILITIES,
-    GRANTABLE,
-    REFUSE,
-    REPORT,
-    USUAL_CAPABILITIES,
-    Granted,
-    HostTools,
-    Risk,
-    Tier,
-)
+from belljar.policy import limits
 from belljar.policy.load import Examined, examine
 from belljar.policy.sections import Rights, common_rights
 
@@ -50,11 +40,11 @@ RIGHTS = st.builds(
 def test_capabilities_have_the_kernels_numbers() -> None:
     """As linux/capability.h has them: a wrong number would grant another right."""
     known = {"CHOWN": 0, "SYS_MODULE": 16, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "BPF": 39}
-    assert {name: CAPABILITIES[name] for name in known} == known
-    assert CAPABILITIES["CHECKPOINT_RESTORE"] == len(CAPABILITIES) - 1 == 40
-    assert Granted(capabilities=("SYS_PTRACE",)).mask == 1 << 19
-    assert set(CAPABILITIES) >= USUAL_CAPABILITIES
-    assert sum(1 << CAPABILITIES[name] for name in USUAL_CAPABILITIES) == 0xA80425FB
+    assert {name: limits.CAPABILITIES[name] for name in known} == known
+    assert limits.CAPABILITIES["CHECKPOINT_RESTORE"] == len(limits.CAPABILITIES) - 1 == 40
+    assert limits.Granted(capabilities=("SYS_PTRACE",)).mask == 1 << 19
+    assert set(limits.CAPABILITIES) >= limits.USUAL_CAPABILITIES
+    assert sum(1 << limits.CAPABILITIES[name] for name in limits.USUAL_CAPABILITIES) == 0xA80425FB
 
 
 def test_what_is_no_right_is_refused() -> None:
@@ -69,31 +59,33 @@ def test_what_is_no_right_is_refused() -> None:
 @pytest.mark.promise("2.4")
 def test_a_shared_kernel_grants_nothing() -> None:
     """Nor does any tier grant what would reach the guest agent or open its kernel."""
-    assert GRANTABLE[Tier.CONTAINER] == Granted()
+    assert limits.GRANTABLE[limits.Tier.CONTAINER] == limits.Granted()
     never = {"SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON", "SYS_BOOT"}
-    for most in GRANTABLE.values():
+    for most in limits.GRANTABLE.values():
         assert not never & set(most.capabilities)
-    assert "SYS_PTRACE" not in GRANTABLE[Tier.GVISOR].capabilities
+    assert "SYS_PTRACE" not in limits.GRANTABLE[limits.Tier.GVISOR].capabilities
 
 
 @pytest.mark.promise("2.4")
-@given(RIGHTS, st.sampled_from(list(Tier)))
-def test_a_tier_grants_what_is_asked_for_or_says_what_not(rights: Rights, tier: Tier) -> None:
+@given(RIGHTS, st.sampled_from(list(limits.Tier)))
+def test_a_tier_grants_what_is_asked_for_or_says_what_not(
+    rights: Rights, tier: limits.Tier
+) -> None:
     """Never more than its list; and what is not granted is among its refusals."""
-    found, most = granted(rights, tier), GRANTABLE[tier]
+    found, most = granted(rights, tier), limits.GRANTABLE[tier]
     assert set(found.capabilities) <= set(most.capabilities)
     assert set(found.calls) <= set(most.calls)
     if not list(refusals(rights, tier)) and not rights.privileged:
         assert set(found.capabilities) == set(rights.capabilities)
         assert bool(found.calls) == (rights.seccomp == "unconfined")
     if rights == Rights():
-        assert found == Granted()
+        assert found == limits.Granted()
 
 
 @pytest.mark.promise("1.4")
-@given(RIGHTS, RIGHTS, st.sampled_from(list(Tier)))
+@given(RIGHTS, RIGHTS, st.sampled_from(list(limits.Tier)))
 def test_what_two_policies_have_in_common_is_no_more_than_either(
-    ours: Rights, floor: Rights, tier: Tier
+    ours: Rights, floor: Rights, tier: limits.Tier
 ) -> None:
     """In what any tier grants; and it is within the floor."""
     common = ours.common(floor)
@@ -118,30 +110,33 @@ def test_a_policy_that_says_nothing_bounds_nothing() -> None:
 @pytest.mark.promise("2.4")
 def test_a_stronger_tier_grants_no_less() -> None:
     """So that raising a tier never takes a right away."""
-    for tier, other in itertools.pairwise(GRANTABLE[tier] for tier in sorted(Tier)):
+    for tier, other in itertools.pairwise(limits.GRANTABLE[tier] for tier in sorted(limits.Tier)):
         assert set(tier.capabilities) <= set(other.capabilities)
         assert set(tier.calls) <= set(other.calls)
 
 
 @pytest.mark.promise("1.9")
-@pytest.mark.parametrize("risk", Risk)
-def test_the_default_follows_the_risk(risk: Risk) -> None:
+@pytest.mark.parametrize("risk", limits.Risk)
+def test_the_default_follows_the_risk(risk: limits.Risk) -> None:
     """From `high` on refused, below reported; what is written comes first. What is named is
     allowed and nothing else, by the tool's name or its server's."""
 
-    def rule(text: str = "") -> HostTools:
+    def rule(text: str = "") -> limits.HostTools:
         found = read(text, str(risk)).policy
         assert found is not None
         return found.host_tools_rule
 
-    assert rule() == (REFUSE if risk >= Risk.HIGH else REPORT)
-    assert (rule("host_tools: report"), rule("host_tools: refuse")) == (REPORT, REFUSE)
+    assert rule() == (limits.REFUSE if risk >= limits.Risk.HIGH else limits.REPORT)
+    assert (rule("host_tools: report"), rule("host_tools: refuse")) == (
+        limits.REPORT,
+        limits.REFUSE,
+    )
     named = rule("host_tools: {allow: [web_search, notes]}")
     assert named.permits(("web_search",))
     assert named.permits(("mcp_server_notes", "notes"))
     assert not named.permits(("code_execution",))
-    assert not REFUSE.permits(("web_search",))
-    assert REPORT.permits(("anything",))
+    assert not limits.REFUSE.permits(("web_search",))
+    assert limits.REPORT.permits(("anything",))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from belljar.errors import PolicyError
@@ -21,7 +23,7 @@ def model_of(risk: str = "low", **fields: object) -> ModelBlock:
 
 def test_what_makes_no_server_is_refused() -> None:
     """With the field's name."""
-    wrong: dict[str, list[object]] = {
+    wrong: dict[str, list[Any]] = {
         "weights": [{"sha256": "ab"}, {}],
         "server": ["tgi", [], ["a\0b"]],
         "port": [0],

@@ -66,8 +66,7 @@ def test_a_policy_reads_what_it_writes(block: str) -> None:
 
 
 def test_what_a_policy_says_and_leaves_out() -> None:
-    """`standard` names a set; actions that are left out are the defaults; a breach stops the
-    run."""
+    """`standard` names a set; what is left out is the default; a breach stops the run."""
     assert policy("decoys: standard").decoys == STANDARD_DECOYS
     rules = policy(GUARD).guard_rules
     assert rules.action(Place.UPSTREAM) is Action.STOP

@@ -9,17 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.values import number
-from belljar.policy.yaml_tree import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    POLICY,
-    Mark,
-    Reading,
-    closest_mark,
-    field_name,
-    read_tree,
-    scalar,
-)
+from belljar.policy import yaml_tree
 
 
 def test_a_scalar_means_what_the_core_schema_says() -> None:
@@ -29,9 +19,9 @@ def test_a_scalar_means_what_the_core_schema_says() -> None:
         "1.5e3": 1500.0, "-.inf": float("-inf"), "9" * 5000: "9" * 5000,
     } | {text: text for text in ("22:22", "no", "on", "1_000", "0b11", "2026-01-01", "=")}  # fmt: skip
     for text, value in values.items():
-        assert scalar(text, plain=True) == value
-        assert type(scalar(text, plain=True)) is type(value)
-        assert scalar(text, plain=False) == text
+        assert yaml_tree.scalar(text, plain=True) == value
+        assert type(yaml_tree.scalar(text, plain=True)) is type(value)
+        assert yaml_tree.scalar(text, plain=False) == text
 
 
 @pytest.mark.promise("1.1")
@@ -63,7 +53,7 @@ def test_what_a_policy_must_not_hold_is_refused_where_it_stands(
     text: str, line: int, column: int, message: str
 ) -> None:
     """Each with its own line and column, counted from 1."""
-    found = read_tree(text.encode()).problems
+    found = yaml_tree.read_tree(text.encode()).problems
     assert [(problem.mark.line, problem.mark.column) for problem in found][:1] == [(line, column)]
     assert message in found[0].message
 
@@ -72,16 +62,16 @@ def test_bytes_that_are_no_utf8_are_refused_where_they_stand() -> None:
     """Columns are characters, not bytes."""
     rows = {b"a: \xff": (1, 4), b"a: 1\n\xc3\xa9 \xc3\n": (2, 3), "a".encode("utf-16"): (1, 1)}
     for data, place in rows.items():
-        first, *_ = read_tree(data).problems
+        first, *_ = yaml_tree.read_tree(data).problems
         assert (first.mark.line, first.mark.column) == place
         assert "not UTF-8" in first.message
 
 
 def test_a_large_file_is_refused_unread() -> None:
     """64 KiB and not one byte more."""
-    comment = b"#" * (MAX_BYTES - 6)
-    assert read_tree(b"a: b\n" + comment + b"\n").value == {"a": "b"}
-    assert "at most 64 KiB" in read_tree(b"a: b\n" + comment + b"\n ").problems[0].message
+    comment = b"#" * (yaml_tree.MAX_BYTES - 6)
+    assert yaml_tree.read_tree(b"a: b\n" + comment + b"\n").value == {"a": "b"}
+    assert "at most 64 KiB" in yaml_tree.read_tree(b"a: b\n" + comment + b"\n ").problems[0].message
 
 
 def test_nesting_is_bounded_and_costs_little() -> None:
@@ -91,21 +81,23 @@ def test_nesting_is_bounded_and_costs_little() -> None:
     )
     for text in ("[" * 60_000, "{a: " * 15_000, "- " * 30_000, "? " * 30_000, laughs):
         started = time.perf_counter()
-        assert read_tree(text.encode()).problems
+        assert yaml_tree.read_tree(text.encode()).problems
         assert time.perf_counter() - started < 60
-    assert not read_tree(("[" * MAX_DEPTH + "1" + "]" * MAX_DEPTH).encode()).problems
+    assert not yaml_tree.read_tree(
+        ("[" * yaml_tree.MAX_DEPTH + "1" + "]" * yaml_tree.MAX_DEPTH).encode()
+    ).problems
 
 
 def test_every_value_and_key_has_its_place() -> None:
     """The places that errors name, also after a byte order mark, which some editors write; a path
     is shown escaped: a key can be anything."""
-    tree = read_tree(b"\xef\xbb\xbfa: 1\nfiles:\n  - source: x\n    target: y\n")
+    tree = yaml_tree.read_tree(b"\xef\xbb\xbfa: 1\nfiles:\n  - source: x\n    target: y\n")
     assert tree.value == {"a": 1, "files": [{"source": "x", "target": "y"}]}
-    assert tree.marks["files", 0, "target"] == Mark(line=4, column=13)
-    assert tree.keys["files", 0, "target"] == Mark(line=4, column=5)
-    assert closest_mark(tree, ("files", 0, "owner")) == Mark(line=3, column=5)
-    assert closest_mark(tree, ("nowhere",)) == Mark(line=1, column=1)
-    assert field_name(("files", 0, "a\x1b[2J")) == "files[0].a\\x1b[2J"
+    assert tree.marks["files", 0, "target"] == yaml_tree.Mark(line=4, column=13)
+    assert tree.keys["files", 0, "target"] == yaml_tree.Mark(line=4, column=5)
+    assert yaml_tree.closest_mark(tree, ("files", 0, "owner")) == yaml_tree.Mark(line=3, column=5)
+    assert yaml_tree.closest_mark(tree, ("nowhere",)) == yaml_tree.Mark(line=1, column=1)
+    assert yaml_tree.field_name(("files", 0, "a\x1b[2J")) == "files[0].a\\x1b[2J"
 
 
 @pytest.mark.parametrize(
@@ -113,8 +105,8 @@ def test_every_value_and_key_has_its_place() -> None:
 )
 def test_what_the_parser_stumbles_over_is_a_problem(text: str) -> None:
     """A version that it doesn't know, and half a character, which no file and program can hold."""
-    for reading in (POLICY, Reading(aliases=True, number=number)):
-        tree = read_tree(text.encode(), reading)
+    for reading in (yaml_tree.POLICY, yaml_tree.Reading(aliases=True, number=number)):
+        tree = yaml_tree.read_tree(text.encode(), reading)
         assert tree.problems or tree.value == {"a": "0o"}
 
 
@@ -124,4 +116,4 @@ BUSY = st.text(alphabet="abc:-[]{}?&*!|>'\"%@`#, \n\t<=~0123x\\", max_size=80).m
 @given(st.binary(max_size=300) | BUSY)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     """Nothing is ever raised for what the bytes hold, also where the parser is most busy."""
-    read_tree(data)
+    yaml_tree.read_tree(data)
