@@ -144,7 +144,8 @@ class Full(MemoryRecorder):
 
 @pytest.mark.anyio
 async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path) -> None:
-    """It is ended all the same with the last range."""
+    """It is ended all the same with the last range; so is one whose packet record can't be made,
+    which is not begun."""
     before = set(below(os.getpid()))
     network = NetworkPlan()
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
@@ -152,4 +153,9 @@ async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path)
     with pytest.raises(LedgerError):
         async with open_range(spec, recorder=Full(), home=tmp_path):
             pass
+    recorder = MemoryRecorder()
+    with pytest.raises(HostError, match="the packet record can't be made"):
+        async with open_range(spec, recorder=recorder, home=tmp_path):
+            pytest.fail("it opened")
+    assert Kind.RANGE_OPENED not in recorder.kinds()
     assert set(below(os.getpid())) == before

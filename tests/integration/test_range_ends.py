@@ -23,6 +23,8 @@ from tests.integration.range_programs.between import (
 from tests.integration.range_programs.record import RECORD_BYTES, SECRETS
 from tests.integration.test_range import Who, assert_gone, installed, who
 
+from belljar.network.gateway.config import Bounds
+
 __all__ = ["installed", "who"]
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -248,5 +250,7 @@ def check_streams(events: list[dict[str, Any]]) -> None:
     full = by_port[FULL][-1]
     sent = hashlib.sha256(b"x" * FULL_BYTES).hexdigest()
     assert (full["sent_bytes"], full["bodies"]["sent"]) == (FULL_BYTES, ["", 0, FULL_BYTES, sent])
+    pieces = [event["bodies"].get("sent", ["", 0]) for event in by_port[FULL][1:-1]]
+    assert sum(piece[1] for piece in pieces) == Bounds().kept_between_bytes
     assert by_port[DEAF][-1]["bytes"] < 8 << 20
     assert by_port[RESET][-1]["reason"] == "cut"

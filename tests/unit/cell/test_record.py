@@ -52,7 +52,7 @@ def test_a_start_names_the_environment_but_not_its_values() -> None:
     data = checked(record.exec_started(OPERATION, request))
     assert "hunter2" not in json.dumps(data)
     said = {"argv": ["env"], "env_names": ["A", "TOKEN"], "cwd": "/w", "user": "u", "timeout_s": 3}
-    assert data == data | said
+    assert data == data | said | {"stdin": False, "pty": False}
     other = ExecRequest(argv=["env"], env={"TOKEN": "hunter3", "A": "b"})
     assert checked(record.exec_started(OPERATION, other))["env_sha256"] != data["env_sha256"]
 

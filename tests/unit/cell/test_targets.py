@@ -180,3 +180,12 @@ async def test_a_directory_that_can_not_be_copied_is_the_authors(tmp_path: Path)
         plan = StandInPlan(id="app", directory=directory, **words)
         with pytest.raises(PolicyError, match=rf"network\.stand_ins\.app\.files.*{why}"):
             await targets.start_serving(cast("Cell", cell), plan)
+
+
+@pytest.mark.anyio
+async def test_a_command_that_can_not_be_sent_starts_nothing() -> None:
+    """An image's command with a NUL: the target does not serve."""
+    machine = Machine()
+    machine.start = AsyncMock(side_effect=ValueError("a NUL byte"))  # type: ignore[method-assign]
+    with pytest.raises(CellError, match=r"can't be started: .*NUL"):
+        await served({"command": ["mine"]}, machine)

@@ -7,13 +7,16 @@ import os
 import socket
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.machine import PATIENCE_S
 
 from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
 from belljar.isolation.oci.trace import Point, Trace, dropped, read_point, watch_sandbox
+from belljar.isolation.touches import Access
 
 HEADER = bytes.fromhex("0800070000000000")
 READ_HEADER = bytes.fromhex("0800090005000000")
@@ -94,6 +97,31 @@ async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
         watch = await trace.watch([FILE], OwnReads())
         await watch.aclose()
     trace.close()
+
+
+@pytest.mark.promise("5.6")
+async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
+    """Neither what came before the watch, nor other files', nor what the agent reads for the host;
+    each watch hears of its own."""
+    trace, own, told = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
+    others = list[Access]()
+    with connect(tmp_path) as sandbox:
+        sandbox.send(READ)
+        watch = await trace.watch([FILE], own)
+        other = await trace.watch(["/etc/cred"], own)
+        watch.begin(told.append, print)
+        other.begin(others.append, print)
+        sandbox.send(OPENED)
+        with anyio.fail_after(PATIENCE_S):
+            while not told:
+                await anyio.lowlevel.checkpoint()
+        async with own.of(FILE, "/"):
+            sandbox.send(READ)
+        await watch.aclose()
+        await other.aclose()
+    trace.close()
+    assert [(each.path, each.operation, each.pid) for each in told] == [(FILE, "open", 3)]
+    assert others == []
 
 
 LOST = [READ[:4] + number + READ[5:] for number in (b"\x01", b"\x02")]

@@ -31,6 +31,16 @@ def test_every_key_of_the_program_is_told() -> None:
     assert read <= told | watched | NAMES_THE_HOST
 
 
+def test_what_is_tried_over_is_what_the_plan_allows() -> None:
+    """Only a fresh cell is asked for leftovers."""
+    plan = FakeProbed().plan
+    limits = {"processes": plan.limits.processes, "disk_bytes": plan.limits.disk_bytes}
+    for fresh in (False, True):
+        told = cell_parameters(plan, fresh=fresh)
+        for name, value in {**limits, "fresh": int(fresh)}.items():
+            assert told[name] == str(value), name
+
+
 @pytest.mark.promise("7.3")
 def test_the_quick_set_is_told_nothing_of_the_host() -> None:
     """Where hostile code has run, the program learns neither the host's name nor its ids."""

@@ -204,6 +204,7 @@ JUDGED: list[tuple[bool, bytes, Fields, bytes]] = [
     (False, b"", [TEXT, FORM], b"_method=DELETE"),
     (False, b"", [PARTS], part(b'NAME = "_method"')),
     (False, b"", [PARTS], part(b"name=_method")),
+    (False, b"", [TEXT, PARTS], part(b"name=_method")),
     # Passed on: another name, a value, another kind of body, a method that is allowed anyway
     (True, b"method=DELETE&_methods=1", [], b""),
     (True, b"_method=get", [], b""),
