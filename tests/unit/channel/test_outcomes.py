@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from belljar.channel import CommandError, ExecOutput
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
 from belljar.channel.outcomes import file_error, output_of
@@ -53,6 +54,8 @@ def test_file_errors() -> None:
         assert "\x1b" not in str(error)
     assert file_error(result(Outcome.SIGNALED, 9, flags=4), "p").errno == errno.ENOMEM
     assert file_error(result(Outcome.SIGNALED, 9), "p").errno == errno.EIO
+    failed = CommandError(ExecOutput(returncode=3, code=3, stderr=b"why\x1b[2J\n"))
+    assert str(failed) == r"the command ended with status 3: why\x1b[2J"
 
 
 def test_a_file_nobody_looked_at_is_not_missing() -> None:

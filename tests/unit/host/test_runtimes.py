@@ -77,8 +77,7 @@ def test_whatever_a_program_says_is_read(kind: str, text: str) -> None:
 
 @pytest.mark.promise("1.3")
 def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None:
-    """It and the version are asked for once; another file of that name is another runtime.
-    gVisor is no container by another name: it is not even tried."""
+    """It and the version are asked for once; another file of that name is another runtime."""
     file, tried = program(tmp_path, "runc", "runc version 1.1.5"), []
 
     def prove(runtime: RuntimeFact) -> HostTrial:
@@ -93,9 +92,6 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
     program(tmp_path, "runc", "runc version 1.2.0, another")
     fact = facts(tmp_path, file)
     assert (fact.state, fact.version) == (RuntimeState.UNPROVEN, "1.2.0")
-    runsc = program(tmp_path, "runsc", "runsc version release-20250101.0")
-    fact = facts(tmp_path, runsc, prove=prove)
-    assert (fact.state, tried) == (RuntimeState.UNUSABLE, ["1.1.5"])
 
 
 def test_a_failure_is_believed_for_a_short_while_only(

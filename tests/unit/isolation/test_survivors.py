@@ -22,6 +22,7 @@ from belljar.isolation.survivors import (
     destroy_remains,
     look,
     remove_survivors,
+    wait_for_dying,
 )
 from belljar.process import identify, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
@@ -145,6 +146,14 @@ def test_reaping_goes_on_until_everything_could_be_seen(
     (reaped,) = reap_now(tmp_path)
     assert reaped.remaining == ()
     assert list_cells(tmp_path) == ()
+
+
+def test_who_does_not_end_by_itself_is_waited_for_no_longer_than_asked() -> None:
+    """It is found then; a destruction does not hang on it."""
+    mine = entry()
+    with process("--cell", mine.cell_id):
+        wait_for_dying(mine, 0.05)
+        assert len(look(mine).survivors) == 1
 
 
 @pytest.mark.promise("6.1")
