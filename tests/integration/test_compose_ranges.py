@@ -394,11 +394,13 @@ def test_a_service_without_a_network_beside_one_that_has_one(
     tier: str, first: str, last: str, tasks: Path
 ) -> None:
     """The same whatever the others have, in the other tiers."""
+    (folder := tasks / tier).mkdir()
+    (folder / "tasks.py").write_text(TASKS)
     text = SEALED.replace("FIRST", first).replace("LAST", last)
-    (tasks / "sealed.yaml").write_text(text)
+    (folder / "sealed.yaml").write_text(text)
     devices = {"none": "lo", "bridge": "eth0 lo"}
     options = ("-T", f"first={devices[first]}", "-T", f"last={devices[last]}", "--tier", tier)
-    done = Finished.of(tasks, "tasks.py@sealed", "--model", "mockllm/model", *options)
+    done = Finished.of(folder, "tasks.py@sealed", "--model", "mockllm/model", *options)
     planned = done.lines(Kind.CELL_PLANNED)
     assert [line.data["tier"] for line in planned] == [tier] * 2
     check_probed(done, {str(line.cell) for line in planned})

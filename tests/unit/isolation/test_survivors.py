@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,7 +153,10 @@ def test_who_does_not_end_by_itself_is_waited_for_no_longer_than_asked() -> None
     """It is found then; a destruction does not hang on it."""
     mine = entry()
     with process("--cell", mine.cell_id):
-        wait_for_dying(mine, 0.05)
+        waiting = threading.Thread(target=wait_for_dying, args=(mine, 0.05), daemon=True)
+        waiting.start()
+        waiting.join(60)
+        assert not waiting.is_alive()
         assert len(look(mine).survivors) == 1
 
 
