@@ -6,7 +6,7 @@ import pytest
 from tests.fakes.vm import FakeFileWatch, staged
 
 from belljar.cell.decoys import watch_files
-from belljar.events import Event, Kind
+from belljar.events import Event, Kind, Trust
 from belljar.isolation.touches import Access
 from belljar.ledger.schema import check_data
 
@@ -38,8 +38,6 @@ async def test_a_sensor_that_fails_is_on_record_and_no_error() -> None:
         stage.kinds()
     (event,) = touches
     check_data(event.kind, dict(event.data))
-    assert (event.kind, event.data["decoy"], event.data["path"]) == (
-        Kind.DECOY_TOUCHED,
-        "aws",
-        "/a",
-    )
+    seen = {"operation": "read", "process": "cat", "pid": 9, "count": 3}
+    assert event.data == {"path": "/a", "decoy": "aws", **seen}
+    assert (event.kind, event.trust) == (Kind.DECOY_TOUCHED, Trust.HOST_OBSERVED)
