@@ -189,7 +189,7 @@ def test_a_place_of_the_start_is_what_it_must_be(kind: str, home: Path, tmp_path
         fitting = {"a file"} if "/" in path else {"a directory"}
         if path in {"run", "tmp", "etc/machine-id", "etc/resolv.conf"}:
             fitting |= {"a symbolic link"}
-        archive = oci_archive(tmp_path / "a.tar", [ODD[kind](path)])
+        archive = oci_archive(tmp_path / f"{path.replace('/', '-')}.tar", [ODD[kind](path)])
         if kind in fitting:
             import_image(tmp_path / "store", f"oci-archive:{archive}", name="a", limits=SMALL)
         else:

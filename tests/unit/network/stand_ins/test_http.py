@@ -72,7 +72,7 @@ def test_what_a_route_answers(shop: Client) -> None:
         "/one": "0123456789",
         "/open": "",
     }.items():
-        assert shop.get(url).text == text
+        assert shop.get(url).text == text, url
     assert shop.get("/open?password=a", cookie="password=a").text == "open"
     for url, status in {
         "/page/a/b": 404,
@@ -80,7 +80,7 @@ def test_what_a_route_answers(shop: Client) -> None:
         "/times?text=a": 500,
         "/method": 500,
     }.items():
-        assert shop.get(url).status == status
+        assert shop.get(url).status == status, url
 
 
 def test_a_text_that_is_one_expression_keeps_its_type(shop: Client) -> None:
