@@ -49,7 +49,8 @@ def _first(
     """Return the event that began what this one ends, or the event itself."""
     if line.kind is Kind.NETWORK_HTTP_ANSWERED:
         return requested.get((line.data.get("range"), line.data["exchange"]), line)
-    return started.get((line.cell, line.data.get("op", -1)), line)
+    number = line.data.get("op")  # no kind's own: a range's event may have one of any shape
+    return started.get((line.cell, number), line) if isinstance(number, int) else line
 
 
 def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str, Any]:

@@ -164,7 +164,8 @@ class _Spans:
     def _end(self, line: Line, place: str) -> None:
         subject = line.kind.value.rpartition(".")[0]
         number = line.data.get("op", line.data.get("request", line.data.get("exchange")))
-        key: tuple[object, ...] = (subject, place, number)
+        # Not every kind's own: it may have any shape
+        key: tuple[object, ...] = (subject, place, number if isinstance(number, int) else None)
         if line.kind is Kind.RUN_FINISHED:
             key = ("run",)
         elif line.kind is Kind.SAMPLE_FINISHED:

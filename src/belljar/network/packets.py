@@ -22,7 +22,8 @@ from belljar.network.syscalls import set_receive_buffer
 
 # Stands for the file's name in a write error: the writer has only descriptors.
 RECORD: Final = "the packet record"
-SNAP_BYTES: Final = 1 << 16  # Segmentation offload hands over frames of up to 64 KiB.
+# Segmentation offload hands over frames of up to 64 KiB, unless a cell may set up its device.
+SNAP_BYTES: Final = 1 << 16
 _LINKTYPE_ETHERNET: Final = 1
 _NANOSECONDS: Final = 9  # if_tsresol: units of 10^-9 s
 HEADER: Final = struct.pack(
@@ -72,7 +73,7 @@ _MAX_AT_ONCE: Final = 512
 class PacketFile:
     """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
 
-    `dropped_packets`: inbound and handshakes' frames without room, which are missing evidence.
+    `dropped_packets`: inbound and handshakes' frames that aren't whole, which are missing evidence.
     `cut_packets`: others of the range's, cut or without room.
     """
 
@@ -101,7 +102,7 @@ class PacketFile:
         padding = -kept & 3
         size = _BLOCK_BYTES + kept + padding
         has_room = used + size <= self._max_bytes
-        self.dropped_packets += is_evidence and not has_room
+        self.dropped_packets += is_evidence and (kept < length or not has_room)
         self.cut_packets += not is_evidence and (kept < length or not has_room)
         if not has_room:
             return

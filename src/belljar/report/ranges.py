@@ -233,10 +233,10 @@ def _add(found: RangeFindings, line: Line) -> None:
                 found.names_refused.add(shown, times_of(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
             # Behind an allowed one: its handshake failed, so that nobody read what followed
-            found.without_secrets.discard(data.get("connection", 0))
+            found.without_secrets.discard(size_of(data.get("connection")))
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
         case Kind.NETWORK_TLS:
-            found.without_secrets.add(data.get("connection", 0))
+            found.without_secrets.add(size_of(data.get("connection")))
         case Kind.NETWORK_CONNECTION:
             # Without the secrets of a connection, its packets prove nothing.
             for body in line.bodies:

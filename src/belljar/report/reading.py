@@ -123,7 +123,7 @@ def word(value: object, max_chars: int = MAX_WORD_CHARS) -> str:
 def size_of(value: object) -> int:
     """Return a count, also as decimal digits; 0 for what is none."""
     digits = str(value) if isinstance(value, int | str) else ""
-    return int(digits) if digits.isascii() and digits.isdigit() else 0
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
 
 
 def place(data: Mapping[str, Any]) -> str:

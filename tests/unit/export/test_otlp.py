@@ -50,3 +50,9 @@ def test_exchanges_of_two_samples_stay_apart() -> None:
     assert known == {("sample 1", "1"): [None, 201], ("sample 2", "2"): [202]}
     refused = next(each for each in requests if each.status.status_code is StatusCode.ERROR)
     assert refused.end_time == refused.start_time
+
+
+def test_a_gateway_ends_no_trace() -> None:
+    """A field that is no event's own may have any shape."""
+    answered = {**ANSWER, "exchange": 1, "status": 200, "op": [1]}
+    assert list(batches([line(Kind.NETWORK_HTTP_ANSWERED, None, **answered)], "R")) == []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.pcapng import IN, OUT, packets
 
-from belljar.network.packets import MIN_BYTES, PacketFile, put_tag_back, tls_part
+from belljar.network.packets import MIN_BYTES, SNAP_BYTES, PacketFile, put_tag_back, tls_part
 
 HEADERS_BYTES = 136
 
@@ -51,6 +51,15 @@ def test_what_cells_send_is_whole_or_counted(
     assert record.packets == len(frames)
     fits = sum(len(frame) + 64 for frame in sent.values()) < MIN_BYTES // 2
     assert not fits or {time_ns: frame for time_ns, (frame, _) in kept.items()} == sent
+
+
+@pytest.mark.promise("5.4")
+def test_a_frame_beyond_what_is_kept_is_counted(tmp_path: Path) -> None:
+    """A cell that may set up its device sends frames of 500 KiB: what is cut off is missing."""
+    record = PacketFile(os.open(tmp_path / "packets", os.O_RDWR | os.O_CREAT), MIN_BYTES)
+    for length in (SNAP_BYTES, SNAP_BYTES + 1):
+        record.keep(2, length, is_sent=False)
+    assert (record.packets, record.dropped_packets, record.cut_packets) == (2, 1, 0)
 
 
 def segment(payload: bytes) -> bytes:

@@ -21,11 +21,14 @@ from tests.unit.report.stories import (
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
-from belljar.ledger.schema import BodyRef, Line
+from belljar.export.ocsf import ocsf
+from belljar.ledger.schema import BodyRef, Line, check_data
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.reasons import Reason, ReasonCode
 
+TLS: dict[str, Any] = {"cell": "default", "address": "10.0.0.7", "port": 443, "sni": None}
+TLS |= {"verdict": "allowed", "reason": ""}
 # Whether a packet that the policy's bound threw away is in an event
 WHOLE, LOST = ({"packets_recorded_and_dropped": 9, "packets_unaccounted": n} for n in (0, 2))
 
@@ -81,6 +84,23 @@ def test_talk_of_cells_that_nobody_read_voids_the_sample(
     assert row.verdict is Verdict.VOID
     assert len(row.reasons) == len(said)
     assert all(word in str(reason) for word, reason in zip(said, row.reasons, strict=True))
+
+
+@pytest.mark.promise("5.4")
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (Kind.NETWORK_TLS, {**TLS, "connection": [1]}),
+        (Kind.LIMIT_HIT, {"limit": "connections", "count": "9" * 5000}),
+        (Kind.NETWORK_DNS, {**NAME, "name": "a.example", "answer": "NXDOMAIN", "op": [1]}),
+    ],
+)
+def test_a_gateway_ends_no_report(kind: Kind, data: dict[str, Any]) -> None:
+    """One that was taken over may give its events more fields, of any shape."""
+    check_data(kind, data)
+    lines = story(line(kind, **data))
+    assert collect(judged(lines))["samples"]
+    list(ocsf(lines, "R"))
 
 
 @pytest.mark.promise("5.4")

@@ -38,6 +38,8 @@ from belljar.plan.rules import render_rules
 # Between two, the kernel's own notices report a change of rules at once.
 CHECK_EVERY_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
+# What the kernel holds longer after a SIGKILL is found by the search for survivors.
+END_DEADLINE_S: Final = 5.0
 PACKETS: Final = "packets.pcapng"
 _SEED_BYTES: Final = 32
 # For a clear error at the start, which must not wait for a tree without an end.
@@ -115,6 +117,7 @@ def fork_pair(
         supervisor, gateway = fork_server.fork(given, modules_of(_kinds(spec)))
         for child in (supervisor, gateway):
             ours.callback(os.close, child.pidfd)
+            ours.callback(child.wait_ended, END_DEADLINE_S)  # no journal entry names it yet
             ours.callback(child.kill)
         # They read these when they are told to go: meanwhile both have their modules to import.
         ipc.fill(rules, render_rules(spec.layout, spec.network))

@@ -30,6 +30,7 @@ from belljar.isolation.survivors import (
 )
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import (
+    END_DEADLINE_S,
     RangeSpec,
     close_processes,
     fork_pair,
@@ -51,8 +52,6 @@ from belljar.units import printable
 
 _START_DEADLINE_S: Final = 20.0
 _LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
-# What the kernel holds longer after a SIGKILL is found by the search for survivors.
-_END_DEADLINE_S: Final = 5.0
 # Of a process in an uninterruptible sleep, which a look at the host may not find.
 _NOT_ENDED: Final = Destruction(
     survivors=(),
@@ -389,9 +388,9 @@ class NetworkRange:
                 watch.die(exc)
         for child in (processes.gateway, processes.supervisor):
             child.kill()
-        have_read = watch is None or watch.join(2 * _END_DEADLINE_S)
+        have_read = watch is None or watch.join(2 * END_DEADLINE_S)
         ends = (processes.gateway, processes.supervisor)
-        if have_read and all(child.wait_ended(_END_DEADLINE_S) for child in ends):
+        if have_read and all(child.wait_ended(END_DEADLINE_S) for child in ends):
             return True
         if watch is not None:
             watch.die(CellError("a part of the range does not end", where=self._where))
