@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.util import (
@@ -198,3 +199,14 @@ async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCe
         await close(environment)
     assert session.breaches == [cells.destroy_error]
     assert not session.live
+
+
+async def test_cleanup_is_shielded_from_cancellation(session: Session, cells: FakeCells) -> None:
+    """An interrupted sample's cell is destroyed all the same."""
+    environment = await opened()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await BelljarSandboxEnvironment.sample_cleanup(
+            "task", None, {"default": environment}, interrupted=True
+        )
+    assert cells.opened[0].destroyed
