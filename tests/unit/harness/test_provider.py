@@ -20,7 +20,7 @@ from tests.fakes.cell import FakeCells, FakeRun
 from tests.unit.harness.runs import active_sample, close, opened
 
 from belljar.compose.data import ServiceBuild
-from belljar.errors import ContainmentBreach, HostError
+from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
@@ -166,6 +166,15 @@ async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(
     assert run.closed
     assert FINDINGS in run.files
     assert not environment.attach_socket.path.exists()
+
+
+async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells: FakeCells) -> None:
+    """Inspect's own error for set-up; `belljar run` finds ours in the session; the run is sealed."""
+    cells.prepare_error = PolicyError("risk critical needs hardware", hint="use another host")
+    with pytest.raises(PrerequisiteError, match="risk critical needs hardware"):
+        await BelljarSandboxEnvironment.task_init("startup", None)
+    assert session.refusal is cells.prepare_error
+    assert cells.runs[0].closed
 
 
 async def test_a_store_that_can_not_be_written_is_told_as_set_up(
