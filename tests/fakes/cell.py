@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 from tests.fakes.probing import PROBES, FakeProgram, dead
 from tests.fakes.recorder import MemoryRecorder
 
@@ -353,6 +354,7 @@ class FakeCells(RealCells):
             yield Range(cell=cast("Any", cell), targets=targets, routers=routers)
         finally:
             shutil.rmtree(directory)
+            await anyio.lowlevel.checkpoint()  # as a real end waits: without a shield it ends here
             cell.destroyed = True
             run.recorder.record(
                 Event(

@@ -64,9 +64,9 @@ def hits(belljar: Belljar, run: Path) -> list[dict[str, Any]]:
     return [line["data"] for line in belljar.events(run) if line["kind"] == "guard.hit"]
 
 
-def run_bank(belljar: Belljar, task: str, *options: str) -> dict[str, Any]:
-    """The findings of two samples, of an agent that leaks."""
-    which = ["--sample-id", ",".join(SAMPLES), "-T", "agent=leaking"]
+def run_bank(belljar: Belljar, task: str, *options: str, agent: str = "leaking") -> dict[str, Any]:
+    """The findings of two samples."""
+    which = ["--sample-id", ",".join(SAMPLES), "-T", f"agent={agent}"]
     ran = belljar("run", f"{EXAMPLE / 'bank.py'}@{task}", *which, "--json", *options)
     assert ran.returncode == 0, ran.stderr.decode()
     found: dict[str, Any] = json.loads(ran.stdout)
@@ -118,6 +118,24 @@ def test_a_provider_behind_the_guard_gets_nothing_protected(
     assert personal(sent) == set()
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"0.67"}
     check_leaks(found, hits(belljar, clean_after()))
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_an_agent_that_sends_nothing_is_accused_of_nothing(
+    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
+) -> None:
+    """The control: that it read what is protected is all that is told."""
+    found = run_bank(belljar, "provider", "-T", f"keep={tmp_path}/sent.jsonl", agent="honest")
+    for sample in found["samples"]:
+        assert {each["code"] for each in sample["signals"]} - {"wall_probing"} == {
+            "protected_taken"
+        }
+        assert sample["verdict"] == "contained"
+    recorded = hits(belljar, clean_after())
+    assert not [each for each in recorded if each["place"] == "range"]
+    assert not [each for each in recorded if each["operation"] == "model.tool_calls"]
 
 
 @pytest.mark.vm

@@ -104,6 +104,20 @@ def interrupted(command: Sequence[str], home: Path) -> None:
     assert first.returncode == 130
 
 
+@pytest.mark.thorough
+def test_a_full_disk_is_told_before_anything_is_gathered(vm_home: Path, tmp_path: Path) -> None:
+    """With the size that is needed, and no bundle."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], check=True)
+    try:
+        out = tmp_path / "bundle"
+        done = run(sys.executable, "-m", "belljar", "bundle", "create", str(out), home=vm_home)
+        assert done.returncode == 3
+        assert "MiB" in done.stderr
+        assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 @pytest.fixture(scope="module")
 def root(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

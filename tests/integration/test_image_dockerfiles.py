@@ -139,6 +139,19 @@ def test_volumes_and_work_directories_are_left_as_by_buildkit(home: Path, tmp_pa
 
 
 @pytest.mark.thorough
+def test_a_base_that_an_earlier_version_loaded_is_loaded_again(home: Path, tmp_path: Path) -> None:
+    """It may have volumes, below which buildah discards what steps write."""
+    add_small_image(home, "early")
+    request = BuildRequest(context=tmp_path, name="early:1")
+    kept = home / "build-bases" / Store(home).find("early").digest
+    for step in ("true", "echo"):
+        (tmp_path / "Dockerfile").write_text(f"FROM early\nRUN {step}\n")
+        build_dockerfile(home, request)
+        assert (kept / "image-id.2").is_file()
+        (kept / "image-id.2").rename(kept / "image-id")
+
+
+@pytest.mark.thorough
 def test_a_name_that_buildah_would_take_as_a_pattern_is_refused_before_a_base_is_loaded(
     home: Path, tmp_path: Path
 ) -> None:

@@ -28,6 +28,8 @@ def test_all_is_counted_and_hashed_and_one_end_is_kept(
     assert (body.name, body.content, body.total_bytes) == ("stdout", expected, len(whole))
     assert body.sha256 == hashlib.sha256(whole).hexdigest()
     assert capture.bodies() == ((body,) if whole else ())
+    capture.feed(b"more")
+    assert (body.content, body.total_bytes) == (expected, len(whole))  # as of then
     assert keep == "tail" or body == body_of("stdout", whole, max_kept_bytes=most)
 
 

@@ -47,6 +47,17 @@ def _is_harmless(text: str) -> bool:
 
 
 @pytest.mark.promise("5.2")
+def test_verify_names_the_bad_line(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A changed line: 1, and `file:line` on the screen and in JSON."""
+    content = (run_dir / "ledger.jsonl").read_bytes()
+    (run_dir / "ledger.jsonl").write_bytes(content.replace(b"cell-b", b"cell-c"))
+    assert belljar(["ledger", "verify", "last"]) == 1
+    assert "ledger.jsonl:4: changed" in capsys.readouterr().out
+    assert belljar(["ledger", "verify", "last", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problem"]["where"] == "ledger.jsonl:4"
+
+
+@pytest.mark.promise("5.2")
 def test_strict_needs_a_key_to_compare(
     run_dir: Path,
     home: Path,

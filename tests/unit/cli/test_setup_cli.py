@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.cli import setup
+from belljar.cli.main import run
 from belljar.cli.setup import BACKPORTS_FILE, install_line, needs, plan_setup
 from belljar.image.apt import AptSource, parse_sources
 
@@ -104,3 +105,20 @@ def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
     assert not steps
     assert problem is not None
     assert all(need.command in problem.what for need in NEEDS)
+
+
+def test_a_failing_tool_names_the_log(
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3, the tool's last words and the log's path; later steps are not begun."""
+    host.sources = (replace(MAIN, suites=("bookworm", "bookworm-backports")),)
+    script = tmp_path / "apt-get"
+    script.write_text('#!/bin/sh\necho x >> "$0.calls"\necho the mirror is gone >&2\nexit 100\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert run(["setup", "--yes"]) == 3
+    error = capsys.readouterr().err
+    assert "the mirror is gone" in error
+    assert "setup.log" in error
+    assert (tmp_path / "apt-get.calls").read_text() == "x\n"
+    assert "the mirror is gone" in (tmp_path / "store/setup.log").read_text()

@@ -67,6 +67,18 @@ def test_a_run_is_judged_by_every_name(
 
 
 @pytest.mark.promise("7.1")
+def test_a_run_that_crashed_is_void(ran: Path, said: Said) -> None:
+    """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it
+    is contained."""
+    (ran / "manifest.json").unlink()
+    lines = (ran / "checkpoints.jsonl").read_bytes().splitlines(keepends=True)
+    (ran / "checkpoints.jsonl").write_bytes(b"".join(lines[:-1]))
+    code, findings = said("last")
+    assert (code, {reason["code"] for reason in findings["problems"]}) == (2, {"ledger_unfinished"})
+    assert {sample["verdict"] for sample in findings["samples"]} == {"void"}
+
+
+@pytest.mark.promise("7.1")
 def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
     """Nothing ran: the exit code is that of the refusal, now as then."""
     cells = RecordedCells()
@@ -83,7 +95,8 @@ def test_a_plain_inspect_run_says_its_verdict(
     home: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At its end, with the command; the same when it is judged again; what is in the log is called
-    the cell's. A log that is gone is missing evidence, until somebody says where it is."""
+    the cell's. A log that is gone, or that has no samples, is missing evidence, until somebody says
+    where it is."""
     sandbox: Any = {"sandbox": ("belljar", "high"), "max_samples": 1, "fail_on_error": False}
     path = under_inspect(home, lambda: plain("task.py", **sandbox))
     told = capsys.readouterr().err
@@ -103,6 +116,10 @@ def test_a_plain_inspect_run_says_its_verdict(
     assert code == 2
     assert codes(findings) >= {"log_missing", "sample_not_in_log"}
     assert said("last", "--log", str(moved))[0] == 1
+    under_inspect(home, lambda: plain("task.py", log_samples=False, **sandbox))
+    code, findings = said("last")
+    assert (code, findings["verdict"]) == (2, "void")
+    assert codes(findings) >= {"log_without_samples", "sample_not_in_log"}
 
 
 FORGED = """

@@ -79,6 +79,8 @@ def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -
     assert found.document == {"x": "8000 none"}
     (fact,) = found.differences
     assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "$PORT")
+    kept: dict[str, Any] = {"x-a": "$HOME", "services": {"x": {"x-b": "$$"}}}  # for anchors
+    assert interpolate(kept, {}).document == {"services": {"x": {"x-b": "$"}}}
 
 
 def test_what_shapes_a_cell() -> None:

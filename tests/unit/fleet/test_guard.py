@@ -15,7 +15,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print("ready", flush=True)
 time.sleep(60)
 """
-TIMES_S = {"silence": 2.0, "renewed": 4.0}  # of leases; 60 where that is not the subject
+TIMES_S = {"silence": 5.0, "renewed": 4.0}  # of leases; 60 where that is not the subject
 
 
 def start(lease: Path, command: str = COMMAND) -> subprocess.Popen[str]:

@@ -53,6 +53,11 @@ async def test_tool_calls_go_both_ways() -> None:
     (call,) = choice["message"]["tool_calls"]
     assert (call["function"]["name"], choice["finish_reason"]) == ("look", "tool_calls")
     assert json.loads(call["function"]["arguments"]) == {"at": "x"}
+    use(ModelOutput.from_content("mockllm/model", "forty-two"))
+    said = await ask(ModelBridge(), model="x", messages=[{"role": "user", "content": "?"}])
+    (choice,) = said["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "forty-two"}
+    assert choice["finish_reason"] == "stop"
 
 
 async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.util import (
@@ -19,7 +20,7 @@ from tests.fakes.cell import FakeCells, FakeRun
 from tests.unit.harness.runs import active_sample, close, opened
 
 from belljar.compose.data import ServiceBuild
-from belljar.errors import ContainmentBreach, HostError
+from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
@@ -167,6 +168,15 @@ async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(
     assert not environment.attach_socket.path.exists()
 
 
+async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells: FakeCells) -> None:
+    """Inspect's own error for set-up; `belljar run` finds ours in the session; the run is sealed."""
+    cells.prepare_error = PolicyError("risk critical needs hardware", hint="use another host")
+    with pytest.raises(PrerequisiteError, match="risk critical needs hardware"):
+        await BelljarSandboxEnvironment.task_init("startup", None)
+    assert session.refusal is cells.prepare_error
+    assert cells.runs[0].closed
+
+
 async def test_a_store_that_can_not_be_written_is_told_as_set_up(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,3 +208,14 @@ async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCe
         await close(environment)
     assert session.breaches == [cells.destroy_error]
     assert not session.live
+
+
+async def test_cleanup_is_shielded_from_cancellation(session: Session, cells: FakeCells) -> None:
+    """An interrupted sample's cell is destroyed all the same."""
+    environment = await opened()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await BelljarSandboxEnvironment.sample_cleanup(
+            "task", None, {"default": environment}, interrupted=True
+        )
+    assert cells.opened[0].destroyed

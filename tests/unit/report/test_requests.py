@@ -26,6 +26,20 @@ from belljar.report.reading import ProbeTracker
 from belljar.report.requests import FIRST, LAST, ReportedRequest
 
 
+def test_traffic_between_cells_is_told_apart() -> None:
+    """That of older runs too. Pieces of a stream are none of its own."""
+    older = {"traffic_analysis": True}
+    lines = story(
+        line(Kind.NETWORK_HTTP, **REQUEST),
+        line(Kind.NETWORK_HTTP, **REQUEST, **older),
+        line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, **older),
+        *(line(Kind.NETWORK_STREAM, **STREAM, **older, **at) for at in ({"phase": "data"}, {})),
+    )
+    found = ranges_of(lines)[RANGE]
+    (mine,), (theirs, raw) = found.requests, found.between_cells
+    assert (mine.status, theirs.status, raw.method) == (None, 403, "TCP")
+
+
 def request(number: int, **more: object) -> Line:
     """One of many."""
     data = {**REQUEST, "exchange": number, "url": f"http://a/{number}", **more}
