@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -141,6 +142,7 @@ def test_a_fork_of_the_owner_ends_before_it_acts(home: Path, act: str) -> None:
     async def in_a_cell() -> None:
         async with staged() as stage:
             if (child := os.fork()) == 0:
+                signal.alarm(5)
                 await stage.cell.destroy()
                 os._exit(0)
             assert exit_code_of(child) == 1
@@ -150,6 +152,7 @@ def test_a_fork_of_the_owner_ends_before_it_acts(home: Path, act: str) -> None:
         if act == "destroy":
             anyio.run(in_a_cell)
         elif (child := os.fork()) == 0:
+            signal.alarm(5)
             if act == "record":
                 run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}))
             else:
