@@ -7,6 +7,8 @@ Where a builtin's meaning fits (`FileNotFoundError`, `TimeoutError`), it is rais
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar, TypeVar
 
 
@@ -98,3 +100,18 @@ def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
     while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
         error = wanted.exceptions[0]
     return error if isinstance(error, kind) else None
+
+
+@contextmanager
+def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
+    """A breach ends the command as one, though the block after it fails, which seals or shows it.
+
+    By a full disk, a reader that has gone, Ctrl-C, or a defect.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if verdict != "breached" or isinstance(error, ContainmentBreach):
+            raise
+        what = f"it is breached, and could not be recorded or shown: {type(error).__name__}"
+        raise ContainmentBreach(what, hint=hint) from error

@@ -66,6 +66,18 @@ def this_process() -> ProcessId:
     return own
 
 
+def end_if_forked(owner_pid: int) -> None:
+    """End this process at once, without clean-up, if it is a fork of what it would act for.
+
+    A task's `os.fork()` copies the whole evaluation: its child must neither write the record nor
+    destroy what its parent runs.
+    """
+    if os.getpid() != owner_pid:
+        with contextlib.suppress(OSError):
+            os.write(2, b"belljar: a forked process went on with its parent's run: it is ended\n")
+        os._exit(1)
+
+
 def identify_group(thread: int) -> ProcessId | None:
     """The process that a thread, by its number, belongs to; None when it is gone.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -51,7 +52,7 @@ class CellBase:
         self.image_entrypoint = tuple(image_entrypoint)
         self.image_health: Mapping[str, Any] = image_health({}) or {}
         self.image_health_with = image_health
-        self._live = live
+        self._live, self._pid = live, os.getpid()
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0

@@ -21,6 +21,7 @@ from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
+from belljar.process import end_if_forked
 
 if TYPE_CHECKING:
     from belljar.signals.decoys import Minted
@@ -200,6 +201,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Leaving `open_cell` does this; calling it twice gives the first answer.
         """
+        end_if_forked(self._pid)
         self._is_ending = True
         try:
             for command in self._background:

@@ -225,21 +225,6 @@ def writing(target: Path) -> Iterator[None]:
         raise HostError(f"it can't be written: {error.strerror}", where=where, hint=hint) from error
 
 
-@contextmanager
-def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
-    """A breach ends the command as one, though the block that shows it fails.
-
-    By a full disk, a reader that has gone, Ctrl-C, or a defect.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if verdict != "breached":
-            raise
-        what = f"it is breached, and its findings could not be shown: {type(error).__name__}"
-        raise ContainmentBreach(what, hint=hint) from error
-
-
 def wants_json(argv: Sequence[str]) -> bool:
     """Whether `--json` was typed before any `--`."""
     # What follows `--` is the guest's command, which may have such an option itself.

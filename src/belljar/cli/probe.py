@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -11,7 +12,6 @@ import click
 from belljar.cli.console import (
     STYLES,
     MisuseError,
-    breach_stands,
     json_option,
     policy_argument,
     print_json,
@@ -20,6 +20,7 @@ from belljar.cli.console import (
     tier_option,
 )
 from belljar.cli.exec import typed_policy
+from belljar.errors import breach_stands
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -105,17 +106,20 @@ async def _probe(
     from belljar.probe.model import worst
     from belljar.probe.run import ALL
 
-    with start_run("probe", policy or "high", sys.argv[1:]) as run:
-        loaded = typed_policy(policy, tier)
-        cell, report = await _tried(loaded, run, wanted, user)
-        reports = [report]
-        # A workload that is root has tried as root already.
-        if user is None and wanted == ALL and cell.plan.user not in {"", "0", "root"}:
-            reports.append((await _tried(loaded, run, wanted, "root"))[1])
-        verdict = worst(report.verdict for report in reports).value
-        code = _EXIT_CODES[verdict]
-        run.finish("completed" if verdict == "contained" else "failed", exit_code=code)
-    with breach_stands(verdict, hint=f"see `belljar ledger show {run.run_id} --kind probe`"):
+    with ExitStack() as told:  # left after the run, whose sealing may fail
+        with start_run("probe", policy or "high", sys.argv[1:]) as run:
+            loaded = typed_policy(policy, tier)
+            hint = f"see `belljar ledger show {run.run_id} --kind probe`"
+            cell, report = await _tried(loaded, run, wanted, user)
+            told.enter_context(breach_stands(report.verdict.value, hint=hint))
+            reports = [report]
+            # A workload that is root has tried as root already.
+            if user is None and wanted == ALL and cell.plan.user not in {"", "0", "root"}:
+                reports.append((await _tried(loaded, run, wanted, "root"))[1])
+            verdict = worst(report.verdict for report in reports).value
+            told.enter_context(breach_stands(verdict, hint=hint))
+            code = _EXIT_CODES[verdict]
+            run.finish("completed" if verdict == "contained" else "failed", exit_code=code)
         if as_json:
             print_json(
                 {

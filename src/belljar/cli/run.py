@@ -10,7 +10,6 @@ import click
 
 from belljar.cli.console import (
     MisuseError,
-    breach_stands,
     json_option,
     key_option,
     log_option,
@@ -22,6 +21,7 @@ from belljar.cli.console import (
 )
 from belljar.cli.findings import dropped, show_findings
 from belljar.cli.report import report_of_run
+from belljar.errors import breach_stands
 from belljar.units import printable
 from belljar.waiting import LOADING, reported_if_slow
 

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.errors import LedgerError, PolicyError
+from belljar.errors import LedgerError, PolicyError, breach_stands
 from belljar.events import Kind
 from belljar.fleet.archive import pack_task
 from belljar.fleet.engine import CLEAR_S, joined
@@ -71,6 +71,7 @@ def run_fleet(
     with (
         watched_host(beside="ray") as host,  # it loads the task, and computes its metrics
         standard_output_to_error(),  # engines print what they notice
+        ExitStack() as unless_breached,
     ):
         loaded = load_only(request.inspect_args, request.operator_options)
         task, home = select_task(request, loaded), request.home or belljar_home()
@@ -123,6 +124,8 @@ def run_fleet(
                 # removes them.
                 unless_begun.pop_all()
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
+                hint = f"see `belljar verdict {run.run_id}`"
+                unless_breached.enter_context(breach_stands(outcome.findings.verdict, hint=hint))
                 engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
         state, problem = check_ledger(run)  # now that it is sealed
         if state is not LedgerState.VERIFIED:

@@ -6,6 +6,7 @@ No task and no cancel scope stays open.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -35,7 +36,7 @@ from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains, must_be_reaped, wait_for_dying
 from belljar.plan.jail import JailLimits, JailSpec
-from belljar.process import descends_from, kill, signal_name
+from belljar.process import descends_from, end_if_forked, kill, signal_name
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.store.locks import claimed_for_cell
 from belljar.units import format_duration
@@ -99,7 +100,7 @@ class Sandbox:
         self._is_ready = False
         self._reason = "closed"
         self._destroyed = threading.Event()
-        self._looking = threading.Lock()
+        self._pid, self._looking = os.getpid(), threading.Lock()
         self._found: Destruction | None = None
         try:
             with ExitStack() as undo:
@@ -327,6 +328,7 @@ class Sandbox:
 
     async def _destroy(self) -> None:
         """Kill, look for survivors, record. Again after an interrupt, else nothing."""
+        end_if_forked(self._pid)
         if self.destruction is not None:
             return
         order = self.killed() if self._has_started else None

@@ -208,6 +208,7 @@ class RunDirectory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.recorder.end_if_forked()
         with self._stack:
             try:
                 self.before_end.close()

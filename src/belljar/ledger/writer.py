@@ -37,6 +37,7 @@ from belljar.ledger.schema import (
     check_data,
     make_checkpoint,
 )
+from belljar.process import end_if_forked
 from belljar.store.home import sync_file
 
 # Half of the second within which events are signed; the rest is for slow disks.
@@ -192,6 +193,7 @@ class LedgerWriter:
         self.run_id = run_id or run_dir.name
         self.key = key
         self._interval_s = checkpoint_interval_s
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -241,6 +243,7 @@ class LedgerWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.end_if_forked()
         self._halt()
         try:
             if self._poison is None and self._signed_size != self._state.tree.size:
@@ -248,6 +251,10 @@ class LedgerWriter:
         finally:
             self._ended = True
             self._close()
+
+    def end_if_forked(self) -> None:
+        """End a process that isn't the one which made this writer."""
+        end_if_forked(self._pid)
 
     @property
     def events(self) -> int:
@@ -263,8 +270,9 @@ class LedgerWriter:
         """Record the event; returns its number, once the kernel has the line.
 
         Data over 64 KiB becomes a body (up to 16 MiB). Raises `LedgerError` for an invalid event,
-        or a failed write, then also in each later call.
+        or a failed write, then also in each later call. In a fork it ends the process.
         """
+        self.end_if_forked()  # before the lock, which a thread of the parent may hold
         try:
             check_data(event.kind, dict(event.data))
             bodies = [prepare_body(body) for body in event.bodies]

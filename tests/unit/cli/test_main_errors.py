@@ -112,9 +112,9 @@ def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.Mon
 def test_a_breach_that_can_not_be_shown_is_told_by_the_exit_code(output: str) -> None:
     """A full disk would read as a fault of the host, and a lost reader as one of the reader."""
     code = (
-        "import click; from belljar.cli import console, main\n"
+        "import click; from belljar import errors; from belljar.cli import main\n"
         "def fail():\n"
-        "    with console.breach_stands('breached', hint=''):\n"
+        "    with errors.breach_stands('breached', hint=''):\n"
         "        click.echo('the findings')\n"
         "import belljar.isolation.reap; belljar.isolation.reap.list_cells = fail\n"
         "main.main(['ps'])"

@@ -14,6 +14,8 @@ from tests.fakes.probing import FakeProbed, FakeProgram, read_canary
 
 from belljar.cell.range import Range
 from belljar.cli.main import run
+from belljar.errors import LedgerError
+from belljar.ledger.writer import LedgerWriter
 from belljar.policy.limits import NOTHING_GRANTED
 from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.catalogue import PROBES
@@ -75,6 +77,21 @@ def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
     assert about.why.split()[0] in out
     assert "\x1b" not in out
     assert "[red]x" in out
+
+
+@pytest.mark.parametrize("touch", [True, False])
+def test_a_breach_is_told_though_its_run_can_not_be_sealed(
+    cell: Opened, monkeypatch: pytest.MonkeyPatch, *, touch: bool
+) -> None:
+    """A full disk would read as a fault of the record; without a breach it is one."""
+
+    def full(*_: object) -> None:
+        raise LedgerError("no space left on device")
+
+    if touch:
+        cell.run_probe_program.touch = read_canary
+    monkeypatch.setattr(LedgerWriter, "seal", full)
+    assert run(["probe", "--group", "files"]) == (2 if touch else 5)
 
 
 def test_all_is_tried_as_root_too(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.fleet.test_head import TASK
 
 from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
-from belljar.errors import HostError
+from belljar.errors import ContainmentBreach, HostError, LedgerError
 from belljar.fleet import begin, nodes
 from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine
 from belljar.fleet.head import Head
@@ -27,6 +28,7 @@ from belljar.harness.selected import SelectedTask
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.writer import LedgerWriter
 from belljar.package import __version__
 from belljar.policy.limits import Tier
 
@@ -207,6 +209,31 @@ def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
     with pytest.raises(KeyboardInterrupt):
         begin.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
     assert (clear in [call[0] for call in engine.called]) is not is_begun
+
+
+@pytest.mark.parametrize("verdict", ["breached", "contained"])
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_breach_on_a_fleet_is_told_though_its_record_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, *, is_sealed: bool
+) -> None:
+    """A full disk would read as a fault of the record; without a breach it is one."""
+
+    def full(*_: object) -> None:
+        raise LedgerError("no space left on device")
+
+    findings = SimpleNamespace(findings=SimpleNamespace(verdict=verdict))
+    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
+    monkeypatch.setattr(begin, "joined", lambda _, **__: closing(Offering([{"key": "a" * 64}])))
+    monkeypatch.setattr(begin, "load_only", lambda *_: None)
+    monkeypatch.setattr(begin, "select_task", lambda *_: TASK)
+    monkeypatch.setattr(begin, "prepare_nodes", lambda *_: ready)
+    monkeypatch.setattr(Head, "run_all", lambda *_, **__: findings)
+    if is_sealed:
+        monkeypatch.setattr(begin, "check_ledger", full)
+    else:
+        monkeypatch.setattr(LedgerWriter, "seal", full)
+    with pytest.raises(ContainmentBreach if verdict == "breached" else LedgerError):
+        begin.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
 
 
 def test_a_kill_names_each_node_that_was_asked(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
+from tests.fakes.vm import staged
 
 from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import create_run
 from belljar.ledger.verification import Status, verify
+
+
+def exit_code_of(child: int) -> int:
+    """Of one's own child, once it has ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def last_data(path: Path) -> dict[str, object]:
@@ -123,3 +132,33 @@ def test_a_poisoned_run_keeps_its_first_error(home: Path, monkeypatch: pytest.Mo
         work()
     assert not (run.path / "manifest.json").exists()
     assert verify(run.path).status is Status.UNFINISHED
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("act", ["record", "leave", "destroy"])
+def test_a_fork_of_the_owner_ends_before_it_acts(home: Path, act: str) -> None:
+    """A solver's child that returns would destroy its parent's cells and end their record."""
+
+    async def in_a_cell() -> None:
+        async with staged() as stage:
+            if (child := os.fork()) == 0:
+                signal.alarm(5)
+                await stage.cell.destroy()
+                os._exit(0)
+            assert exit_code_of(child) == 1
+
+    run = create_run(home, "exec", [])
+    with run:
+        if act == "destroy":
+            anyio.run(in_a_cell)
+        elif (child := os.fork()) == 0:
+            signal.alarm(5)
+            if act == "record":
+                run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}))
+            else:
+                run.__exit__(None, None, None)
+            os._exit(0)
+        else:
+            assert exit_code_of(child) == 1
+        assert run.recorder.events == len((run.path / "ledger.jsonl").read_bytes().splitlines())
+    assert verify(run.path).status is Status.VERIFIED
