@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from signal import SIGKILL, Signals
-from threading import Thread
+from threading import Event, Thread
 from typing import Final, Literal, TypeAlias
 
 import anyio
@@ -239,23 +239,32 @@ async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
     # command has ended, nor the interpreter's end.
     token = current_token()
     send, receive = anyio.create_memory_object_stream[bytes | Exception](0)
+    is_over = Event()
+
+    def deliver(piece: bytes | Exception) -> None:
+        if is_over.is_set():  # and maybe its loop, which would leave a coroutine unawaited
+            raise anyio.BrokenResourceError
+        anyio.from_thread.run(send.send, piece, token=token)
 
     def read() -> None:
         with suppress(BaseException):  # nobody reads on, or the loop has ended
             try:
                 for piece in source:
-                    anyio.from_thread.run(send.send, piece, token=token)
+                    deliver(piece)
             except Exception as error:  # noqa: BLE001 - its reader's to handle
-                anyio.from_thread.run(send.send, error, token=token)
+                deliver(error)
             anyio.from_thread.run_sync(send.close, token=token)
         send.close()
 
     Thread(target=read, name="exec-input", daemon=True).start()
-    with receive:
-        async for piece in receive:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
+    try:
+        with receive:
+            async for piece in receive:
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+    finally:
+        is_over.set()
 
 
 class ExecOperations(CellBase):
