@@ -6,6 +6,7 @@ import errno
 import hashlib
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
@@ -51,7 +52,7 @@ async def test_what_a_cells_end_left_is_raised_whatever_else_is(
 
         async def use() -> None:
             loaded = resolve_policy("high")
-            words = {"run_id": "20261123-000000000-abcdef", "home": tmp_path}
+            words: dict[str, Any] = {"run_id": "20261123-000000000-abcdef", "home": tmp_path}
             async with opens.ready_cell(
                 loaded, parts_for(loaded), recorder=stage.recorder, actor=Actor.OPERATOR, **words
             ):
