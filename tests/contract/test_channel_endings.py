@@ -19,16 +19,12 @@ MIB = 1 << 20
 
 @pytest.mark.promise("4.2")
 async def test_timeout_kills_the_whole_tree(client: GuestClient) -> None:
-    """At the timeout the command, its children and its background children are dead, and the result
-    says so."""
-    for timeout_s in (1, 5, 30):  # longer where the machine is slow
+    """At the timeout the command, its children and its background children are dead, also those
+    that ignore signals, and the result says so."""
+    stubborn = "trap '' TERM HUP INT; sleep 1000 & echo $!; (sleep 1000; :) & echo $!; sleep 1000"
+    for timeout_s in (0.5, 5, 30):  # longer where the machine is slow
         began = time.monotonic()
-        outcome = await client.exec(
-            sh(
-                "sleep 1000 & echo $!; sh -c 'sleep 1000; :' & echo $!; sleep 1000",
-                timeout_s=timeout_s,
-            )
-        )
+        outcome = await client.exec(sh(stubborn, timeout_s=timeout_s))
         assert outcome.timed_out
         assert time.monotonic() - began > 0.9 * timeout_s
         if len(pids := outcome.stdout.split()) == 2:
@@ -59,22 +55,9 @@ async def test_a_tree_that_another_traces_ends_too(cell: Cell) -> None:
     """A tracer that never waits keeps what it traces from ending: it ends with it, and the cell
     lives."""
     assert (await cell.exec(["python3", "-c", _TRACER])).success
-    outcome = await cell.exec(["sh", "-c", "sleep 0.1; sleep 1000; :"], timeout_s=2)
+    outcome = await cell.exec(["sh", "-c", "sleep 0.1; sleep 1000; :"], timeout_s=1)
     assert outcome.timed_out
     assert (await cell.exec(["true"])).success
-
-
-@pytest.mark.promise("4.2")
-async def test_a_stubborn_tree_dies_too(client: GuestClient) -> None:
-    """Ignoring signals does not outlive a timeout."""
-    script = "trap '' TERM HUP INT; (trap '' TERM HUP; sleep 1000) & echo $!; wait"
-    for timeout_s in (0.5, 5, 30):  # longer where the machine is slow
-        outcome = await client.exec(sh(script, timeout_s=timeout_s))
-        assert outcome.timed_out
-        if outcome.stdout:
-            break
-    assert int(outcome.stdout) > 0
-    assert not await is_alive(client, outcome.stdout)
 
 
 @pytest.mark.promise("4.2")
@@ -91,7 +74,7 @@ async def test_cancellation_kills_the_whole_tree(client: GuestClient, folder: st
 
 async def test_cancellation_of_a_flood_leaves_the_connection_whole(client: GuestClient) -> None:
     """A command cancelled in full flow leaves neither stray bytes nor missing credit."""
-    for _ in range(5):
+    for _ in range(3):
         with anyio.CancelScope() as scope:
             await client.exec(
                 ExecRequest(argv=["yes"], max_stdout_bytes=1 << 40),

@@ -43,13 +43,9 @@ async def test_each_kind_is_placed_watched_and_traced(
     decoy; no value is on record."""
     if carrier.startswith("native"):
         pytest.skip("no cell")
+    text = {"template": "code {secret}", "place": "/srv/notes.txt"}
     all_kinds = [
-        {"id": kind.value, "kind": kind.value}
-        | (
-            {"template": "code {secret}", "place": "/srv/notes.txt"}
-            if kind is DecoyKind.TEXT
-            else {}
-        )
+        {"id": kind.value, "kind": kind.value, **(text if kind is DecoyKind.TEXT else {})}
         for kind in FILES
     ]
     with start_run("test", "decoys", [], home=vm_home) as run:
@@ -60,20 +56,14 @@ async def test_each_kind_is_placed_watched_and_traced(
             shown = await cell.exec(["stat", "-c", "%a", "/root/.ssh/id_ed25519", *of_its_user])
             assert shown.stdout.split() == [b"600", b"700", b"700"]
             await check_times(cell, read_key(run.path), all_kinds)
-            secret = (
-                (await cell.exec(["cat", "/root/.git-credentials"]))
-                .stdout.decode()
-                .split(":")[2]
-                .split("@")[0]
-            )
+            shown = await cell.exec(["cat", "/root/.git-credentials"])
+            secret = shown.stdout.decode().split(":")[2].split("@")[0]
             with anyio.fail_after(PATIENCE_S):
                 while not recorded(run.path, "decoy.touched"):
                     await cell.ping()
                     await anyio.sleep(0.02)
         touched = recorded(run.path, "decoy.touched")
-        known = [
-            (event["cell"], event["data"]["decoy"], event["data"]["values"]) for event in placed
-        ]
+        known = [(each["cell"], each["data"]["decoy"], each["data"]["values"]) for each in placed]
         origin = origins(known).get(digest(read_key(run.path), secret))
         before = (run.path / "ledger.jsonl").read_text().split('"exec.started"')[0]
     assert {event["data"]["decoy"] for event in touched} == {"git_credentials"}

@@ -42,18 +42,11 @@ def everything(tree: Path) -> dict[str, tuple[int, bytes]]:
     found = {}
     for path in sorted(tree.rglob("*")):
         mode = path.lstat().st_mode
-        is_link = stat.S_ISLNK(mode)
-        content = (
-            os.fsencode(path.readlink())
-            if is_link
-            else path.read_bytes()
-            if path.is_file()
-            else b""
-        )
-        found[str(path.relative_to(tree))] = (
-            stat.S_IFMT(mode) if is_link else mode & 0o170755,
-            content,
-        )
+        name = str(path.relative_to(tree))
+        if stat.S_ISLNK(mode):
+            found[name] = (stat.S_IFMT(mode), os.fsencode(path.readlink()))
+        else:
+            found[name] = (mode & 0o170755, path.read_bytes() if path.is_file() else b"")
     return found
 
 
@@ -216,13 +209,8 @@ async def test_errors_are_pythons_own(cell: Cell, tmp_path: Path) -> None:
 async def test_removing_follows_no_link(cell: Cell) -> None:
     """A tree is removed with its links, not with what they lead to."""
     await cell.write_file("/tmp/kept/file", b"x")
-    await cell.exec(
-        [
-            "sh",
-            "-c",
-            "mkdir -p /tmp/gone/a/b && ln -s /tmp/kept /tmp/gone/a/b/link && chmod 0 /tmp/gone/a",
-        ]
-    )
+    make = "mkdir -p /tmp/gone/a/b && ln -s /tmp/kept /tmp/gone/a/b/link && chmod 0 /tmp/gone/a"
+    await cell.exec(["sh", "-c", make])
     await cell.remove("/tmp/gone", recursive=True)
     assert await cell.read_file("/tmp/kept/file", max_bytes=10) == b"x"
     with pytest.raises(FileNotFoundError):

@@ -31,10 +31,7 @@ async def test_a_neighbour_keeps_its_speed(tier: str, vm_home: Path, tmp_path: P
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier, user="nobody"))
     loaded = load_policy(policy)
-    async with (
-        open_cell(loaded, home=vm_home) as cell,
-        open_cell(loaded, home=vm_home) as spinner,
-    ):
+    async with open_cell(loaded, home=vm_home) as cell, open_cell(loaded, home=vm_home) as spinner:
         for _ in range(TRIES):  # what else this host does may spoil one
             alone, beside = [], []
             for _ in range(ROUNDS):

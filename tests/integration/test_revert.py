@@ -46,43 +46,70 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox
-from belljar.inspect import revert
+from belljar.inspect import revert, snapshot
 
-LOOK = "cat marker made-by-setup 2>&1; test -e /tmp/trace && echo TRACE; echo end"
+LOOK = "cat marker made-by-setup begun 2>&1; test -e /tmp/trace && echo TRACE; echo end"
+
+async def run(script):
+    return (await sandbox().exec(["sh", "-c", script])).stdout
 
 @solver
-def retries(attempts: int) -> Solver:
+def tries(saves: bool, forks: bool) -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        seen = []
-        for attempt in range(attempts):
-            await sandbox().exec(["sh", "-c", "rm -f marker; touch /tmp/trace; sleep 1000 &"])
-            await revert()
-            seen.append((await sandbox().exec(["sh", "-c", LOOK])).stdout)
+        begun, seen = None, []
+        if saves:
+            await run("echo costly >> begun")
+            begun = await snapshot()
+        for _ in range(2):
+            await run("rm -f marker; echo attempt >> begun; touch /tmp/trace; sleep 1000 &")
+            await revert(to=begun)
+            seen.append(await run(LOOK))
+        if forks:
+            async with begun.fork():
+                pass
         state.store.set("seen", seen)
         return state
     return solve
 
 @scorer(metrics=[mean()])
-def is_fresh() -> Scorer:
+def is_back() -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         seen = state.store.get("seen")
-        return Score(value=int(seen == ["content\\nsetup\\nend\\n"] * 2), explanation=str(seen))
+        return Score(value=int(seen == [target.text] * 2), explanation=str(seen))
     return score
+
+def made(saves: bool = False, forks: bool = False) -> Task:
+    begun = "costly" if saves else "cat: begun: No such file or directory"
+    sample = Sample(
+        id="one", input="x", target=f"content\\nsetup\\n{begun}\\nend\\n",
+        files={"marker": "content\\n"}, setup="echo setup > made-by-setup",
+    )
+    return Task(dataset=[sample], solver=tries(saves, forks), scorer=is_back())
 
 @task
 def again() -> Task:
-    sample = Sample(id="again", input="x", files={"marker": "content\\n"}, setup="echo setup > made-by-setup")
-    return Task(dataset=[sample], solver=retries(2), scorer=is_fresh())
+    return made()
+
+@task
+def back() -> Task:
+    return made(saves=True)
+
+@task
+def forked() -> Task:
+    return made(saves=True, forks=True)
 """
 
 
-@pytest.mark.promise("3.5")
+@pytest.mark.promise("3.5", "3.6")
 def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path) -> None:
-    """Each try begins with the sample's files and set-up and nothing of the try before. The sample
-    is contained with three cells and two reverts, and void once the evidence of one is missing."""
+    """Each try begins with the sample's files and set-up and nothing of the try before, or with the
+    costly beginning that was saved. The sample is contained with three cells and two reverts; void
+    once the evidence of one is missing, and when the solver also made a fork that nobody probed."""
     (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "policy.yaml").write_text("belljar: 1\nrisk: low\n")
-    words = ("run", "--json", "--model", "mockllm/model", "tasks.py@again")
+    (tmp_path / "policy.yaml").write_text(
+        "belljar: 1\nrisk: low\ntier: container\nuser: root\nsnapshots: true\n"
+    )
+    words = ("run", "--json", "--model", "mockllm/model", "tasks.py", "--policy", "policy.yaml")
     done = subprocess.run(
         quick_command(*words),
         cwd=tmp_path,
@@ -91,15 +118,19 @@ def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path) -> None:
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    (sample,) = said["samples"]
-    assert (sample["verdict"], sample["scores"]) == ("contained", {"is_fresh": "1"})
-    assert (sample["reverts"], len(sample["cells"]), sample["destroyed"]) == (2, 3, True)
-    assert sample["commands"] == 4
+    samples = {sample["task"]: sample for sample in said["samples"]}
+    verdicts = {task: sample["verdict"] for task, sample in samples.items()}
+    expected = {"again": "contained", "back": "contained", "forked": "void"}
+    assert verdicts == expected, done.stderr
+    for task, sample in samples.items():
+        assert sample["scores"] == {"is_back": "1"}
+        assert (sample["reverts"], sample["destroyed"]) == (2, True)
+        assert len(sample["cells"]) == 3 + (task == "forked")
+    assert samples["again"]["commands"] == 4
     run_dir = Path(said["run_dir"])
     lines, evidence = list(read_events(run_dir)), stored_evidence(run_dir)
-    first, *_, last = sample["cells"]
+    first, *_, last = samples["again"]["cells"]
     for kind, cell, code in (
         (Kind.CELL_DESTROYED, first, ReasonCode.CELL_NOT_DESTROYED),
         (Kind.PROBE_COMPLETED, first, ReasonCode.PROBES_VOID),
@@ -107,7 +138,9 @@ def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path) -> None:
     ):
         kept = [line for line in lines if not _is_of(line, kind, cell)]
         found = judge(replace(evidence, cells=gather_cells(kept)))
-        assert code in {reason.code for row in found.rows for reason in row.reasons}
+        (row,) = [row for row in found.rows if last in {each.cell_id for each in row.cells}]
+        assert code in {reason.code for reason in row.reasons}
+    assert list((home / "tmp").iterdir()) == []
 
 
 def _is_of(line: Line, kind: Kind, cell: str) -> bool:
@@ -118,27 +151,6 @@ LOW = {"belljar": 1, "risk": "low", "tier": "container", "user": "root"}
 SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
 # What other tests use, too: each shape of a machine is booted once in a run.
 MACHINE = {**SMALL, "memory": "256MiB", "disk": "64MiB", "processes": 64}
-
-
-@pytest.mark.promise("3.5")
-def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
-    """Each machine has decoys of its own. A value of an earlier one, which a model may remember, is
-    taken for a decoy of this sample, not for one that was carried over from another."""
-    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
-
-    async def use() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            async with open_cell({**LOW, "decoys": decoys}, run=run, home=vm_home) as cell:
-                first = await cell.read_file("/root/.aws/credentials")
-                await cell.revert()
-                assert await cell.read_file("/root/.aws/credentials") != first
-                await cell.revert()
-                await cell.exec(["cat"], input=first)
-        return run.path
-
-    kinds = {line.kind for line in read_events(anyio.run(use))}
-    assert Kind.DECOY_TAKEN in kinds
-    assert Kind.DECOY_CARRIED not in kinds
 
 
 @pytest.mark.promise("3.5")
@@ -179,6 +191,7 @@ def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str
 @pytest.mark.parametrize(
     ("tier", "named"), [("container", "the run"), ("microvm", "the new machine")]
 )
+@pytest.mark.usefixtures("short_grace")
 def test_a_kill_while_a_machine_is_made_ends_the_cell(vm_home: Path, named: str, tier: str) -> None:
     """By the id of a machine that a revert is making, or by its run: neither machine goes on, and
     nothing of them is left."""
@@ -228,6 +241,27 @@ def test_no_cell_runs_that_a_kill_of_its_run_would_not_find(
     assert Journal(vm_home).entries() == ()
 
 
+@pytest.mark.promise("3.5")
+def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
+    """Each machine has decoys of its own. A value of an earlier one, which a model may remember, is
+    taken for a decoy of this sample, not for one that was carried over from another."""
+    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
+
+    async def use() -> Path:
+        with start_run("test", None, [], home=vm_home) as run:
+            async with open_cell({**LOW, "decoys": decoys}, run=run, home=vm_home) as cell:
+                first = await cell.read_file("/root/.aws/credentials")
+                await cell.revert()
+                assert await cell.read_file("/root/.aws/credentials") != first
+                await cell.revert()
+                await cell.exec(["cat"], input=first)
+        return run.path
+
+    kinds = {line.kind for line in read_events(anyio.run(use))}
+    assert Kind.DECOY_TAKEN in kinds
+    assert Kind.DECOY_CARRIED not in kinds
+
+
 def test_a_rule_that_is_triggered_by_the_old_machines_end_stops_the_sample(vm_home: Path) -> None:
     """What a command printed is scanned when it is cut off with its machine: the rule stops what
     goes on in the new one."""
@@ -254,10 +288,11 @@ async def _until_killed(cell: Cell) -> None:
 
 
 FAULTS = {
-    "busy": "yes > /tmp/full & (while :; do :; done) & sleep 999",
-    "full": "cat /dev/zero > /tmp/full; sleep 999",
-    "out of processes": "for _ in $(seq 40); do sleep 999 & done; sleep 999",
+    "busy, full, and out of processes": (
+        "yes > /tmp/full & (while :; do :; done) & (for _ in $(seq 40); do sleep 999 & done); exec sleep 999"
+    ),
     "out of memory": "exec tail /dev/zero",
+    "stopped": "",
 }
 
 
@@ -265,16 +300,19 @@ FAULTS = {
     ("tier", "fault"), [*(("container", fault) for fault in FAULTS), ("microvm", "out of memory")]
 )
 def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, tier: str, fault: str) -> None:
-    """Busy, full, or with a workload that ate all it may: a clean machine that works, verified, and
-    the old one's end is proven."""
+    """Busy, full, with a workload that ate all it may, or with all its processes stopped: a clean
+    machine that works, verified, and the old one's end is proven."""
 
     async def use() -> Path:
         policy = {**LOW, "tier": tier, "resources": MACHINE if tier == "microvm" else SMALL}
         with start_run("test", None, [], home=vm_home) as run:
             async with open_cell(policy, run=run, home=vm_home) as cell:
-                command = await cell.start(["sh", "-c", FAULTS[fault]])
-                with suppress(TimeoutError, CellError):
-                    await command.wait(timeout_s=2)
+                if fault == "stopped":
+                    _stop(cell)
+                else:
+                    command = await cell.start(["sh", "-c", FAULTS[fault]])
+                    with suppress(TimeoutError, CellError):
+                        await command.wait(timeout_s=2)
                 await cell.revert(verify=True)
                 assert (await cell.exec(["sh", "-c", "ls /tmp"])).stdout == b""
         return run.path
@@ -305,22 +343,6 @@ def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
 
     with pytest.raises(CellError):
         anyio.run(ask)
-
-
-def test_a_cell_that_hangs_is_reverted(vm_home: Path) -> None:
-    """Its processes are stopped: no trace can be left in it, another machine takes its place, and
-    its destruction is proven all the same."""
-
-    async def hang() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
-                _stop(cell)
-                await cell.revert(verify=True)
-                assert (await cell.exec(["true"])).returncode == 0
-        return run.path
-
-    ends = [line for line in read_events(anyio.run(hang)) if line.kind is Kind.CELL_DESTROYED]
-    assert [line.data["clean"] for line in ends] == [True, True]
 
 
 def test_many_reverts_leave_nothing(vm_home: Path, pytestconfig: pytest.Config) -> None:

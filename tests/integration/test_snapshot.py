@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -13,10 +11,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.integration.processes import quick_command
 from tests.machine import PATIENCE_S
 
-from belljar import sync
 from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
@@ -39,7 +35,6 @@ POLICY: dict[str, Any] = {
 }
 READS = "(while cat /srv/read.env; do sleep 0.02; done) >/dev/null 2>&1 &"
 DECOYS = [{"kind": "dotenv", "id": id_, "place": f"/srv/{id_}.env"} for id_ in ("changed", "read")]
-TOLERANCE_S = 0.05
 IDENTITY = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname"
 RANDOM = (
     "head -c 16 /dev/urandom | od -An -tx1; "
@@ -105,7 +100,7 @@ def test_a_fork_goes_on_from_the_moment(vm_home: Path, monkeypatch: pytest.Monke
     was saved; no timer of it is due at once. Executables of the directory ran as root before,
     in order. One is saved and forked again. The saved cell goes on, and back to each snapshot, with
     a search for traces, and to the clean state. All of it is on record, and the files are gone
-    after the run."""
+    after the run. What is called while it is saved is answered after that."""
 
     async def look() -> Path:
         prepare = (
@@ -125,10 +120,8 @@ def test_a_fork_goes_on_from_the_moment(vm_home: Path, monkeypatch: pytest.Monke
             seen = [await said(cell, IDENTITY)]
             async with snapshot.fork(2) as forks:
                 for fork in forks:
-                    assert await said(fork, "cat /tmp/note; ls /tmp/later 2>&1 | wc -l") == [
-                        "then",
-                        "1",
-                    ]
+                    note = await said(fork, "cat /tmp/note; ls /tmp/later 2>&1 | wc -l")
+                    assert note == ["then", "1"]
                     assert await said(fork, "ps -e -o args= | grep -c [s]leep.98765") == ["1"]
                     assert await said(fork, "cat /tmp/resumed") == ["1 0", "2 0"]
                     seen.append(await said(fork, IDENTITY))
@@ -137,8 +130,11 @@ def test_a_fork_goes_on_from_the_moment(vm_home: Path, monkeypatch: pytest.Monke
                 for machine in (cell, *forks):
                     (longest,) = await said(machine, "rm /tmp/longest; " + LONGEST)
                     assert float(longest) < max(passed_s, 2 * float(expected))
+                (wall,) = await said(forks[0], "date +%s")
+                assert abs(float(wall) - 3600 - time.time()) < PATIENCE_S
                 await said(forks[0], "echo 2 > /tmp/note")
-                second = await forks[0].snapshot()
+                await refused_while_busy(forks[0])
+                second = await saved_meanwhile(forks[0], vm_home)
             async with second.fork() as again:
                 assert await said(again, "cat /tmp/note") == ["2"]
             assert await said(cell, "cat /tmp/note; ls /tmp/resumed 2>&1 | wc -l") == ["later", "1"]
@@ -162,81 +158,28 @@ def test_a_fork_goes_on_from_the_moment(vm_home: Path, monkeypatch: pytest.Monke
         assert {line.data["from"] for line in of_it} == {snapshot.cell}
         assert len({line.cell for line in of_it} | {snapshot.cell}) == times + 1
     deleted = [line.data for line in lines if line.kind is Kind.SNAPSHOT_DELETED]
-    assert [data["clean"] for data in deleted] == [True, True]
-    assert {data["snapshot"] for data in deleted} == {line.data["snapshot"] for line in taken}
+    assert [data["clean"] for data in deleted] == [True] * 3  # and what a busy cell began
+    assert {data["snapshot"] for data in deleted} > {line.data["snapshot"] for line in taken}
     assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
     assert verify(path).status is Status.VERIFIED
     assert scratch_of(vm_home) == []
 
 
-async def bracketed(cell: Cell, script: str) -> tuple[float, list[float], float]:
-    """Numbers that a script prints, and the host's monotonic clock before and after."""
-    before = time.monotonic()
-    numbers = [float(word) for word in (await said(cell, script))[0].split()]
-    return before, numbers, time.monotonic()
+async def saved_meanwhile(cell: Cell, home: Path) -> Snapshot:
+    """A snapshot, with commands and pings that are called while it is written."""
+    before, taken = len(list((home / "tmp").glob("*/memory"))), list[Snapshot]()
 
+    async def save() -> None:
+        taken.append(await cell.snapshot())
 
-async def is_late(cell: Cell) -> bool:
-    """Whether its wall clock isn't the host's, or its monotonic clock is slower or faster."""
-    offset = time.time() - time.monotonic()
-    first, (wall, mono), then = await bracketed(cell, CLOCKS)
-    await anyio.sleep(1)
-    later, (_, mono_later), end = await bracketed(cell, CLOCKS)
-    goes_as_fast = later - then - TOLERANCE_S <= mono_later - mono <= end - first + TOLERANCE_S
-    return not (goes_as_fast and first - TOLERANCE_S <= wall - offset <= then + TOLERANCE_S)
-
-
-CLOCKS = 'python3 -c "import time; print(time.time(), time.clock_gettime(time.CLOCK_MONOTONIC))"'
-TRIES = 4  # A busy host may keep the guest from taking the time that it was given
-
-
-@pytest.mark.thorough
-def test_clocks_are_right(vm_home: Path) -> None:
-    """In a fork, and in the cell that stood still: the wall clock is the host's, and the monotonic
-    clock goes as fast as the host's; a fork's goes on from the moment."""
-
-    async def look() -> None:
-        async with saved(vm_home) as (_, cell, snapshot):
-            _, (_, moment), _ = await bracketed(cell, CLOCKS)
-            late = {"cell", "fork"}
-            for _ in range(TRIES):
-                if "fork" in late:
-                    async with snapshot.fork() as fork:
-                        began = time.monotonic()
-                        late -= set() if await is_late(fork) else {"fork"}
-                        _, (_, mono), then = await bracketed(fork, CLOCKS)
-                        assert mono < moment + (then - began) + 5
-                if "cell" in late:
-                    late -= set() if await is_late(cell) else {"cell"}
-                    await cell.snapshot()
-            assert not late
-
-    anyio.run(look)
-
-
-@pytest.mark.promise("3.6")
-def test_what_a_fork_or_a_way_back_is_refused_for(vm_home: Path) -> None:
-    """A hook that fails ends the fork, and nothing else; a snapshot of another run or policy is
-    none to go back to."""
-
-    async def look() -> None:
-        policy = {**POLICY, "tier": "container"}
-        async with saved(vm_home, policy=policy) as (run, cell, first):
-            for theirs, other_policy, why in (
-                (None, policy, "another run"),
-                (run, {**policy, "user": "nobody"}, "another policy"),
-            ):
-                async with open_cell(other_policy, run=theirs, home=vm_home) as other:
-                    with pytest.raises(CellError, match=why):
-                        await other.revert(to=first)
-                    assert await said(other, "echo fine") == ["fine"]
-            hook = "mkdir -p /etc/resume.d; cd /etc/resume.d; printf '#!/bin/sh\nexit 7\n' > 1-hook"
-            await said(cell, f"{hook}; chmod 755 1-hook")
-            with pytest.raises(CellError, match="1-hook"):
-                await opened(await cell.snapshot())
-            assert await said(cell, "echo fine") == ["fine"]
-
-    anyio.run(look)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(save)
+        while len(list((home / "tmp").glob("*/memory"))) == before:  # noqa: ASYNC110 - a file's
+            await anyio.sleep(0.005)
+        for _ in range(3):
+            tasks.start_soon(said, cell, "echo fine")
+            tasks.start_soon(cell.ping)
+    return taken[0]
 
 
 CHANGES = (
@@ -286,9 +229,10 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
 
 
 @pytest.mark.promise("3.6")
-def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path) -> None:
-    """Without the policy's word, on a network, with decoys or a secret file, and while a command
-    runs: and the cell goes on. A policy may allow the secret file; each fork has it then."""
+def test_what_is_refused(vm_home: Path, tmp_path: Path) -> None:
+    """A cell is not saved without its policy's word, with a network, decoys or a secret file, or
+    while a command runs; a snapshot of another run or policy is none to go back to; a hook that
+    fails ends the fork. Each cell goes on. A policy may allow the secret file: each fork has it."""
     container = {**POLICY, "tier": "container"}
     (tmp_path / "key").write_text("the key\n")
 
@@ -301,7 +245,7 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path)
         return file
 
     refused: tuple[tuple[Any, str], ...] = (
-        ({**POLICY, "tier": "container", "snapshots": False}, "snapshots"),
+        ({**container, "snapshots": False}, "snapshots"),
         ({**container, "decoys": DECOYS}, "decoys"),
         ({**container, "network": {"default": "simulate"}}, "network"),
         (with_secret("true"), "secret"),
@@ -309,23 +253,40 @@ def test_what_can_not_be_saved_is_refused_by_name(vm_home: Path, tmp_path: Path)
 
     async def ask() -> None:
         for policy, why in refused:
-            async with open_range(policy, home=vm_home) as opened:
+            async with open_range(policy, home=vm_home) as range_:
                 with pytest.raises(PolicyError, match=why):
-                    await opened.cell.snapshot()
-                assert await said(opened.cell, "echo fine") == ["fine"]
+                    await range_.cell.snapshot()
+                assert await said(range_.cell, "echo fine") == ["fine"]
         allowed = with_secret("with_secrets")
         async with open_cell(allowed, home=vm_home) as cell, (await cell.snapshot()).fork() as fork:
             assert await said(fork, "cat /root/key") == ["the key"]
-        for policy in (POLICY, container):
-            async with open_cell(policy, home=vm_home) as cell:
-                background = await cell.start(["sleep", "999"])
-                with pytest.raises(CellError, match="busy"):
-                    await cell.snapshot()
-                assert background.running
-                assert await said(cell, "echo fine") == ["fine"]
+        async with saved(vm_home, policy=container) as (run, cell, first):
+            for theirs, policy, why in (
+                (None, container, "another run"),
+                (run, {**container, "user": "nobody"}, "another policy"),
+            ):
+                async with open_cell(policy, run=theirs, home=vm_home) as other:
+                    with pytest.raises(CellError, match=why):
+                        await other.revert(to=first)
+                    assert await said(other, "echo fine") == ["fine"]
+            await refused_while_busy(cell)
+            hook = "mkdir -p /etc/resume.d; cd /etc/resume.d; printf '#!/bin/sh\nexit 7\n' > 1-hook"
+            await said(cell, f"{hook}; chmod 755 1-hook")
+            with pytest.raises(CellError, match="1-hook"):
+                await opened(await cell.snapshot())
+            assert await said(cell, "echo fine") == ["fine"]
 
     anyio.run(ask)
     assert scratch_of(vm_home) == []
+
+
+async def refused_while_busy(cell: Cell) -> None:
+    """While a command runs; it goes on."""
+    background = await cell.start(["sleep", "999"])
+    with pytest.raises(CellError, match="busy"):
+        await cell.snapshot()
+    assert background.running
+    await background.kill()
 
 
 @pytest.mark.promise("3.6")
@@ -368,6 +329,8 @@ def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
                     ids = [fork.id for fork in forks]
                     await forks[0].exec(["echo", *texts[3]])
                     assert await said(forks[0], "echo fine") == ["fine"]
+                if machine:
+                    await check_touches(run.path, cell)
         return run.path, ids
 
     path, ids = anyio.run(look)
@@ -384,125 +347,17 @@ def test_each_fork_has_decoys_of_its_own(vm_home: Path, tier: str) -> None:
     assert (len(placed), len(set(digests))) == (4 * len(DECOYS), len(digests))
 
 
-def test_touches_are_on_record_before_a_machine_stands_still(vm_home: Path) -> None:
-    """Also those that the guest agent still counts: it sends them before it answers, not from each
-    fork, which could not be made then."""
-
-    async def look() -> None:
-        with start_run("test", None, [], home=vm_home) as run:
-            policy = {**POLICY, "decoys": DECOYS, "snapshots": "with_secrets"}
-            async with open_cell(policy, run=run, home=vm_home) as cell:
-                # A program that is gone has no name on record: these wait for more at /tmp/stays.
-                await said(cell, "mkfifo /tmp/turn /tmp/stays")
-                for program in ("cat", "head"):
-                    reads = f"{program} /srv/read.env /tmp/turn /tmp/stays > /dev/null 2>&1 &"
-                    await said(cell, f"{reads} echo > /tmp/turn")
-                async with cell._live.client.frozen():
-                    lines = [*read_events(run.path)]
-                touched = [line.data for line in lines if line.kind is Kind.DECOY_TOUCHED]
-                assert {each["process"] for each in touched} == {"cat", "head"}
-
-    anyio.run(look)
-
-
-def test_what_comes_meanwhile_waits(vm_home: Path) -> None:
-    """Commands and pings that are called while a cell is saved are answered after it."""
-
-    async def look() -> None:
-        async with saved(vm_home) as (_, cell, _snapshot), anyio.create_task_group() as tasks:
-            tasks.start_soon(cell.snapshot)
-            while len(list((vm_home / "tmp").glob("*/memory"))) < 2:  # noqa: ASYNC110 - a file's
-                await anyio.sleep(0.005)
-            for _ in range(3):
-                tasks.start_soon(said, cell, "echo fine")
-                tasks.start_soon(cell.ping)
-
-    anyio.run(look)
-
-
-def test_the_same_without_async(vm_home: Path) -> None:
-    """`belljar.sync` has the same: a snapshot, forks, the way back."""
-    with sync.open_cell({**POLICY, "tier": "container"}, home=vm_home) as cell:
-        cell.write_file("/tmp/n", "1")
-        snapshot = cell.snapshot("mine")
-        facts = snapshot.facts
-        assert (facts.name, facts.state, len(facts.digest)) == ("mine", "files", 64)
-        cell.write_file("/tmp/n", "2")
-        with snapshot.fork() as fork, snapshot.fork(2) as forks:
-            assert [each.read_file("/tmp/n") for each in (fork, *forks)] == [b"1"] * 3
-        cell.revert(to=snapshot)
-        assert cell.read_file("/tmp/n") == b"1"
-
-
-TASKS = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.util import sandbox
-from belljar.inspect import revert, snapshot
-
-@solver
-def tries(forks: bool) -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await sandbox().exec(["sh", "-c", "echo costly >> begun"])
-        begun = await snapshot()
-        seen = []
-        for attempt in range(2):
-            await sandbox().exec(["sh", "-c", "echo attempt >> begun"])
-            await revert(to=begun)
-            seen.append((await sandbox().exec(["cat", "marker", "begun"])).stdout)
-        if forks:
-            async with begun.fork():
-                pass
-        state.store.set("seen", seen)
-        return state
-    return solve
-
-@scorer(metrics=[mean()])
-def is_back() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        seen = state.store.get("seen")
-        return Score(value=int(seen == ["content\\ncostly\\n"] * 2), explanation=str(seen))
-    return score
-
-def made(forks: bool) -> Task:
-    sample = Sample(id="again", input="x", files={"marker": "content\\n"}, setup="echo x > set-up")
-    return Task(dataset=[sample], solver=tries(forks), scorer=is_back())
-
-@task
-def back() -> Task:
-    return made(False)
-
-@task
-def forked() -> Task:
-    return made(True)
-"""
-
-
-def test_a_solver_goes_back(home: Path, tmp_path: Path) -> None:
-    """To a costly beginning, twice, with each machine probed: the sample is contained, and void when
-    the solver also made a fork that nobody probed."""
-    (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "policy.yaml").write_text(
-        "belljar: 1\nrisk: low\ntier: container\nuser: root\nsnapshots: true\n"
-    )
-    words = ("run", "--json", "--model", "mockllm/model", "tasks.py")
-    done = subprocess.run(
-        quick_command(*words, "--policy", "policy.yaml"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    samples = json.loads(done.stdout)["samples"]
-    assert {sample["task"]: sample["verdict"] for sample in samples} == {
-        "back": "contained",
-        "forked": "void",
-    }, done.stderr
-    for sample in samples:
-        assert sample["scores"] == {"is_back": "1"}
-        assert (sample["reverts"], sample["destroyed"]) == (2, True)
-        assert len(sample["cells"]) == 3 + (sample["task"] == "forked")
-    assert scratch_of(home) == []
+async def check_touches(path: Path, cell: Cell) -> None:
+    """They are on record before a machine stands still, also those that the guest agent still
+    counts: it sends them before it answers, not from each fork, which could not be made then."""
+    # A program that is gone has no name on record: these wait for more at /tmp/stays.
+    await said(cell, "mkfifo /tmp/turn /tmp/stays")
+    for program in ("cat", "head"):
+        reads = f"{program} /srv/changed.env /tmp/turn /tmp/stays > /dev/null 2>&1 &"
+        await said(cell, f"{reads} echo > /tmp/turn")
+    async with cell._live.client.frozen():
+        lines = [*read_events(path)]
+    touched = [line.data for line in lines if line.kind is Kind.DECOY_TOUCHED]
+    assert {"cat", "head"} <= {
+        each["process"] for each in touched if each["path"] == "/srv/changed.env"
+    }
