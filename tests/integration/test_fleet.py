@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -265,3 +265,39 @@ def test_a_node_that_hangs_is_seen_and_ends_its_cells_when_it_wakes(
         nodes.tell(f"thaw {node.removeprefix('n')}")
         assert_ran_elsewhere(process, run, node)
     wait_for(lambda: nothing_runs(nodes), "the end of its cells", within_s=300)
+
+
+@contextmanager
+def small_disk(folder: Path, size_kib: int) -> Iterator[None]:
+    """Give a node's records a disk of their own."""
+    folder.mkdir(exist_ok=True)
+    options = f"size={size_kib}k,mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "belljar-test", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Write until the disk takes no more."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.thorough
+def test_a_disk_that_fills_while_a_unit_runs_is_named_and_its_sample_runs_elsewhere(
+    nodes: Nodes,
+) -> None:
+    """Both attempts are on record with the disk as the reason; the second one counts."""
+    with ExitStack() as stack:
+        for home in nodes.homes:
+            stack.enter_context(small_disk(home / "runs", 4096))
+        with held_run(nodes) as (process, run, _, node):
+            home = nodes.homes[int(node.removeprefix("n")) - 1]
+            fill(home / "runs")
+            assert_ran_elsewhere(process, run, node)
+        assert any("No space left on device" in why for why in failures(run, node))
+        (home / "runs" / "filler").unlink()
+        assert nothing_runs(nodes)
