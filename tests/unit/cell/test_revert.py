@@ -115,6 +115,21 @@ async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception
     assert Kind.CELL_REVERTED not in {kind for _, kind, _ in machines.noted}
 
 
+async def test_what_an_old_machines_end_found_is_raised_at_the_end() -> None:
+    """A breach before any other error, however many reverts follow."""
+    machines = Machines()
+    machines.failing = {"c1": HostError("not proven"), "c2": ContainmentBreach("left something")}
+
+    async def revert() -> None:
+        async with revertible(machines.make) as opened:
+            for _ in range(10):
+                await opened.cell.revert()
+
+    with pytest.raises(ContainmentBreach, match="left something"):
+        await revert()
+    assert machines.alive == []
+
+
 @pytest.mark.parametrize("finds", ["destruction", "last look"])
 async def test_a_breach_of_an_old_machine_is_raised_whatever_else_is(finds: str) -> None:
     """Also when the block, the look before or another machine ended with an error."""
@@ -137,6 +152,22 @@ async def test_a_breach_of_an_old_machine_is_raised_whatever_else_is(finds: str)
     if finds == "destruction":  # nothing that an old machine's end found is lost
         assert ["no look" in note for note in caught.value.__cause__.__notes__] == [True]
     assert machines.alive == []
+
+
+@pytest.mark.parametrize("is_of_run", [True, False])
+async def test_a_snapshot_of_another_policy_or_run_makes_no_machine(is_of_run: bool) -> None:
+    """A sample would go on with another one's rights, files and rules."""
+    machines, run = Machines(), object()
+    origin = SimpleNamespace(
+        run=run if is_of_run else object(),
+        machine=machines.make,
+        parts=SimpleNamespace(plan=SimpleNamespace(policy="another")),
+    )
+    async with revertible(machines.make) as opened:
+        opened.cell.origin = cast("Any", SimpleNamespace(run=run))
+        with pytest.raises(CellError, match="policy" if is_of_run else "run"):
+            await opened.cell.revert(to=cast("Any", SimpleNamespace(origin=origin)))
+        assert (opened.cell.id, machines.noted, next(machines.numbers)) == ("c1", [], 2)
 
 
 @pytest.mark.parametrize("named", ["c1", "c2", "c2, at its end", "c2, in the making"])
