@@ -69,9 +69,11 @@ class Box:
 
     def others(self) -> list[str]:
         """Every process but the agent, its leaders, and those that look."""
-        listing = self.sh(
-            'for d in /proc/[0-9]*; do read -r line <$d/stat && echo "$line"; done; echo "me $$"'
-        )
+        look = 'for d in /proc/[0-9]*; do read -r line <$d/stat && echo "$line"; done; echo "me $$"'
+        ended = self.exec("sh", "-c", look)
+        if not ended.output[1]:  # root has just killed the leader that was given it
+            return [f"a look that saw nothing: {ended}"]
+        listing = ended.output[1].decode()
         lines = [line.rpartition(")") for line in listing.splitlines()]
         me = listing.split()[-1]
         return [
