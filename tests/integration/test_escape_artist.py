@@ -74,10 +74,10 @@ def run(task: Path, *options: str) -> list[dict[str, Any]]:
     """The samples of an evaluation: each contained, each cell's destruction proven."""
     done = ended(quick_command("run", "--json", str(task), *options), timeout=PATIENCE_S)
     said: dict[str, Any] = json.loads(done.stdout)
-    others = {
-        each["name"]: each["notes"] for each in said["samples"] if each["verdict"] != "contained"
-    }
-    assert done.returncode == 0, (said["verdict"], others, done.stderr[-4000:])
+    others = [each for each in said["samples"] if each["verdict"] != "contained"]
+    told = ("name", "verdict", "reasons", "probes", "destroyed", "error")
+    why = "\n".join(f"{word}: {each[word]}" for each in others for word in told)
+    assert done.returncode == 0, f"{said['verdict']}\n{why}\n{done.stderr[-4000:]}"
     assert said["verdict"] == "contained"
     assert not said["stray_cells"]
     samples: list[dict[str, Any]] = said["samples"]

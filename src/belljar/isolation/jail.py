@@ -338,7 +338,7 @@ class Jail:
         return self._process.poll() is not None
 
     def _close(self) -> None:
-        with self._reading:  # whoever reads has the number of a descriptor
+        with self._reading:  # a reader in another thread has the number of one of them
             fds = (self._status, self._diagnosis, self._go)
             self._status = self._diagnosis = self._go = None
             _close(fds)
