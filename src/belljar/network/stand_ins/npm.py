@@ -148,7 +148,6 @@ class _Npm(Registry):
         times = {version: iso_time(package.file.mtime_s) for version, package in packages.items()}
         document = {
             "_id": name,
-            "_rev": f"{len(versions)}-{versions[latest]['dist']['shasum'][:32]}",
             "name": name,
             "dist-tags": {"latest": latest},
             "versions": versions,
