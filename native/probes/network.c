@@ -13,7 +13,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-enum { WAIT_MS = 200, DNS_PORT = 53 };
+enum { WAIT_MS = 200, DATAGRAMS = 5, DNS_PORT = 53 };
 
 /* Kernels put these into every new network namespace; they are down and lead nowhere. */
 static bool is_stub(const char *name)
@@ -147,12 +147,15 @@ static void send_token(struct finding *f, const char *key, int type, int family)
         refused(f, where);
         return;
     }
-    ssize_t n = send(s, token, strlen(token), MSG_NOSIGNAL);
+    ssize_t n = 0;
     int pending = 0;
-    socklen_t size = sizeof pending;
-    struct pollfd refusal = {.fd = s, .events = POLLIN};
-    if (n > 0 && type == SOCK_DGRAM && poll(&refusal, 1, 5) == 1) /* a closed port says so at once on one machine */
-        getsockopt(s, SOL_SOCKET, SO_ERROR, &pending, &size);
+    /* A closed port of one machine refuses a datagram at once, unless the kernel is too busy to deliver that: it has a second, and each try may be lost. */
+    for (int i = 0; i < (type == SOCK_DGRAM ? DATAGRAMS : 1) && pending == 0 && (n = send(s, token, strlen(token), MSG_NOSIGNAL)) > 0; i++) {
+        socklen_t size = sizeof pending;
+        struct pollfd refusal = {.fd = s, .events = POLLIN};
+        if (type == SOCK_DGRAM && poll(&refusal, 1, WAIT_MS) == 1)
+            getsockopt(s, SOL_SOCKET, SO_ERROR, &pending, &size);
+    }
     if (n > 0 && pending == 0)
         reached(f, "sent to %s", where);
     else

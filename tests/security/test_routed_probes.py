@@ -3,10 +3,12 @@ world that is far away."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.machine import PATIENCE_S
 from tests.security.slow_world import OWN_MAC
 from tests.security.test_probes_can_fail import PROGRAM, ran
 
@@ -38,3 +40,17 @@ def test_an_answer_from_far_away_is_waited_for() -> None:
     said = said_with(OWN_MAC, *names)
     assert said.pop("network.udp4") == "reached\t1.1.1.1 port 443 answers"
     assert all(rest.startswith("denied\t") for rest in said.values()), said
+
+
+def test_a_lost_refusal_is_not_a_way_out() -> None:
+    """A datagram to a closed port of one's own machine has not reached the host, though the kernel
+    was too busy to deliver its refusal."""
+    # One ICMP message has 62 bytes here.
+    rules = "table inet t { chain c { type filter hook output priority 0; "
+    rules += "icmp type destination-unreachable quota until 100 bytes drop; }; }"
+    script = 'ip link set lo up && nft "$1" && printf "token=t\\nudp=9\\nnonce=x\\n" | "$2" "$3"'
+    argv = ["unshare", "--net", "sh", "-c", script, "sh", f"add {rules}", str(PROGRAM)]
+    tried = subprocess.run(
+        [*argv, "network.host_udp"], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
+    assert tried.stdout.split("\t")[1] == "denied", tried.stdout
