@@ -105,6 +105,14 @@ static void routes(struct finding *f)
     absent(f, "no route leads out%s", parameter("interface") != NULL ? " but to the range's router" : "");
 }
 
+/* The kernel may give a socket the very port that it connects to, one time in 25,000: then nobody else has that port here. */
+static bool is_itself(int s, int port)
+{
+    struct sockaddr_in6 own = {0};
+    socklen_t size = sizeof own;
+    return getsockname(s, (struct sockaddr *)&own, &size) == 0 && ntohs(own.sin6_port) == port; /* it is where IPv4 has it, too */
+}
+
 static int connected(int type, int family, int port)
 {
     struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -123,6 +131,8 @@ static int connected(int type, int family, int port)
         if (poll(&waiting, 1, WAIT_MS) == 1)
             getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
     }
+    if (error == 0 && is_itself(s, port))
+        error = ECONNREFUSED;
     if (error == 0)
         return s;
     close(s);
