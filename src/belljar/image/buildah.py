@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of
-from belljar.image.context import names_like_patterns, read_ignore, take_context
+from belljar.image.context import read_ignore, take_context
 from belljar.image.dockerfile import (
     EMPTY,
     MAX_BYTES,
@@ -273,10 +273,6 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
         path.write_text(file.text, encoding="utf-8")
         path.chmod(file.mode)
         os.utime(path, (0, 0))  # the same again, or the layers after it would not be
-    for line, source in recipe.made.patterns:
-        for name in names_like_patterns(work / "context", source):
-            what = f"line {line}: {name} has one of *?[ in its name: copy a directory above it"
-            raise _unbuildable(f"{what}, without a pattern", dockerfile)
     for name in ("context", "heredocs"):
         give_tree(work / name, first_uid)
 
