@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.image.config import ImageConfig
-from belljar.image.context import PATTERN, plain
 from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
 from belljar.image.stages import (
     TRUE,
@@ -72,8 +71,7 @@ class HeredocFile:
 class Buildable:
     """A Dockerfile for buildah; the context `heredoc_context` holds `files`.
 
-    `volumes`: of the result; buildah would discard what later steps write there. `patterns`: of
-    sources in the context, with their lines.
+    `volumes`: of the result; buildah would discard what later steps write there.
     `step_users`: the users that its RUN steps run as.
     """
 
@@ -81,7 +79,6 @@ class Buildable:
     lines: list[str] = field(default_factory=list)
     files: list[HeredocFile] = field(default_factory=list)
     volumes: tuple[str, ...] = ()
-    patterns: list[tuple[int, str]] = field(default_factory=list)
     step_users: set[str] = field(default_factory=set)
 
     @property
@@ -110,7 +107,16 @@ def make_buildable(
             if base in configs and configs[base].on_build:
                 raise DockerfileError(f"its base {base} has instructions of ONBUILD")
             parent, source = _State(), ids.get(base, base)
-            state = _state_of(configs.get(base), is_known=base in configs or base == "scratch")
+            config = configs.get(base, ImageConfig())
+            state = _State(
+                env=dict(config.env),
+                kept=dict(config.env),
+                cwd=config.workdir,
+                user=config.user,
+                volumes=config.volumes,
+                shell=config.shell or _SHELL,
+                is_known=base in configs or base == "scratch",
+            )
         translator = _Translator(stage, bases, state, expander, made)
         translator.emit(f"FROM {source} AS {stage.name}")
         for name, value in parent.args.items():  # a stage inherits those of its base
@@ -141,19 +147,6 @@ class _State:
     user: str = "root"
     shell: tuple[str, ...] = _SHELL
     is_known: bool = True
-
-
-def _state_of(config: ImageConfig | None, *, is_known: bool) -> _State:
-    found = config or ImageConfig()
-    return _State(
-        env=dict(found.env),
-        kept=dict(found.env),
-        cwd=found.workdir,
-        user=found.user,
-        volumes=found.volumes,
-        shell=found.shell or _SHELL,
-        is_known=is_known,
-    )
 
 
 class _Translator:
@@ -324,12 +317,9 @@ class _Translator:
         source = str(self._stage.source(flags.get("from", "")))
         if source and openers:
             raise DockerfileError(f"{word} of another source can't have here-documents")
-        if word == "COPY" or not any(map(_REMOTE.match, sources)):
-            if any(map(_ODD_PATTERN.search, sources)):
-                raise DockerfileError(f"{word} can't have `**`, `\\\\` or `[[` in a source")
-            if not source:
-                patterns = filter(PATTERN.search, sources)
-                self._made.patterns += [(item.line, each) for each in patterns]
+        is_remote = word == "ADD" and any(map(_REMOTE.match, sources))
+        if not is_remote and any(map(_ODD_PATTERN.search, sources)):
+            raise DockerfileError(f"{word} can't have `**`, `\\\\` or `[[` in a source")
         options = f"--chown={chown} " if chown else ""
         options += f"--chmod={chmod} " if chmod else ""
         if sources:
@@ -353,6 +343,11 @@ class _Translator:
         options = "".join(f"--{name}={value} " for name, value in flags.items())
         command = json.dumps(test) if item.is_json else " ".join(test)
         self.emit(f"HEALTHCHECK {options}{kind.upper()} {command}".rstrip(" "))
+
+
+def plain(path: str) -> str:
+    """Return a path's plain parts: none that is empty, `.` or `..`."""
+    return posixpath.normpath("/" + path).strip("/")
 
 
 def _word(value: str) -> str:

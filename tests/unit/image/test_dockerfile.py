@@ -172,12 +172,6 @@ def test_arguments_are_of_their_stage_and_of_those_that_start_from_it() -> None:
     assert lines_of("ARG A=1\nENV B=$A", {"A": "given", "X": "y"}) == ["ARG A=given", "ENV B=given"]
 
 
-def test_patterns_that_buildah_misreads_are_checked_beforehand() -> None:
-    """It takes a match as a pattern again, in the context alone."""
-    made = made_of("FROM base\nCOPY a* b/? c /x/\nCOPY --from=i d* /\nADD https://x/?y /z")
-    assert made.patterns == [(2, "a*"), (2, "b/?")]
-
-
 REFUSED = {
     "RUN --security=insecure x": "--security=insecure",
     "RUN --mount=type=secret,id=tok,required=true x": "tok",
