@@ -39,12 +39,6 @@ _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
 # Docker's words for "unlimited".
 _NO_LIMIT: Final = frozenset({"0", "-1"})
-_BASED: Final = re.compile(
-    r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*", re.ASCII
-)
-_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
-# Go's int64 and uint64: what is larger is a float for it.
-_INTEGERS: Final = range(-(1 << 63), 1 << 64)
 # YAML 1.1's words, which Docker's reader takes.
 _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
@@ -144,19 +138,6 @@ def names_in(value: object) -> list[str]:
     if isinstance(value, str) or not isinstance(value, (Sequence, Mapping)):
         raise ValueError("no list of names")
     return [str(name) for name in value]
-
-
-def number(written: str) -> int | float | None:
-    """A plain scalar's number by Docker's reader of YAML (Go's yaml.v3): `0755` is octal."""
-    plain = written.replace("_", "")
-    digits = plain[1:] if plain[:1] in ("+", "-") else plain
-    if not written.startswith("_") and _BASED.fullmatch(digits):
-        # Python reads `0o17` by its prefix, and refuses `017` without a base.
-        is_octal = digits[0] == "0" and digits[1:].isdecimal()
-        found = int(digits, 8 if is_octal else 0) * (-1 if plain[0] == "-" else 1)
-        if found in _INTEGERS:
-            return found
-    return float(plain) if not written.startswith("_") and _FLOAT.fullmatch(plain) else None
 
 
 def switch(value: object) -> bool:

@@ -45,7 +45,6 @@ from belljar.harness.operator import (
     permitted,
     read_operator,
 )
-from belljar.policy.fields import WRITTEN
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import resolve_policy, with_changes
@@ -79,7 +78,7 @@ AsWritten: TypeAlias = Annotated[
     _M,
     PlainSerializer(
         lambda value: (
-            value.model_dump(mode="json", context=WRITTEN, exclude_unset=True)
+            value.model_dump(mode="json", exclude_unset=True)
             if isinstance(value, BaseModel)
             else value
         )

@@ -7,15 +7,9 @@ of UTS 46), no dot at the end.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, NoReturn, TypeAlias
+from typing import Annotated, Final, NoReturn, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import AfterValidator, BeforeValidator, model_serializer
 
 from belljar.policy import fields as kinds
 from belljar.policy.fields import Strict, list_of
@@ -162,12 +156,8 @@ class Port(Strict):
     number: int
     protocol: str = ""
 
-    @model_serializer(mode="wrap")
-    def _written(
-        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
-    ) -> dict[str, Any] | str | int:
-        if info.context != kinds.WRITTEN:
-            return handler(self)  # type: ignore[no-any-return]
+    @model_serializer
+    def _written(self) -> str | int:
         if self.number == ALL_PORTS:
             return "all"
         return f"{self.number}/{self.protocol}" if self.protocol else self.number
@@ -192,7 +182,7 @@ PORT_NUMBER: Final = kinds.text_kind(read_number, types="integer")
 METHOD: Final = kinds.text_kind(read_method)
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
-    list_of("ports", MAX_PORTS),
+    list_of(MAX_PORTS),
 ]
 TargetPorts: TypeAlias = Annotated[
     tuple[
@@ -207,8 +197,8 @@ TargetPorts: TypeAlias = Annotated[
         ],
         ...,
     ],
-    list_of("ports", MAX_PORTS),
+    list_of(MAX_PORTS),
     AfterValidator(_all_alone),
 ]
-HostNames: TypeAlias = Annotated[tuple[Annotated[str, HOST], ...], list_of("names", MAX_NAMES)]
-Names: TypeAlias = Annotated[tuple[Annotated[str, PATTERN], ...], list_of("names", MAX_NAMES)]
+HostNames: TypeAlias = Annotated[tuple[Annotated[str, HOST], ...], list_of(MAX_NAMES)]
+Names: TypeAlias = Annotated[tuple[Annotated[str, PATTERN], ...], list_of(MAX_NAMES)]

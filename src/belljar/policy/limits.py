@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 from belljar.errors import PolicyError
 from belljar.units import format_size
 
@@ -104,6 +104,13 @@ class Resources:
     lifetime_s: float = 4 * 3600.0
     exec_timeout_s: float = 600.0
     output_bytes: int = 10 << 20
+
+    def written(self) -> dict[str, Any]:
+        """The same in the words of a policy file, in bytes and seconds."""
+        return {
+            name.removesuffix("_bytes").removesuffix("_s"): amount
+            for name, amount in asdict(self).items()
+        }
 
     def memory_sum(self, limit_bytes: int) -> str:
         """A limit on a cell's memory, as a sum."""

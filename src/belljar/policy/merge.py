@@ -40,7 +40,7 @@ from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import SNAPSHOTS, Policy
 from belljar.policy.network import Default, Network, Record, Upstream
-from belljar.policy.sections import common_rights, written_resources
+from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import format_duration, format_size, printable
 
@@ -252,7 +252,7 @@ def above_floor(
             Difference(kind=DifferenceKind.DROPPED, where="policy", key="network", detail=why)
         )
     if "resources" in asked:
-        changes["resources"] = {**written_resources(base.policy.resources), **asked["resources"]}
+        changes["resources"] = {**base.policy.resources.written(), **asked["resources"]}
     if "env" in asked:
         changes["env"] = {**base.policy.env, **asked["env"]}
     wanted = with_tier(with_changes(base, changes) if changes else base, tier)
@@ -282,7 +282,7 @@ def under_policy(
     if rights := asked.get("rights") or (own.policy.rights if own is not None else None):
         changes["rights"] = rights
     if "resources" in asked:
-        limits = written_resources(run_policy.policy.resources) | asked["resources"]
+        limits = run_policy.policy.resources.written() | asked["resources"]
         changes["resources"] = with_changes(run_policy, {"resources": limits}).policy.resources
     wanted = run_policy.policy.model_copy(update=changes)  # `bounded` validates it
     base = _directory(
