@@ -286,9 +286,8 @@ class EventDecoder:
             at += len(kept)
             about = {"total_bytes": ref["total_bytes"], "sha256": ref["sha256"]}
             bodies.append(Body(name=ref["name"], content=kept, **about))
-        return GatewayMessage(
-            id=head["id"], kind=head["kind"], data=head["data"], bodies=tuple(bodies)
-        )
+        kind = Kind(head["kind"]) if head["kind"] in KINDS else head["kind"]
+        return GatewayMessage(id=head["id"], kind=kind, data=head["data"], bodies=tuple(bodies))
 
     def _checked_head(self, line: bytes) -> Mapping[str, Any]:
         head = _object(line)

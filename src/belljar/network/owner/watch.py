@@ -359,16 +359,16 @@ class RangeWatch:
                 ).start()
             case _:
                 unreported = self._unreported
-                self._record(Kind(message.kind), message.data, message.bodies)
+                self._record(message.kind, message.data, message.bodies)
                 if self._unreported == unreported:  # else it isn't on record: nobody is answered
                     self._send(ipc.encode_ack(message.id))
 
     def _violation(self, problem: str) -> ProtocolViolation:
         return ProtocolViolation(f"the gateway broke its protocol: {problem}", where=self._where)
 
-    def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Body, ...] = ()) -> None:
+    def _record(self, kind: str, data: Mapping[str, Any], bodies: tuple[Body, ...] = ()) -> None:
         named = {**data, "range": self._range}
-        event = Event(kind=kind, data=named, bodies=bodies, trust=Trust.HOST_OBSERVED)
+        event = Event(kind=Kind(kind), data=named, bodies=bodies, trust=Trust.HOST_OBSERVED)
         try:
             with self._recording:
                 self._spend(event)
