@@ -89,10 +89,10 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     """The request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
         asked = json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise NotAnUpstreamError("a dial request that is no JSON") from exc
+    except (ValueError, RecursionError):
+        asked = None
     if not isinstance(asked, dict) or set(asked) != {"host", "port", "stand_in"}:
-        raise NotAnUpstreamError("a dial request with other fields")
+        raise NotAnUpstreamError("a dial request that is none")
     host, port, stand_in = asked["host"], asked["port"], asked["stand_in"]
     for upstream in network.upstreams:
         # A port that is `true` or 443.0 equals no port of ours.
@@ -167,16 +167,10 @@ def is_ours(address: str) -> bool:
 def networks_near() -> tuple[Network, ...]:
     """Directly routed networks, in any table. Raises `OSError`."""
     with netlink.open_socket() as kernel:
-        routes = [
-            route
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for route in netlink.list_routes(kernel, family)
-        ]
-    return tuple(
-        route.to
-        for route in routes
-        if route.is_direct and route.to.prefixlen >= _MIN_PREFIX[route.to.version]
-    )
+        families = (socket.AF_INET, socket.AF_INET6)
+        routes = [route for each in families for route in netlink.list_routes(kernel, each)]
+    direct = (route.to for route in routes if route.is_direct)
+    return tuple(to for to in direct if to.prefixlen >= _MIN_PREFIX[to.version])
 
 
 def connect(address: str, port: int) -> socket.socket:
@@ -200,12 +194,8 @@ def read_authorities() -> str:
             text = Path(path).read_text("utf-8")
             if "BEGIN CERTIFICATE" in text and len(text) <= _MAX_BUNDLE_BYTES:
                 return text
-    raise HostError(
-        "this host has no bundle of public certification authorities, so no upstream's "
-        "certificate could be checked",
-        where=_BUNDLES[0],
-        hint="install the package ca-certificates",
-    )
+    what = "this host has no bundle of public certification authorities to check upstreams by"
+    raise HostError(what, where=_BUNDLES[0], hint="install the package ca-certificates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,11 +239,7 @@ class Dialler:
             with self._spending.dialling(self.number, upstream):
                 # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
-                try:
-                    return self._connected(upstream, address, port, record)
-                except RefusedDialError:
-                    self._put_last(upstream.host, address)
-                    raise
+                return self._connected(upstream, address, port, record)
         except (_NotTriedError, SpentError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise RefusedDialError(str(exc)) from exc
@@ -288,12 +274,6 @@ class Dialler:
             self._pins[host] = addresses
             return addresses
 
-    def _put_last(self, host: str, address: str) -> None:
-        """One that didn't answer: the next request tries another."""
-        with self._locks[host]:
-            others = tuple(each for each in self._pins[host] if each != address)
-            self._pins[host] = (*others, address)
-
     def _connected(
         self, upstream: UpstreamPlan, address: str, port: int, record: Record
     ) -> socket.socket:
@@ -303,6 +283,9 @@ class Dialler:
         except OSError as exc:
             problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
             record(_event(upstream, port, "failed", address=address, problem=problem))
+            with self._locks[upstream.host]:  # last: the next request tries another
+                others = tuple(each for each in self._pins[upstream.host] if each != address)
+                self._pins[upstream.host] = (*others, address)
             raise RefusedDialError(f"no answer there: {problem}") from exc
         return self._spending.relay(self.number, upstream, end)
 

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
 from belljar.plan.jail import JailIds
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
-from belljar.process import ProcessId, identify, signal_name
+from belljar.process import ProcessId, close_all, identify, signal_name
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
@@ -68,6 +69,24 @@ def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int
     return {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeProcesses:
+    """A range's processes and the owner's sockets to them."""
+
+    supervisor: Child
+    gateway: Child
+    control: socket.socket
+    events: socket.socket
+    stderr: int
+    fork_server: ForkServer
+
+    def close(self) -> None:
+        """Close the owner's ends."""
+        self.control.close()
+        self.events.close()
+        close_all((self.stderr, self.supervisor.pidfd, self.gateway.pidfd))
+
+
 class ForkServer:
     """A running fork server; `started_fork_server` counts `users`."""
 
@@ -100,11 +119,8 @@ class ForkServer:
         except OSError as exc:
             self._socket.close()
             os.close(self._stderr)
-            raise HostError(
-                f"{_NAME} can't be started: {exc.strerror}",
-                where=sys.executable,
-                hint=_FEWER_HINT,
-            ) from exc
+            what = f"{_NAME} can't be started: {exc.strerror}"
+            raise HostError(what, where=sys.executable, hint=_FEWER_HINT) from exc
         self.process = identify(self._process.pid)
 
     def is_alive(self) -> bool:
@@ -127,8 +143,7 @@ class ForkServer:
                 if code is not None and code < 0:
                     what = f"{_NAME} ended ({signal_name(-code)}) while it started"
                     raise CellError(what, where=sys.executable, hint=_GONE_HINT) from exc
-                diagnosis = self.diagnosis() or "it printed nothing"
-                what = f"{_NAME} did not start: {diagnosis}"
+                what = f"{_NAME} did not start: {self.diagnosis() or 'it printed nothing'}"
                 raise HostError(what, where=sys.executable, hint=NETWORK_EXTRA_HINT) from exc
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
@@ -247,27 +262,20 @@ def started_fork_server(
 
 
 def map_ids(child: Child, ids: JailIds) -> None:
-    """Map the child's user namespace. Raises `HostError`."""
+    """Map an ordinary user's child's user namespace. Raises `HostError`."""
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
-        if program is None:
-            raise RuntimeError("root needs no such maps")
-        numbers = (str(n) for line in lines for n in line)
+        command = [str(program), str(child.process.pid), *(str(n) for line in lines for n in line)]
+        environment = {"PATH": "/usr/bin:/bin"}
         try:
             subprocess.run(
-                [str(program), str(child.process.pid), *numbers],
-                capture_output=True,
-                check=True,
-                timeout=_MAP_TIMEOUT_S,
-                env={"PATH": "/usr/bin:/bin"},
+                command, capture_output=True, check=True, timeout=_MAP_TIMEOUT_S, env=environment
             )
         except (OSError, subprocess.SubprocessError) as exc:
             said: bytes = getattr(exc, "stderr", b"") or str(exc).encode()
             problem = printable(said.strip(), max_chars=300)
-            raise HostError(
-                f"the host gives this user no ids for a range: {problem}",
-                where=str(program),
-                hint="`belljar doctor` says what this user needs",
-            ) from exc
+            what = f"the host gives this user no ids for a range: {problem}"
+            hint = "`belljar doctor` says what this user needs"
+            raise HostError(what, where=str(program), hint=hint) from exc
 
 
 def end_groups(groups: cgroup.CellGroups) -> dict[str, int]:

@@ -116,8 +116,8 @@ def test_no_key_stays_on_disk(tmp_path: Path) -> None:
     context = authority.context("shop.example", http=False)
     assert [path.name for path in tmp_path.iterdir()] == ["secrets"]
     shaken(authority, context, "shop.example")
-    assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.key_log.take()
-    assert ((tmp_path / "secrets").read_bytes(), authority.key_log.take()) == (b"", b"")
+    assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.take_secrets()
+    assert ((tmp_path / "secrets").read_bytes(), authority.take_secrets()) == (b"", b"")
 
 
 @pytest.mark.promise("3.3")
