@@ -180,8 +180,15 @@ def _bodies(event: Event) -> Iterator[Carried]:
             not_kept = event.data.get(f"{body.name}_not_kept_bytes")
             content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
         kind = Channel.STREAM if "operation" in event.data else channel
-        more = {"contact": contact, "missing_bytes": missing_bytes}
-        yield from _part(event, kind, body.name, operation, content, **more)
+        yield from _part(
+            event,
+            kind,
+            body.name,
+            operation,
+            content,
+            contact=contact,
+            missing_bytes=missing_bytes,
+        )
 
 
 def _part(
@@ -283,9 +290,13 @@ def event_of(
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
         if from_cell in lineage:
             origin["lineage"] = contact.value
-    about = {"decoy": value_id.partition("/")[0], "value": value_id, "evidence": evidence}
-    decoded = {"decoding": list(hit.decoding)}
-    return _guest(kind, cell_id, {**_where(part), **decoded, **about, **origin})
+    about: dict[str, JsonValue] = {
+        "decoy": value_id.partition("/")[0],
+        "value": value_id,
+        "evidence": evidence,
+    }
+    about["decoding"] = list(hit.decoding)
+    return _guest(kind, cell_id, {**_where(part), **about, **origin})
 
 
 def hit_event(
@@ -319,8 +330,8 @@ def _where(
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
     """Why a part was not scanned whole."""
-    size = {"reason": reason, "bytes": part.missing_bytes or len(part.data)}
-    data = {**size, **_where(part, evidence, with_channel=True)}
+    data = _where(part, evidence, with_channel=True)
+    data |= {"reason": reason, "bytes": part.missing_bytes or len(part.data)}
     return Event(kind=Kind.GUARD_UNSCANNED, cell_id=cell_id, data=data)
 
 
