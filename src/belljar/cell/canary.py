@@ -180,11 +180,10 @@ async def _take_away(running: Operation) -> None:
 
 
 def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None) -> ExecRequest:
-    user = cell.plan.user
     return ExecRequest(
         argv=["sh", *words],
         env=env or {},
-        user="0:0" if user in {"", "0", "root"} else user,  # as for probes
+        user=cell._agent_user(),
         cwd="/",
         timeout_s=None if words[0] == "plant" else _TIMEOUT_S,
         max_stdout_bytes=_MAX_OUTPUT_BYTES,

@@ -335,11 +335,11 @@ async def _put(
             target=folder,
             entries=len(files),
             total_bytes=sum(len(file.content) for file in files),
-            user=cell.plan.user if in_home else "0",
             overwrite=overwrite,
             mode=0o700 if set(folder.split("/")) & set(PRIVATE) else 0o755,
             times=True,
             owner="" if in_home else cell.plan.user,
+            user=cell.plan.user if in_home else "0",
         )
 
 

@@ -22,6 +22,7 @@ from belljar.cell.task_data import put_directory
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
+from belljar.image.config import image_health
 from belljar.plan.network import StandInPlan
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy.limits import demanded_tier
@@ -239,7 +240,7 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
     if wants_image and not cell.image_health:
         raise _failed(stand_in, cell, "neither the file nor its image has a check")
     if written.get("times"):
-        return cell.image_health_with(written["times"]) or {}
+        return image_health(cell.image, written["times"]) or {}
     if written and wants_image is None:
         return dict(written)
     return (

@@ -111,8 +111,8 @@ async def put_directory(
         target=target,
         entries=len(source.tree.entries),
         total_bytes=source.tree.total_bytes,
-        user=user,
         mode=root_mode(source),
+        user=user,
     )
 
 
