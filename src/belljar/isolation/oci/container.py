@@ -205,7 +205,7 @@ class Container(Sandbox):
             from belljar.isolation.oci.trace import watch_sandbox
 
             return await watch_sandbox(self._trace, paths, self.client.own_reads)
-        from belljar.isolation.oci.watching import watch_container
+        from belljar.isolation.oci.marks import watch_container
 
         return await watch_container(self.host_pid, paths, self.client.own_reads)
 
