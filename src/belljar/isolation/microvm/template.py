@@ -152,22 +152,6 @@ def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tup
     return job.key, job.root
 
 
-def forget(home: Path, template: Template) -> bool:
-    """Drop a template that didn't restore, for the next cell to make it anew; whether it did.
-
-    One that is being made or removed stays, and one that another cell has made anew meanwhile.
-    """
-    directory = template.memory.parent
-    try:
-        with locked(home, lock_name(template.key), wait=False):
-            if (directory / "state").read_bytes() != template.state:
-                return False
-            (directory / "template.json").unlink()
-    except OSError:  # also: its lock is held
-        return False
-    return True
-
-
 def lock_name(key: str) -> str:
     """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
