@@ -307,7 +307,6 @@ put("/future")
 os.utime("/future", (7e9, 7e9))
 shutil.rmtree("/etc/alternatives")
 os.mkdir("/etc/alternatives")
-shutil.rmtree("/home/user")
 socket.socket(socket.AF_UNIX).bind("/socket")
 open("/sparse", "wb").truncate(5 << 20)
 os.mkdir("/shut")
@@ -357,7 +356,7 @@ def test_the_result_is_the_tree_that_the_steps_made(
     assert facts("shut/in")[0] == "----------"
     assert not list((tree / "etc/alternatives").iterdir())
     assert facts("place/dir") == facts("with/a space") == ("drwxr-xr-x", 0, 0)
-    assert not [name for name in ("socket", "home/user") if os.path.lexists(tree / name)]
+    assert not os.path.lexists(tree / "socket")
     assert os.listxattr(tree / "capable") == (["security.capability"] if keep_setuid else [])
 
 

@@ -28,7 +28,7 @@ RUN --security=insecure true
 FROM --platform=$BUILDPLATFORM bin-${TARGETARCH} AS last
 ARG A=1 B=2 EXT
 RUN [ "$A$B" = 12 ]
-ENV W=${EXT:-none} X=${NO-x} Y=${A:+y} D="a \$b 'q'" E="back\\slash"
+ENV W=${EXT:-none} X=${NO:-x} Y=${A:+y} D="a \$b 'q'" E="back\\slash"
 RUN echo "$W $X $Y $D $E" > /env
 COPY --link --chmod=755 --chown=1000:1000 src/ /srv/
 ADD f /f
@@ -38,7 +38,7 @@ RUN --mount=type=bind,target=. ls > /seen
 RUN --mount=type=tmpfs,target=/mnt/t,size=10m ls -a /mnt/t > /tmpfs
 RUN --mount=type=secret,id=tok,required=false,env=TOK echo "[$TOK]" > /tok
 RUN --mount=type=cache,target=/c,sharing=locked,id=x,uid=1000,mode=0700 ls -ldn /c > /cache
-COPY <<EOF /body
+COPY <<'EOF' /body
 $W "q"
 EOF
 HEALTHCHECK --start-interval=1s --interval=5s CMD true
@@ -85,7 +85,7 @@ def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
         "f: content",
         "tmpfs: . ..",
         "tok: []",
-        'body: a.b.c "q"',
+        'body: $W "q"',
         "seen: Dockerfile f src",
         "drwx------ 2 1000",
     ]

@@ -58,8 +58,6 @@ DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 _TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
 _FORMAT: Final = 2
-# What ARG can't declare and RUN has all the same.
-_PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 RESULT: Final = "localhost/result"
 # A sparse file takes its whole size in the archive: it is stopped here, in the shell's units of 512
 # bytes, before it fills the disk.
@@ -295,11 +293,7 @@ def _build(
         "--ulimit=nproc=8192:8192",
         *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
         f"--build-context={made.heredoc_context}={WORK}/heredocs",
-        *(
-            f"--build-arg={name}={value}"
-            for name, value in request.args.items()
-            if name.lower() in _PROXIES
-        ),
+        *(f"--build-arg={name}={value}" for name, value in request.args.items()),
         *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
     ]
     tools.tail.clear()
