@@ -245,24 +245,22 @@ def pairs(value: object) -> dict[str, str | None]:
 
 
 def hosts(value: object) -> list[tuple[str, str]]:
-    """Names and addresses of `extra_hosts`, in any of its forms."""
+    """Names and addresses of `extra_hosts`."""
     if isinstance(value, Mapping):
-        written = [[str(name), text(item)] for name, items in value.items() for item in each(items)]
+        written = [[str(name), text(item)] for name, item in value.items()]
     else:
         written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
     if len(written) > _MAX_HOSTS:
         raise ValueError(f"at most {_MAX_HOSTS} names")
     found = []
     for name, address in ([part.strip() for part in (*line, "")[:2]] for line in written):
-        plain = address.removeprefix("[").removesuffix("]")
-        if _HOST_NAME.fullmatch(name) is None:
-            raise ValueError(f"{name} is no host name")
         try:
-            if "%" in address:  # an IPv6 zone may be any text, line breaks too
-                raise ValueError("a zone")
+            if _HOST_NAME.fullmatch(name) is None or "%" in address:  # a zone may be any text
+                raise ValueError("no name, or an address with a zone")
+            plain = address.removeprefix("[").removesuffix("]")
             found.append((name, GATEWAY if address == GATEWAY else str(ip_address(plain))))
         except ValueError:
-            why = f"{name}: {address} is neither an IP address nor `{GATEWAY}`"
+            why = f"{name} {address} is no host name and IP address (or `{GATEWAY}`)"
             raise ValueError(why) from None
     return found
 

@@ -106,43 +106,24 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
 
     Raises `PolicyError` with each field's name and no line.
     """
+    source = "a Policy" if isinstance(policy, Policy) else "a dict"
+    # Read anew: `model_copy` and `model_construct` check nothing.
+    fields = policy
     if isinstance(policy, Policy):
-        if policy.files:
-            raise PolicyError(
-                "files: a Policy has no directory that they could be copied from",
-                where="a Policy",
-                hint="write the policy as a file, or use `Cell.write_file`",
-            )
-        # Checked again: `model_copy` and `model_construct` check nothing
-        checked = with_changes(LoadedPolicy(policy=policy, text=b"", source="a Policy"), {})
-        return replace(checked, text=json.dumps(checked.policy.to_json(), indent=2).encode())
+        fields = policy.model_dump(mode="json", exclude_none=True)
     try:
-        text = json.dumps(_plain(policy), indent=2, ensure_ascii=False, allow_nan=False).encode()
-    # A dict of Python's may contain itself.
-    except (ValueError, RecursionError) as error:  # a lone surrogate is a ValueError, too
-        raise PolicyError(printable(str(error)), where="a dict", hint=HINT_EXAMPLE) from error
-    examined = examine(text, base=None)
+        text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False, default=dict)
+        # A lone surrogate can't be encoded.
+        encoded = text.encode()
+    # A dict of Python's may contain itself, or what JSON doesn't have.
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PolicyError(printable(str(error)), where=source, hint=HINT_EXAMPLE) from error
+    examined = examine(encoded, base=None)
     if examined.policy is None or examined.problems:
         found = [f"{each.field}: {each.message}".removeprefix(": ") for each in examined.problems]
         what = found[0] if len(found) == 1 else "\n  ".join((f"{len(found)} problems", *found))
-        raise PolicyError(what, where="a dict", hint=HINT_EXAMPLE)
-    return LoadedPolicy(policy=examined.policy, text=text, source="a dict")
-
-
-def _plain(value: object) -> Any:  # noqa: ANN401 - JSON values
-    """As lists and dicts. Raises `ValueError` for what YAML can't hold."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"a field's name is text, but {key!r} is {type(key).__name__}")
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise ValueError(
-        f"a policy holds text, numbers, lists and dicts, but this is {type(value).__name__}"
-    )
+        raise PolicyError(what, where=source, hint=HINT_EXAMPLE)
+    return LoadedPolicy(policy=examined.policy, text=encoded, source=source)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:

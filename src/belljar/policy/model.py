@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WrapSerializer, field_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy.fields import AtError, Strict
@@ -88,10 +88,7 @@ class Policy(Strict):
     network: Annotated[
         Network | None,
         BeforeValidator(read_network, json_schema_input_type=Network | Literal["none"]),
-        PlainSerializer(
-            lambda network: "none" if network is None else network.model_dump(mode="json"),
-            return_type=dict[str, Any] | Literal["none"],
-        ),
+        WrapSerializer(lambda network, dump: "none" if network is None else dump(network)),
     ] = Field(
         default=None,
         description="What the cell reaches, all of it simulated. none: it has no network device "

@@ -5,7 +5,6 @@ As a person writes them (sizes and durations with units); read into the types of
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -137,16 +136,10 @@ else:
 # ---- the host
 
 
-class AirGap(StrEnum):
-    """A demand on the host's ways beyond itself."""
-
-    REQUIRED = "required"
-
-
 class HostRules(Strict):
     """What must hold of the host while a cell runs on it."""
 
-    air_gap: Annotated[AirGap, kinds.choice(AirGap)] = Field(
+    air_gap: Literal["required"] = Field(
         description="`required`: a run is refused unless `belljar airgap check` finds every way "
         "beyond the host absent, and void if one appears while it runs.",
     )
@@ -167,9 +160,10 @@ class FileCopy(Strict):
     target: Annotated[str, kinds.TARGET] = Field(
         description="Its path in the cell, absolute or relative to the working directory."
     )
-    mode: Annotated[int, kinds.MODE] | None = Field(
-        default=None, description='Permissions as octal digits in quotes; default "0644".'
-    )
+    mode: (
+        Annotated[int, kinds.MODE, PlainSerializer(lambda mode: f"{mode:04o}", return_type=str)]
+        | None
+    ) = Field(default=None, description='Permissions as octal digits in quotes; default "0644".')
     owner: Annotated[str, kinds.USER] | None = Field(
         default=None, description="Who owns it in the cell; default the cell's user."
     )

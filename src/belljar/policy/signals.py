@@ -139,13 +139,9 @@ def _read_decoys(value: object) -> object:
         return ()
     if value == STANDARD:
         value = STANDARD_DECOYS
-    if isinstance(value, tuple):
-        return tuple(_written_decoy(spec) for spec in value)
-    if not isinstance(value, list):
-        raise kinds.expected(f"`{STANDARD}`, `{NONE}` or a list of decoys", value)
-    if len(value) > MAX_DECOYS:
-        raise ValueError(f"{len(value)} decoys; at most {MAX_DECOYS} are allowed")
-    return tuple(value)
+    if not isinstance(value, list | tuple) or len(value) > MAX_DECOYS:
+        raise ValueError(f"expected `{STANDARD}`, `{NONE}` or a list of at most {MAX_DECOYS}")
+    return tuple(_written_decoy(each) if isinstance(each, DecoySpec) else each for each in value)
 
 
 def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
@@ -245,17 +241,11 @@ class GuardText(Strict):
 def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
     if rules is None:
         return None
-    protect = [
-        {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(item).items()
-            if value
-        }
-        for item in rules.protect
-    ]
     return {
-        "protect": protect,
-        "classes": list(rules.classes),
+        "protect": [
+            {name: value for name, value in asdict(item).items() if value} for item in rules.protect
+        ],
+        "classes": rules.classes,
         "action": {place.value: rules.action(place).value for place in Place},
     }
 

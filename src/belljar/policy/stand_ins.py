@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -62,13 +61,6 @@ RESTART: Final = kinds.checked(
     "is none: write `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`",
     re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?").fullmatch,
 )
-
-
-class Tokens(Enum):
-    """Whether a metadata service wants tokens."""
-
-    OPTIONAL = "optional"
-    REQUIRED = "required"
 
 
 class StandIn(Strict):
@@ -200,7 +192,7 @@ class MetadataStandIn(StandIn):
     names: Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of(MAX_NAMES, min_count=0)] = (
         Field(default=(), description="Host names. Default: none, only the address.")
     )
-    tokens: Annotated[Tokens, kinds.choice(Tokens)] | None = Field(
+    tokens: Literal["optional", "required"] | None = Field(
         default=None,
         description="Whether it wants a token of each request (IMDSv2). Default optional.",
     )
