@@ -92,7 +92,7 @@ def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: s
         cells=(CellPort(name="agent", address="127.0.0.1", mac="", gateway_mac="", outer_device=""),),
     )
     shop = StandInPlan(id="shop", kind="http", names=("shop.example",), ports=(PortPlan(number=port, protocol="http"),))
-    bounds = Bounds(requests_per_connection=1_000_000)
+    bounds = Bounds()
     config = GatewayConfig(
         layout=layout,
         stand_ins=(shop,),

@@ -38,7 +38,6 @@ class Bounds:
     headers: int = 128  # Fields of a request's head: 431.
     body_bytes: int = 64 << 20  # A request's body: 413, and the connection is closed.
     request_timeout_s: float = 300.0  # From a request's head to the end of its answer: closed.
-    requests_per_connection: int = 1_000  # The connection is closed after the answer.
     exchanges: int = 256  # Requests being answered at one time: 503.
     # Of the bodies of all open requests: 503, and the connection is closed.
     bodies_bytes: int = 128 << 20

@@ -240,8 +240,6 @@ class Exchange:
         # RFC 9110 section 6.6.1: a server that has a clock sends it.
         if not any(name.lower() == b"date" for name, _ in fields):
             fields.append((b"date", formatdate(usegmt=True).encode()))
-        if self._connection.is_last:
-            fields.append((b"connection", b"close"))
         reason = PHRASES.get(status, b"")
         return self._http.send(h11.Response(status_code=status, headers=fields, reason=reason))
 
@@ -333,7 +331,6 @@ class HttpConnection:
         self._site, self._pipe = site, pipe
         self.peer = peer
         self.parser = RequestParser(site.bounds)
-        self._requests = 0
         self._has_ended = False
 
     async def run(self) -> None:
@@ -341,7 +338,6 @@ class HttpConnection:
         try:
             async with asyncio.timeout(self._site.bounds.connection_timeout_s):
                 while (found := await self._next_request()) is not None:
-                    self._requests += 1
                     await Exchange(self._site, self, *found).run()
                     is_done = self.parser.is_body_over and self.parser.http.our_state is h11.DONE
                     if not is_done or self._has_ended:
@@ -385,11 +381,6 @@ class HttpConnection:
                     postpone(deadline, bounds.head_timeout_s)
                 held += data
         return found
-
-    @property
-    def is_last(self) -> bool:
-        """Return whether no request may follow this one."""
-        return self._requests >= self._site.bounds.requests_per_connection
 
     async def receive(self) -> bytes:
         """Return what comes next, or b"" at the end, which a cut is, too."""

@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
-from belljar.network.decide import HTTP, FlowVerdict
+from belljar.network.decide import FlowVerdict
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.gateway.pipe import TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import printable_text
@@ -38,7 +38,8 @@ AUTHORITY_LIFE: Final = dt.timedelta(days=3650)
 LEAF_AGE: Final = dt.timedelta(days=30)
 # Below the 398 days beyond which clients refuse a certificate.
 LEAF_LIFE: Final = dt.timedelta(days=390)
-# HTTP/2 is not offered, and real clients fall back to this.
+# HTTP/2 is not offered, and real clients fall back to this. One that asks for another protocol
+# (mail's) gets none.
 ALPN: Final = "http/1.1"
 # Forward secrecy, no padding; the level refuses keys below 112 bits.
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -72,13 +73,13 @@ class Authority:
         own = self._builder(AUTHORITY_NAME, self._key, AUTHORITY_AGE, AUTHORITY_LIFE, is_ca=True)
         certificate = own.sign(self._key, hashes.SHA256())
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
-        self._leaves: OrderedDict[tuple[str, bool], ssl.SSLContext] = OrderedDict()
+        self._leaves: OrderedDict[str, ssl.SSLContext] = OrderedDict()
 
-    def context(self, name: str, *, http: bool) -> ssl.SSLContext:
-        """A context for exactly this name. `http`: offer ALPN."""
-        found = self._leaves.pop((name, http), None)
+    def context(self, name: str) -> ssl.SSLContext:
+        """A context for exactly this name."""
+        found = self._leaves.pop(name, None)
         if found is None:
-            found = server_context(http=http)
+            found = server_context()
             file = self._scratch / "leaf.pem"
             try:
                 file.write_bytes(self._leaf_pem(name))
@@ -86,7 +87,7 @@ class Authority:
             finally:
                 file.unlink(missing_ok=True)
             found.keylog_filename = str(self._key_log)
-        self._leaves[name, http] = found
+        self._leaves[name] = found
         if len(self._leaves) > self._max_leaves:
             # Each log of secrets is a descriptor, and a connection keeps its context
             _, oldest = self._leaves.popitem(last=False)
@@ -151,10 +152,10 @@ def warm_up() -> None:
     No two forks draw the same keys: OpenSSL reseeds by process id (RAND(7)).
     """
     Authority(Path("/nonexistent"), dt.datetime.now(dt.UTC), 0)
-    server_context(http=True)
+    server_context()
 
 
-def server_context(*, http: bool) -> ssl.SSLContext:
+def server_context() -> ssl.SSLContext:
     """A server's context without a certificate: TLS 1.2 or 1.3.
 
     No renegotiation, compression, resumption or suite that pads.
@@ -164,8 +165,7 @@ def server_context(*, http: bool) -> ssl.SSLContext:
     context.set_ciphers(_TLS_1_2_SUITES)
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0  # TLS 1.3's; the option ends 1.2's
-    if http:
-        context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols([ALPN])
     return context
 
 
@@ -182,13 +182,12 @@ class Terminator:
 
     def __init__(self, site: Site, authority: Authority) -> None:
         self._site, self._authority = site, authority
-        self._contexts = {http: self._first_context(http=http) for http in (True, False)}
+        self._context = self._first_context()
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
         """Connection and peer; None, recorded, if it fails."""
         bounds = self._site.bounds
-        http = self._site.judge(peer).protocol in HTTP
-        secure = TlsPipe(pipe, self._contexts[http])
+        secure = TlsPipe(pipe, self._context)
         hello = _ClientHello(self._site, peer, secure, self._authority)
         secure.engine.owner = hello  # type: ignore[attr-defined]
         try:
@@ -211,7 +210,7 @@ class Terminator:
                 await hello.failed("a resumed session")
                 return None
             if secure.engine.version() != "TLSv1.3":
-                self._contexts[http] = self._first_context(http=http)
+                self._context = self._first_context()
             if not peer.labels >= _NEEDED_SECRETS[secure.engine.version() or ""]:
                 await hello.failed("its secrets were not logged")
                 return None
@@ -227,20 +226,20 @@ class Terminator:
                 self._site.post(partial(connection_item, hello.peer))
         return None
 
-    def _first_context(self, *, http: bool) -> ssl.SSLContext:
+    def _first_context(self) -> ssl.SSLContext:
         """Without a certificate: the name is judged first."""
-        context = server_context(http=http)
-        context.sni_callback = lambda engine, name, _: self._named(engine, name, http=http)
+        context = server_context()
+        context.sni_callback = self._named
         return context
 
     def _named(
-        self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, *, http: bool
+        self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext
     ) -> int | None:
         hello: _ClientHello = engine.owner  # type: ignore[union-attr]
         verdict = hello.judge(name)
         if not verdict.allowed:
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
-        engine.context = self._authority.context(verdict.name, http=http)
+        engine.context = self._authority.context(verdict.name)
         return None
 
 

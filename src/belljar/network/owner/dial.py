@@ -117,13 +117,12 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
         return "is no address"
     if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
         return "is of one link"
-    if str(parsed) in {str(ip_address(each.partition("%")[0])) for each in own}:
+    if parsed in {ip_address(each.partition("%")[0]) for each in own}:
         return "is this host's own"
     is_special = parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
-    is_forbidden = any(parsed in net for net in FORBIDDEN if net.version == parsed.version)
-    if is_forbidden or is_special or not parsed.is_global:
+    if is_special or not parsed.is_global or any(parsed in net for net in FORBIDDEN):
         return "is not a public one"
-    if any(parsed in net for net in near if net.version == parsed.version):
+    if any(parsed in net for net in near):
         return "is of a network that this host is on"
     return ""
 

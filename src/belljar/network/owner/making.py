@@ -84,6 +84,7 @@ def fork_pair(
     directories = _directories(spec.network, gateway_uid)
     task: dict[str, Any] = {"nft": _find_nft(), "uid": supervisor_uid}
     task |= {"check_every_s": spec.check_every_s, "timeout_s": spec.timeout_s}
+    task |= {"layout": json_of(spec.layout), "network": json_of(spec.network)}
 
     with ExitStack() as theirs, ExitStack() as ours:
 
@@ -118,8 +119,7 @@ def fork_pair(
             ours.callback(child.kill)
         # They read these when they are told to go: meanwhile both have their modules to import.
         ipc.fill(rules, render_rules(spec.layout, spec.network))
-        layout, network = json_of(spec.layout), json_of(spec.network)
-        ipc.fill(supervisor_document, {**task, "layout": layout, "network": network})
+        ipc.fill(supervisor_document, task)
         ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
         ours.pop_all()  # they are the caller's
         return RangeProcesses(
@@ -143,35 +143,29 @@ def _packet_file(directory: Path) -> int:
 
 
 def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
+    network = spec.network
     inside = (
         replace(
             item,
             directory=Path(FILES_ROOT, item.id) if item.id in directories else None,
             settings={**item.settings, **spec.services.get(item.id, {})},
         )
-        for item in spec.network.stand_ins
+        for item in network.stand_ins
         if not item.is_target
     )
-    upstream_ports = {port for upstream in spec.network.upstreams for port in upstream.ports}
-    has_encrypted = bool(upstream_ports - {HTTP_PORT})
+    neighbours = map(as_neighbour, network.reached_cells)
+    has_encrypted = any({*upstream.ports} - {HTTP_PORT} for upstream in network.upstreams)
     config = GatewayConfig(
         layout=spec.layout,
-        stand_ins=(
-            *inside,
-            *map(as_neighbour, spec.network.reached_cells),
-            *map(as_stand_in, spec.network.upstreams),
-        ),
+        stand_ins=(*inside, *neighbours, *map(as_stand_in, network.upstreams)),
         authorities=spec.reach.read_authorities() if has_encrypted else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
-        bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
+        bounds=Bounds.of(network.bounds, alive_every_s=spec.check_every_s),
         guard=spec.guard,
     )
-    return {
-        "config": json_of(config),
-        "uid": uid,
-        "directories": directories,
-        "memory_bytes": spec.network.bounds.gateway_memory_bytes,
-    }
+    about = {"uid": uid, "directories": directories}
+    memory_bytes = network.bounds.gateway_memory_bytes
+    return {"config": json_of(config), "memory_bytes": memory_bytes, **about}
 
 
 def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:

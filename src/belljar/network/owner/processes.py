@@ -32,7 +32,6 @@ _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0  # Then it is killed.
 _ANSWER_TIMEOUT_S: Final = 20.0
 _MAP_TIMEOUT_S: Final = 10.0  # It asks the host's name service, which may be far away.
-_FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_HINT: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
 )
@@ -120,7 +119,8 @@ class ForkServer:
             self._socket.close()
             os.close(self._stderr)
             what = f"{_NAME} can't be started: {exc.strerror}"
-            raise HostError(what, where=sys.executable, hint=_FEWER_HINT) from exc
+            hint = "run fewer cells at once, or raise the limit of processes"
+            raise HostError(what, where=sys.executable, hint=hint) from exc
         self.process = identify(self._process.pid)
 
     def is_alive(self) -> bool:
@@ -153,18 +153,11 @@ class ForkServer:
 
         `imports`: modules that they need.
         """
-        answers: list[tuple[dict[str, Any], list[int]]] = []
-        with ExitStack() as undo:
-            with self._lock:
-                numbers = [
-                    self._send({"fork": role, "imports": [*imports]}, fds)
-                    for role, fds in roles.items()
-                ]
-                for number in numbers:
-                    answers.append(self._answer_to(number))
-                    undo.callback(_discard, answers[-1][1])
-            children = []
-            for role, (message, pidfds) in zip(roles, answers, strict=True):
+        children = []
+        with ExitStack() as undo, self._lock:
+            for role, fds in roles.items():
+                message, pidfds = self._ask({"fork": role, "imports": [*imports]}, fds)
+                undo.callback(_discard, pidfds)
                 if "pid" not in message or len(pidfds) != 1:
                     what = str(message.get("error", "no process was made"))
                     raise CellError(what, where=_NAME)
@@ -172,7 +165,7 @@ class ForkServer:
                     raise CellError(f"a {role} ended at once", where=_NAME, hint=_GONE_HINT)
                 children.append(Child(process=process, pidfd=pidfds[0]))
             undo.pop_all()
-            return children
+        return children
 
     def how_ended(self, child: Child) -> str:
         """`exit 1`, `SIGKILL`; "" when unknown."""
@@ -180,7 +173,7 @@ class ForkServer:
         with suppress(CellError):
             while time.monotonic() < give_up:
                 with self._lock:
-                    message, _ = self._answer_to(self._send({"ended": child.process.pid}))
+                    message, _ = self._ask({"ended": child.process.pid})
                 if message["status"] is not None:
                     code = os.waitstatus_to_exitcode(int(message["status"]))
                     return f"exit {code}" if code >= 0 else signal_name(-code)
@@ -203,29 +196,21 @@ class ForkServer:
             self._process.wait()
         os.close(self._stderr)
 
-    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
+    def _ask(
+        self, message: dict[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Its answer and descriptors; the caller holds the lock. Raises `CellError`."""
         self._last_number += 1
-        with self._gone_as_cell_error():
-            ipc.send(self._socket, {**message, "number": self._last_number}, fds)
-        return self._last_number
-
-    def _answer_to(self, number: int) -> tuple[dict[str, Any], list[int]]:
-        # Children made for a caller that stopped waiting are killed.
-        with self._gone_as_cell_error():
-            while True:
-                message, fds = ipc.receive(self._socket)
-                if message.get("number") == number:
-                    return message, fds
-                _discard(fds)
-
-    @contextmanager
-    def _gone_as_cell_error(self) -> Iterator[None]:
         try:
-            yield
+            ipc.send(self._socket, {**message, "number": self._last_number}, fds)
+            while True:
+                answer, got = ipc.receive(self._socket)
+                if answer.get("number") == self._last_number:
+                    return answer, got
+                _discard(got)  # made for a caller that stopped waiting
         except (ipc.ClosedError, OSError) as exc:
             detail = f": {diagnosis}" if (diagnosis := self.diagnosis()) else ""
-            what = f"{_NAME} is gone{detail}"
-            raise CellError(what, where=_NAME, hint=_GONE_HINT) from exc
+            raise CellError(f"{_NAME} is gone{detail}", where=_NAME, hint=_GONE_HINT) from exc
 
 
 def _discard(pidfds: Sequence[int]) -> None:

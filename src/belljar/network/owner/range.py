@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,7 +119,7 @@ class NetworkRange:
         self._attached: dict[str, int] = {}
         self._groups = cgroup.NO_GROUPS
         self._group_counts: dict[str, int] = {}
-        self._sent_bytes: Callable[[], dict[str, int]] = dict
+        self._dialler = Dialler(spec.network, spec.reach, spec.spending)
         self._ending, self._pinning = threading.Lock(), threading.Lock()
         self._is_users = os.geteuid() != 0
 
@@ -241,15 +240,13 @@ class NetworkRange:
             processes=(supervisor, gateway),
         )
         refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
-        dialler = Dialler(self._spec.network, self._spec.reach, self._spec.spending)
-        self._sent_bytes = partial(self._spec.spending.sent_bytes, dialler.number)
         watch = RangeWatch(
             self.id,
             processes,
             self._recorder,
             on_failure=self._died,
             handle_request=self._handle_request,
-            dialler=dialler,
+            dialler=self._dialler,
             max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
@@ -264,17 +261,18 @@ class NetworkRange:
         self._wait_up(processes, watch)
 
     def _died(self, error: BelljarError) -> None:
-        with self._pinning:
-            self._release_network()
+        self._release_network()
         self._on_failure(error)
 
     def _release_network(self) -> None:
         # Its processes are dead: while its namespace is held, cells could go on talking in it
-        if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
-            os.close(fd)
-            # Its number may be another namespace's now
-            left = {name: n for name, n in self._entry.namespaces.items() if name != "net"}
-            self._entry = replace(self._entry, namespaces=left)
+        with self._pinning:
+            fd = self._pins.pop("net", None)
+            if fd is not None and self._entry is not None:
+                os.close(fd)
+                # Its number may be another namespace's now
+                left = {name: n for name, n in self._entry.namespaces.items() if name != "net"}
+                self._entry = replace(self._entry, namespaces=left)
 
     def _wait_up(self, processes: RangeProcesses, watch: RangeWatch) -> None:
         if self._is_users:
@@ -297,8 +295,7 @@ class NetworkRange:
                 raise self.error or CellError(what, where=self._where)
             self._entry = self._journal.update(self._entry, namespaces=theirs)
         if self.error is not None:
-            with self._pinning:
-                self._release_network()
+            self._release_network()
             raise self.error
 
     def _wait_for(self, watch: RangeWatch, *wanted: str) -> str:
@@ -319,25 +316,21 @@ class NetworkRange:
         except OSError as exc:
             what = f"the cell {cell} has no network namespace: {exc.strerror}"
             raise CellError(what, where=self._where) from exc
-        try:
+        with ExitStack() as opened:
+            opened.callback(os.close, namespace)
             # A port in the host's namespace would be a way out
             number = os.fstat(namespace).st_ino
             # This process may be in another namespace than the host's first one.
-            hosts = {namespaces_of(pid, ("net",)).get("net") for pid in (os.getpid(), 1)}
-            if number in hosts:
+            if number in {namespaces_of(pid, ("net",)).get("net") for pid in (os.getpid(), 1)}:
                 what = f"the cell {cell} is in the host's own network namespace"
                 raise CellError(what, where=self._where)
-            wanted = {"do": "attach", "cell": cell, "offloads": offloads}
-            if self._is_users:
-                self._request(wanted, [namespace])
-            else:
+            fds = [namespace]
+            if not self._is_users:
                 # Root's supervisor may enter no namespace: what it needs of the cell's is opened
                 # here, in a thread that goes nowhere else.
-                with links.tables_of(namespace) as tables:
-                    self._request(wanted, [namespace, tables.fileno()])
+                fds.append(opened.enter_context(links.tables_of(namespace)).fileno())
+            self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
             self._attached[cell] = number
-        finally:
-            os.close(namespace)
 
     def _request(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self._watch is None:
@@ -355,7 +348,8 @@ class NetworkRange:
                 have_ended = self._end_processes()
                 self.destruction = destruction = self._prove_gone(started, have_ended=have_ended)
             counters = {**self.counters(), **self._group_counts}
-            about = {"counters": counters, "sent_bytes": self._sent_bytes()}
+            sent = self._spec.spending.sent_bytes(self._dialler.number)
+            about = {"counters": counters, "sent_bytes": sent}
             self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), **about)
             return destruction
 
@@ -376,10 +370,10 @@ class NetworkRange:
                 self._request({"do": "end"})
             except BelljarError as exc:
                 watch.die(exc)
-        for child in (processes.gateway, processes.supervisor):
+        ends = (processes.gateway, processes.supervisor)
+        for child in ends:
             child.kill()
         have_read = watch is None or watch.join(2 * END_DEADLINE_S)
-        ends = (processes.gateway, processes.supervisor)
         if have_read and all(child.wait_ended(END_DEADLINE_S) for child in ends):
             return True
         if watch is not None:
