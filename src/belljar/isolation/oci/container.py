@@ -183,7 +183,7 @@ class Container(Sandbox):
             return f"out of memory: it reached its limit of {limit}"
         what = "gVisor's sentry or the guest agent in it" if self._is_gvisor else "its guest agent"
         how = f"status {end.status}" if end.signal is None else f"signal {signal_name(end.signal)}"
-        return f"{what} ended, or was killed (it ended with {how}; no limit is known to be reached)"
+        return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
 
     def refused_forks(self) -> int:
         """At least 1 at the inner limit, whose refusals are unseen."""
@@ -195,8 +195,11 @@ class Container(Sandbox):
 
     def disk_full(self) -> bool:
         """False for an ordinary user, who can't look."""
-        found = self._layer()
-        return found is not None and (not found.f_bavail or not found.f_favail)
+        try:
+            found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
+        except OSError:
+            return False
+        return not found.f_bavail or not found.f_favail
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
         """By inode marks, or gVisor's trace."""
@@ -316,7 +319,6 @@ class Container(Sandbox):
         return renewed
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
-        runtime = f"{self.spec.shape.runtime.name} {self.spec.root.version}"
         left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
         how = f"neither started the container nor ended within {_READY_DEADLINE_S:.0f} s"
         with anyio.move_on_after(left_s):
@@ -331,21 +333,10 @@ class Container(Sandbox):
         if words := "" if " and printed" in how else self.diagnosis():
             how += f"; it printed: {words}"
         return CellError(
-            f"the OCI runtime {runtime} {how}",
+            f"the OCI runtime {self.spec.shape.runtime.name} {self.spec.root.version} {how}",
             where=f"cell {self.cell_id}",
-            hint=(
-                "install another runsc"
-                if self._is_gvisor
-                else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
-            )
-            + ", or use another tier; `belljar doctor` tries each",
+            hint="use another runtime (BELLJAR_OCI_RUNTIME) or tier; `belljar doctor` tries each",
         )
-
-    def _layer(self) -> os.statvfs_result | None:
-        try:
-            return os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
-        except OSError:
-            return None
 
     def _is_crowd(self, count: int) -> bool:
         return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
@@ -386,7 +377,8 @@ async def start_container(
                     await container.start()
                     renewed = await container.handshake(renewal)
                 except CellError:
-                    is_busy = is_busy_sealing(container.diagnosis())
+                    words = container.diagnosis().lower()
+                    is_busy = any(busy in words for busy in _BUSY_SEALS)
                     container.may_retry = is_busy and attempt < _MAX_ATTEMPTS
                     raise
         except BaseException as exc:
@@ -397,8 +389,3 @@ async def start_container(
         container.timings_ms["total"] = elapsed_ms(began)
         return container, renewed
     raise RuntimeError("unreachable: the last attempt returns or raises")
-
-
-def is_busy_sealing(diagnosis: str) -> bool:
-    """Whether runc made nothing, as its copy can't be sealed yet. Pure."""
-    return any(words in diagnosis.lower() for words in _BUSY_SEALS)
