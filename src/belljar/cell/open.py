@@ -164,8 +164,6 @@ async def _machine(
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
-                if snapshot is not None:
-                    recorder.adopt(snapshot.ancestors, snapshot.lineage)
                 since = FileClock.now()
                 made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
@@ -177,12 +175,7 @@ async def _machine(
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 
-                placing = decoys_in(opened.cell, loaded, run, snapshot=snapshot)
-                await stack.enter_async_context(placing)
-            if snapshot is not None:
-                from belljar.cell.snapshot import run_hooks
-
-                await run_hooks(snapshot, opened.cell)
+                await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
         opened.raise_if_dead()
 

@@ -17,7 +17,6 @@ from typing import (
     Generic,
     ParamSpec,
     TypeVar,
-    overload,
 )
 
 import anyio
@@ -176,24 +175,7 @@ class Snapshot(_Facade[AsyncSnapshot]):
         """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
         return self._inner
 
-    @overload
-    def fork(self) -> AbstractContextManager[Cell]: ...
-
-    @overload
-    def fork(self, count: int) -> AbstractContextManager[tuple[Cell, ...]]: ...
-
-    def fork(
-        self, count: int | None = None
-    ) -> AbstractContextManager[Cell] | AbstractContextManager[tuple[Cell, ...]]:
-        """See `belljar.Snapshot.fork`."""
-        if count is None:
-            return _entered(self._inner.fork(), Cell, self._loop)
-
-        return _entered(
-            self._inner.fork(count),
-            lambda cells, loop: tuple(Cell(each, loop) for each in cells),
-            self._loop,
-        )
+    fork = _mirrored(AsyncSnapshot.fork, lambda call, loop: _entered(call(), Cell, loop))
 
 
 class Cell(_Facade[AsyncCell]):
