@@ -77,7 +77,7 @@ async def open_cell(
     No task group or cancel scope stays open between entry and exit: they may happen in different
     tasks, under asyncio or trio.
     """
-    async with _open("cell", policy, run=run, home=home, actor=actor) as opened:
+    async with open_range(policy, run=run, home=home, actor=actor) as opened:
         yield opened.cell
 
 
@@ -103,31 +103,13 @@ async def open_range(
         CellError: a target cell does not become healthy; the gateway or its supervisor died.
         ContainmentBreach: the network's rules were changed.
     """
-    async with _open(
-        "range", policy, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
-    ) as opened:
-        yield opened
-
-
-@asynccontextmanager
-async def _open(
-    kind: str,
-    policy: PolicyLike,
-    *,
-    run: RunDirectory | None,
-    home: Path | None,
-    actor: Actor,
-    ahead: bool = False,
-    on_target: OnTarget | None = None,
-) -> AsyncIterator[Range]:
     home = home or belljar_home()
     refuse_if_held(home)
     loaded = resolve_here(policy)
+    kind = "cell" if loaded.policy.network is None else "range"
     with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
-        make = partial(
-            _machine, loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
-        )
-        async with revertible(make) as opened:
+        options = {"run": run, "home": home, "actor": actor, "ahead": ahead}
+        async with revertible(partial(_machine, loaded, **options, on_target=on_target)) as opened:
             yield opened
 
 

@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from belljar.cell.local_tree import Source, Transfer, TreeManifest, records_of, root_mode
 from belljar.errors import CellError, PolicyError
-from belljar.events import Kind
+from belljar.events import JsonValue, Kind
 from belljar.policy.files import Tree, read_entry, reason
 from belljar.policy.task_data import TaskData, TaskFile, trees_of
 from belljar.units import printable
@@ -64,8 +64,9 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
             raise _unreadable(error) from error
         await cell.write_file(file.target, contents, mode=first.mode, user="0", owner="0:0")
         number, size, sha256 = 1, len(contents), hashlib.sha256(contents).hexdigest()
-    data = {"key": "volumes", "source": file.source, "target": file.target, "files": number}
-    cell.note(Kind.TASK_FILES_COPIED, {**data, "bytes": size, "sha256": sha256})
+    data: dict[str, JsonValue] = {"source": file.source, "target": file.target, "files": number}
+    data |= {"key": "volumes", "bytes": size, "sha256": sha256}
+    cell.note(Kind.TASK_FILES_COPIED, data)
 
 
 async def put_directory(

@@ -59,11 +59,6 @@ class _Facade(Generic[_Inner_co]):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if self._is_fact(name):
-            raise AttributeError(f"{name!r} can't be set")
-        super().__setattr__(name, value)
-
     def _is_fact(self, name: str) -> bool:
         return any(name in vars(each).get("__annotations__", {}) for each in type(self).__mro__)
 
@@ -96,11 +91,6 @@ def _at_once(
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
     """The same method, which waits for nothing."""
     return _mirrored(method, lambda call, _loop: call())
-
-
-async def _called(call: Callable[[], _T]) -> _T:
-    """Call it in the loop, where it may start tasks."""
-    return call()
 
 
 @contextmanager
@@ -243,7 +233,6 @@ class Pool(_Facade[AsyncPool]):
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
-    refill = _mirrored(AsyncPool.refill, lambda call, loop: loop.call(_called, call))
     filled = _waiting(AsyncPool.filled)
 
 
