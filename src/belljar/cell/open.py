@@ -108,8 +108,10 @@ async def open_range(
     loaded = resolve_here(policy)
     kind = "cell" if loaded.policy.network is None else "range"
     with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
-        options = {"run": run, "home": home, "actor": actor, "ahead": ahead}
-        async with revertible(partial(_machine, loaded, **options, on_target=on_target)) as opened:
+        make = partial(
+            _machine, loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
+        )
+        async with revertible(make) as opened:
             yield opened
 
 

@@ -143,10 +143,10 @@ class Loop:
             end(error)
             raise
         except BaseException as signalled:
-            with suppress(KeyboardInterrupt):  # one more changes nothing
+            with suppress(BaseException):  # one more interrupt changes nothing
                 job.wait(job.cancel)
-            if isinstance(error := job.done.exception(), ContainmentBreach):
-                raise error from signalled
+            if isinstance(found := job.done.exception(), ContainmentBreach):
+                raise found from signalled
             raise
         else:
             end(None)
