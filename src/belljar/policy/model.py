@@ -128,7 +128,7 @@ class Policy(Strict):
     snapshots: Annotated[bool | Literal["with_secrets"], BeforeValidator(_read_snapshots)] = Field(
         default=False,
         description="Whether a cell in use may be saved and forked. The monitor of a virtual "
-        "machine stays open for that. with_secrets: also one with decoys or a `secret` file.",
+        "machine stays open for that. with_secrets: also one with a `secret` file.",
     )
     model: ModelBlock | None = Field(
         default=None,
