@@ -35,10 +35,7 @@ from belljar.harness.options import (
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
-from belljar.harness.source import (
-    hold_required_gap,
-    standard_output_to_error,
-)
+from belljar.harness.source import hold_required_gap, standard_output_to_error
 from belljar.host.settings import resolve_here
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
@@ -95,10 +92,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         options = read_options(request.inspect_args)
         models = check_models(options.models, request.home)
         session = Session(
-            operator_options={
-                **request.operator_options,
-                "run_policy": _absolute(request.policy),
-            },
+            operator_options={**request.operator_options, "run_policy": _absolute(request.policy)},
             home=request.home,
             source=request.source,
         )
@@ -419,11 +413,9 @@ def _explained(what: str) -> Iterator[None]:
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, PrerequisiteError):
             message = _unmarked(error)
-        raise PolicyError(
-            f"the task can't be loaded: {printable(message, max_chars=800)}",
-            where=printable(what),
-            hint="see that `inspect eval` runs it; `inspect list tasks` names what there is",
-        ) from error
+        what = f"the task can't be loaded: {printable(message, max_chars=800)}"
+        hint = "see that `inspect eval` runs it; `inspect list tasks` names what there is"
+        raise PolicyError(what, where=printable(what), hint=hint) from error
 
 
 def _unmarked(error: PrerequisiteError) -> str:

@@ -152,10 +152,8 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         name = str(text).partition("=")[0].strip().replace("-", "_")
         # They select this host's programs, the store or the log's place.
         if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
-            raise PolicyError(
-                f"--env {printable(name)} can't be used with belljar run",
-                hint="set it in the environment of belljar run",
-            )
+            what = f"--env {printable(name)} can't be used with belljar run"
+            raise PolicyError(what, hint="set it in the environment of belljar run")
     return InspectOptions(context=context)
 
 
