@@ -40,7 +40,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai.event import Event, ModelEvent
-    from inspect_ai.log import EvalError, EvalSample
+    from inspect_ai.log import EvalSample
     from inspect_ai.scorer import Score
 
     from belljar.ledger.rundir import RunDirectory
@@ -113,13 +113,28 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     words = [str(each.get(CONTAINMENT) or "").strip().lower() for each in score_metadata]
     known = set(Verdict)
     found = [Verdict(word) if word in known else Verdict.VOID for word in words if word]
+    shown: dict[str, str] = {}
+    for name, value in [(name, each.value) for name, each in scores.items()]:
+        if not is_own_score(scores[name]):
+            shown[name] = str(value)
+            if isinstance(value, dict):
+                parts = (f"{key}={each}" for key, each in value.items() if each)
+                shown[name] = ", ".join(parts) or "0"
+    error = sample.error.message if sample.error else ""
+    if error.startswith(("CancelledError", "Cancelled")):
+        error = "cancelled"
+    elif sample.error and "/tiktoken/" in sample.error.traceback:
+        # Inspect counts tokens where a model reports no usage, also for mockllm
+        error = (
+            f"tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): {error}"
+        )
     return Transcript(
         task=task,
         sample=str(sample.id),
         epoch=sample.epoch,
         uuid=sample.uuid or "",
-        scores={name: _shown(score) for name, score in scores.items() if not is_own_score(score)},
-        error=_error(sample.error) if sample.error else "",
+        scores=shown,
+        error=error,
         calls=tuple(
             Call(action=TranscriptAction(event.action), what=event.cmd or event.file or "")
             for event in events
@@ -133,23 +148,9 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     )
 
 
-def _shown(score: Score) -> str:
-    if not isinstance(score.value, dict):
-        return str(score.value)
-    return ", ".join(f"{name}={value}" for name, value in score.value.items() if value) or "0"
-
-
 def is_own_score(score: Score) -> bool:
     """Whether Belljar made this score."""
     return OWN_SCORE in (score.metadata or {})
-
-
-def _error(error: EvalError) -> str:
-    if error.message.startswith(("CancelledError", "Cancelled")):
-        return "cancelled"
-    # Inspect counts tokens where a model reports no usage, also for mockllm
-    why = "tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): "
-    return f"{why if '/tiktoken/' in error.traceback else ''}{error.message}"
 
 
 def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
