@@ -5,6 +5,8 @@ which starts a process on this host. Raises `HostError` where the installed Insp
 place.
 """
 
+# ruff: noqa: ANN401 - values of Inspect's own functions
+
 from __future__ import annotations
 
 import functools
@@ -150,7 +152,7 @@ def check_known_tools(task: Task, session: Session) -> None:
 _ACTS: Final = "the tool {} acts OUTSIDE of the cell: {}"
 
 
-def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over
+def _rule(session: Session, config: Any) -> HostTools:
     # A compose file changes nothing of the rule, and may ask for metadata that only a sample has.
     ours = configs.as_config(config).model_copy(update={"compose": None})
     return configs.load(ours, **session.operator_options).policy.host_tools_rule
@@ -232,12 +234,7 @@ def tool_checks(session: Session) -> Iterator[ToolChecks]:
             _active = None
 
 
-def _replace(
-    stack: ExitStack,
-    owner: Any,  # noqa: ANN401 - a module or class
-    name: str,
-    make: Callable[[Any], Any],
-) -> None:
+def _replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = getattr(owner, name, None)
     if not callable(original):
         raise unknown_inspect(f"{owner.__name__} has no `{name}`")
@@ -252,8 +249,8 @@ def _patch_calls(checks: ToolChecks, stack: ExitStack) -> None:
     if known != _CALL or "call_tool" not in _names_in(_call_tools._execute_tools_impl):
         raise unknown_inspect("its tools are called in another way")
 
-    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
-        async def call_tool(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - Inspect's
+    def make(original: Any) -> Any:
+        async def call_tool(*given: Any, **more: Any) -> Any:
             tools, _, _, call = given[:4]
             for tool in tools:
                 if tool.name == call.function:
@@ -266,24 +263,16 @@ def _patch_calls(checks: ToolChecks, stack: ExitStack) -> None:
 
 
 def _names_in(function: Callable[..., Any]) -> set[str]:
-    codes, names = [function.__code__], set[str]()
-    while codes:
-        code = codes.pop()
-        names |= set(code.co_names)
-        codes += [each for each in code.co_consts if isinstance(each, type(code))]
-    return names
+    code = function.__code__
+    inner = [each for each in code.co_consts if isinstance(each, type(code))]
+    return {*code.co_names}.union(*(each.co_names for each in inner))
 
 
 def _patch_bridge(checks: ToolChecks, stack: ExitStack) -> None:
     from inspect_ai.agent._bridge.sandbox import service
 
-    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
-        async def execute_host_tool(
-            bridge: Any,  # noqa: ANN401 - Inspect's
-            server: str,
-            tool: str,
-            arguments: Any,  # noqa: ANN401 - Inspect's
-        ) -> Any:  # noqa: ANN401 - Inspect's
+    def make(original: Any) -> Any:
+        async def execute_host_tool(bridge: Any, server: str, tool: str, arguments: Any) -> Any:
             known = _known(bridge.bridged_tools.get(server, {}).get(tool))
             if known is not None:
                 checks.check(*known)
@@ -297,15 +286,9 @@ def _patch_bridge(checks: ToolChecks, stack: ExitStack) -> None:
 def _patch_mcp(checks: ToolChecks, stack: ExitStack) -> None:
     from inspect_ai.tool._mcp._local import MCPServerLocalSession
 
-    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's method
-        def init(
-            self: Any,  # noqa: ANN401 - Inspect's
-            client: Callable[[], Any],
-            *,
-            name: str,
-            **more: Any,  # noqa: ANN401 - Inspect's
-        ) -> None:
-            def connect() -> Any:  # noqa: ANN401 - Inspect's context manager
+    def make(original: Any) -> Any:
+        def init(self: Any, client: Callable[[], Any], *, name: str, **more: Any) -> None:
+            def connect() -> Any:
                 checks.check(name, None if _is_in_sandbox(client) else Outside.MCP)
                 return client()
 

@@ -9,11 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
-from contextlib import (
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-)
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path

@@ -245,11 +245,9 @@ class RunDirectory:
             sync_file(self.path)
             self.is_sealed = True
         except OSError as failure:
-            raise LedgerError(
-                f"the run can't be sealed: {failure.strerror}",
-                where=str(self.path),
-                hint="free disk space; the run stays unfinished",
-            ) from failure
+            what = f"the run can't be sealed: {failure.strerror}"
+            hint = "free disk space; the run stays unfinished"
+            raise LedgerError(what, where=str(self.path), hint=hint) from failure
 
     def _write(self, name: str, content: bytes) -> Path:
         if Path(name).name != name or name in {"", "..", MANIFEST, MANIFEST_PART}:
@@ -257,11 +255,9 @@ class RunDirectory:
         try:
             write_file(self.path / name, content)
         except OSError as error:
-            raise LedgerError(
-                f"can't be written: {error.strerror}",
-                where=str(self.path / name),
-                hint="check the free space",
-            ) from error
+            what = f"can't be written: {error.strerror}"
+            hint = "check the free space"
+            raise LedgerError(what, where=str(self.path / name), hint=hint) from error
         self._synced.add(name)
         return self.path / name
 

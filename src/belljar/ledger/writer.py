@@ -283,11 +283,9 @@ class LedgerWriter:
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
         except ValueError as error:
-            raise InvalidEventError(
-                f"an event that is not one: {error}",
-                where=str(event.kind),
-                hint="this is a fault of Belljar: report it",
-            ) from error
+            what = f"an event that is not one: {error}"
+            hint = "this is a fault of Belljar: report it"
+            raise InvalidEventError(what, where=str(event.kind), hint=hint) from error
         with self._lock, self._failing("the event can't be recorded"):
             return self._write(event, data, bodies)
 

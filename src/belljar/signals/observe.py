@@ -281,8 +281,9 @@ def event_of(
     if hit.source == ValueSource.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
-    data = _hit_fields(part, hit) | {"value": value_id, "evidence": evidence, **origin}
-    return _guest(kind, cell_id, data | {"decoy": value_id.partition("/")[0]})
+    about: dict[str, JsonValue] = {"decoy": value_id.partition("/")[0], "value": value_id}
+    about |= {"evidence": evidence, "decoding": list(hit.decoding)}
+    return _guest(kind, cell_id, {**_where(part), **about, **origin})
 
 
 def hit_event(
