@@ -84,8 +84,7 @@ def pack_task(directory: Path) -> bytes:
     names: list[str] = []
     size = 0
     for folder, inner, files in os.walk(directory):
-        # In place, so that `os.walk` skips the others; sorted, as the digest is compared on
-        # `--resume`.
+        # In place, so that `os.walk` skips the others; sorted, for an equal digest.
         inner[:] = sorted(name for name in inner if name not in NOT_SENT)
         for name in sorted(files):
             path = Path(folder, name)
