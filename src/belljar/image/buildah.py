@@ -381,7 +381,7 @@ def _packed(out: Path, config: ImageConfig, rootfs: Path, *, keep_setuid: bool) 
             if layer.size_bytes > limits.max_bytes:
                 raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
             tree.begin_layer()
-            for entry in read_entries(layer, layer.size_bytes):
+            for entry in read_entries(layer.pread, layer.size_bytes):
                 tree.apply(entry)
             pack_tree(tree, [layer], config, rootfs)
     return tree

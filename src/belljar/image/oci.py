@@ -147,7 +147,7 @@ def _merge(
             raise LayerError(f"layer {number} is {what}")
         left_bytes -= layer.size_bytes
         tree.begin_layer()
-        for entry in read_entries(layer, layer.size_bytes):
+        for entry in read_entries(layer.pread, layer.size_bytes):
             tree.apply(entry)
     return layers
 
