@@ -40,7 +40,7 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN]"
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm]"
     " [--all] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
@@ -75,12 +75,6 @@ all_option = click.option(
     help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
     "else one of this machine alone) or of Slurm (slurm://PARTITION).",
 )
-@click.option(
-    "--resume",
-    default="",
-    metavar="RUN",
-    help="Run what a fleet's interrupted or broken-off RUN lacks, with its options.",
-)
 @all_option
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
@@ -92,7 +86,6 @@ def run(
     tier: str | None,
     require_contained: bool,
     fleet: str,
-    resume: str,
     every: bool,
     as_json: bool,
     inspect_args: tuple[str, ...],
@@ -125,9 +118,6 @@ def run(
         raise MisuseError(
             "--override needs --policy", hint="add --policy FILE, or leave --override out"
         )
-    if resume and (inspect_args or policy or tier or allow_upstreams or require_contained):
-        hint = "leave them out: the run that is resumed has its own"
-        raise MisuseError("--resume takes no task and no options of it", hint=hint)
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
@@ -142,11 +132,7 @@ def run(
     )
     more: list[str] = []
     try:
-        if resume:
-            from belljar.fleet.begin import resume_fleet
-
-            outcome, more = resume_fleet(request, resume, fleet)
-        elif fleet:
+        if fleet:
             from belljar.fleet.begin import run_fleet
 
             outcome, more = run_fleet(request, fleet)
