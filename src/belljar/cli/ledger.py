@@ -106,8 +106,8 @@ def show(
 ) -> None:
     """Print the events of RUN. Does not verify them.
 
-    What Belljar's own probes tried of a network is printed with --json alone. The mark before each
-    event's kind is its source: `g` was reported by the cell's guest, `·` observed by the host.
+    The mark before each event's kind is its source: `g` was reported by the cell's guest, `·`
+    observed by the host.
 
     With --output each body follows its event, at most 64 KiB of it, line by line and escaped; with
     --json it is the body's `content_base64`. `belljar ledger verify` checks that it is unchanged.
@@ -123,7 +123,7 @@ def show(
 
     path = run_path(run)
     lines, is_empty = _readable(path, read_lines(path)), True
-    for number, event in lines if as_json else _without_probes(lines):
+    for number, event in lines:
         if not _is_wanted(event, kinds, cell):
             continue
         is_empty = False
@@ -149,24 +149,6 @@ def show(
     if is_empty and not as_json:
         count = sum(1 for _ in read_lines(path))
         click.echo(f"no event of that kind ({count} events)", err=True)
-
-
-def _without_probes(
-    lines: Iterator[tuple[int, Line | ValueError]],
-) -> Iterator[tuple[int, Line | ValueError]]:
-    """Leave out what a range refused or looked up while one of its cells was probed."""
-    from belljar.events import Kind
-    from belljar.report.reading import ProbeTracker
-
-    probes = ProbeTracker()
-    for number, event in lines:
-        if isinstance(event, ValueError):
-            yield number, event
-            continue
-        probes.take(event)
-        is_tried = event.kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
-        if not (is_tried and probes.is_probed(event.data.get("range"))):
-            yield number, event
 
 
 # Of one body; a longer one is cut, and its whole is a file of the run directory.

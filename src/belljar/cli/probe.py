@@ -179,12 +179,10 @@ def _show_report(report: ProbeReport) -> None:
     rows: list[tuple[str, ...]] = [("probe", "verdict", "outcome", "seen by", "what decided")]
     for finding in report.findings:
         reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
-        verdict = finding.verdict.value
-        shown = click.style(f"{verdict}{', known' if finding.known else ''}", **STYLES[verdict])
-        decided = (reported, finding.seen_by.value, finding.known or finding.seen)
-        name, *rest = (printable(cell) for cell in (finding.name, *decided))
-        rows.append((name, shown, *rest))
-    click.echo("\n".join(table_lines(rows, max_chars=60)))
+        verdict = f"{finding.verdict.value}{', known' if finding.known else ''}"
+        decided = finding.known or finding.seen
+        rows.append((finding.name, verdict, reported, finding.seen_by.value, decided))
+    click.echo("\n".join(table_lines(rows, styled=1)))
     explained = {each.name: each for each in PROBES}
     for finding in report.findings:
         about = explained.get(finding.name)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
+_MAX_RUNS: Final = 20
 
 all_option = click.option(
     "--all", "every", is_flag=True, help="A line for each sample; else many equal ones are one."
@@ -213,16 +214,9 @@ def verdict(
 
 
 @click.command()
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Only the latest so many.",
-)
 @click.option("--all", "every", is_flag=True, help="Every run, however many there are.")
 @json_option("One JSON list.")
-def runs(limit: int, *, every: bool, as_json: bool) -> None:
+def runs(*, every: bool, as_json: bool) -> None:
     """List the latest run directories, oldest first, as they say of themselves; `belljar verdict`
     judges one by its evidence.
 
@@ -231,21 +225,17 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
     from belljar.ledger.listing import list_runs
     from belljar.store.home import belljar_home
 
-    found, count = list_runs(belljar_home(), limit=None if every else limit)
+    found, count = list_runs(belljar_home(), limit=None if every else _MAX_RUNS)
     if len(found) < count:
-        click.echo(f"belljar: the latest {limit} of {count} runs; --all lists every one", err=True)
+        click.echo(f"belljar: the latest {len(found)} of {count} runs; --all lists all", err=True)
     if as_json:
         print_json([run.to_json() for run in found])
         return
-    if not found:
-        click.echo("no runs yet; try `belljar exec -- uname -a`")
-        return
-    head: tuple[str, ...] = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")
-    rows = [head]
+    rows = [("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")]
     for run in found:
-        started = run.started[:19].replace("T", " ") if run.started else "-"
         code = f" ({run.exit_code})" if run.exit_code else ""
         outcome = f"{run.outcome}{code}{', killed' if run.killed else ''}"
-        words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
-        rows.append(tuple(printable(word, max_chars=MAX_WHAT_CHARS) for word in words))
+        what = printable(run.what, max_chars=MAX_WHAT_CHARS)
+        about = ((run.started or "-")[:19], run.kind, what, outcome, run.verdict or "-")
+        rows.append((run.run_id, *about))
     click.echo("\n".join(table_lines(rows)))

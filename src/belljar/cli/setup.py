@@ -17,7 +17,7 @@ from typing import Final
 
 import click
 
-from belljar.cli.console import MisuseError, as_text, of_error, progress
+from belljar.cli.console import Failure, MisuseError, progress
 from belljar.errors import HostError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
@@ -98,7 +98,7 @@ def setup(*, yes: bool, mirror: str) -> int:
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home, mirror=mirror)
     if problem is not None:
-        click.echo(as_text(of_error(problem)), err=True)
+        click.echo(str(Failure.of(problem)), err=True)
     elif not steps:
         click.echo(
             "This host is ready.\n"
