@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,42 +33,34 @@ NO_CORE: Final = 1  # as in plan.jail
 _INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confinement:
-    """What a gateway is confined with.
+def confine(
+    *, uid: int | None, directories: Mapping[str, str], memory_bytes: int, files: int, parent: int
+) -> None:
+    """Confine this single-threaded process. After an `OSError` it must end.
 
     `uid`: on the host, when root starts it; None: the user's own, in a user namespace.
     `directories`: host directories by name below `/s`, read-only. `memory_bytes`: beside what the
-    fork shares.
+    fork shares. `files`: descriptors.
     """
-
-    uid: int | None
-    directories: Mapping[str, Path]
-    memory_bytes: int
-    descriptors: int
-
-
-def confine(box: Confinement, *, parent: int) -> None:
-    """Confine this single-threaded process. After an `OSError` it must end."""
     mapped = _mapped_bytes()
-    if box.uid is None:
-        uid, gid = os.geteuid(), os.getegid()
+    if uid is None:
+        own_uid, own_gid = os.geteuid(), os.getegid()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         # Before the map of gids, which the kernel refuses otherwise (user_namespaces(7)).
         Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {gid} 1")
+        Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {own_uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {own_gid} 1")
     private = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
     syscalls.unshare(private | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
-    _make_root(box.directories)
-    syscalls.become(box.uid)
+    _make_root(directories)
+    syscalls.become(uid)
     # Behind the change of ids, which clears the signal.
     syscalls.die_with_parent(parent)
     # A search for survivors by an ordinary user needs to see its namespaces
-    syscalls.set_dumpable(box.uid is None)
+    syscalls.set_dumpable(uid is None)
     limits = {
-        resource.RLIMIT_AS: mapped + box.memory_bytes,
-        resource.RLIMIT_NOFILE: box.descriptors,
+        resource.RLIMIT_AS: mapped + memory_bytes,
+        resource.RLIMIT_NOFILE: files,
         resource.RLIMIT_NPROC: 0,  # No thread either
         resource.RLIMIT_CORE: NO_CORE,
         resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
@@ -81,7 +72,7 @@ def confine(box: Confinement, *, parent: int) -> None:
     syscalls.install_filter(gateway_filter())
 
 
-def _make_root(directories: Mapping[str, Path]) -> None:
+def _make_root(directories: Mapping[str, str]) -> None:
     """Enter a read-only root of bound directories only."""
     # What is mounted below would show in the host's namespace as long as they are peers.
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)

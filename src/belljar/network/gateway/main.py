@@ -11,12 +11,11 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NoReturn
 
 from belljar.dataclass import from_json
 from belljar.network import ipc
-from belljar.network.confine import Confinement, confine
+from belljar.network.confine import confine
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.guard import warm_up
 from belljar.plan.network import gateway_files
@@ -41,13 +40,13 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     if config.guard is not None:
         warm_up(config.guard)
     cell_connections = 0 if listeners.cells is None else config.bounds.cell_connections
-    box = Confinement(
+    confine(
         uid=document["uid"],
-        directories={name: Path(path) for name, path in document["directories"].items()},
+        directories=document["directories"],
         memory_bytes=document["memory_bytes"],
-        descriptors=gateway_files(config.bounds.connections, cell_connections),
+        files=gateway_files(config.bounds.connections, cell_connections),
+        parent=parent,
     )
-    confine(box, parent=parent)
     serve(config, listeners, events)
     print("the gateway has returned", file=sys.stderr, flush=True)
     os._exit(1)

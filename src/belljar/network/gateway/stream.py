@@ -79,7 +79,13 @@ class RecordedStream:
             first: BaseException = error
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
-            reason = _reason_of(first)
+            reason = f"the stand-in failed: {type(first).__name__}"
+            if isinstance(first, _OverBoundError):
+                reason = str(first)
+            elif isinstance(first, TimeoutError):
+                reason = "idle for too long"
+            elif isinstance(first, OSError):
+                reason = "cut"
         finally:
             self._site.guard.end(self._stand_in, self._peer.connection_fields())
             self._site.post(partial(self._record.closed, reason))
@@ -162,14 +168,6 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
         "reason": printable_text(reason, 200),
         "bytes": 0,
     }
-
-
-def _reason_of(error: BaseException) -> str:
-    if isinstance(error, _OverBoundError):
-        return str(error)
-    if isinstance(error, TimeoutError):
-        return "idle for too long"
-    return "cut" if isinstance(error, OSError) else f"the stand-in failed: {type(error).__name__}"
 
 
 class _OverBoundError(Exception):
