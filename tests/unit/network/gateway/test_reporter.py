@@ -17,12 +17,10 @@ from belljar.network.ipc import (
     ALIVE,
     DIAL,
     ENDED,
-    MAX_DATA_BYTES,
     EventDecoder,
     GatewayMessage,
     Item,
     encode_ack,
-    encode_event,
     encode_reply,
 )
 
@@ -220,9 +218,3 @@ def test_an_owner_that_is_gone_or_mad_ends_the_gateway(word: bytes | None) -> No
         assert isinstance(await asyncio.wait_for(end, 30), LostError)
 
     run(scene)
-
-
-def test_too_much_data_is_an_error_before_it_is_sent() -> None:
-    """The wire's bound is checked here: the owner would end the range for it."""
-    with pytest.raises(ValueError, match="at most"):
-        encode_event(1, Item(Kind.NETWORK_ATTEMPT, {"x": "y" * MAX_DATA_BYTES}))
