@@ -81,6 +81,7 @@ class Bounds:
         )
 
 
+FILES_ROOT: Final = "/s"  # Of stand-ins' directories, in the gateway's root.
 HTTP_PORT: Final = 80  # Of an upstream: all others use TLS.
 
 

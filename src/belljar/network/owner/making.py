@@ -15,8 +15,8 @@ from belljar.dataclass import json_of
 from belljar.errors import HostError
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
-from belljar.network.confine import FILES_ROOT
 from belljar.network.gateway.config import (
+    FILES_ROOT,
     HTTP_PORT,
     Bounds,
     GatewayConfig,
