@@ -26,8 +26,7 @@ from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import trees
-from belljar.isolation.oci.container import Container
-from belljar.isolation.oci.open import open_container
+from belljar.isolation.oci.container import Container, open_container
 from belljar.isolation.oci.trees import ensure_tree
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
