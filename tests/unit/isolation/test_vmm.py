@@ -123,16 +123,6 @@ def test_the_end_is_kept() -> None:
     console.close()
 
 
-def test_a_console_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A VMM that writes faster than it is read holds nobody up."""
-    console, reads = Console(), iter(range(100))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "read", lambda _fd, _size: b"%d" % next(reads))
-        assert console.read()
-    console.close()
-
-
-pytestmark = pytest.mark.anyio
 DONE = b'{"return": {}}\n'
 
 
