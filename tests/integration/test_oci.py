@@ -28,8 +28,7 @@ from belljar.isolation.hold import hold
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import trees
-from belljar.isolation.oci.container import Container
-from belljar.isolation.oci.open import open_container
+from belljar.isolation.oci.container import Container, open_container
 from belljar.isolation.oci.trees import ensure_tree
 from belljar.isolation.proofs import prove_switch
 from belljar.ledger.schema import check_data

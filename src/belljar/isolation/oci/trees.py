@@ -6,12 +6,13 @@ whole; cells lock theirs.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import stat
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,7 @@ from belljar.isolation.program_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed, claimed_for_cell, in_use, locked
+from belljar.store.locks import claimed, claimed_for_cell, in_use, locked_meanwhile
 from belljar.store.scratch import MAKING, is_owned, owned_name, retire_unclaimed
 
 # Of a tree's description; one of another number is unpacked again.
@@ -72,7 +73,7 @@ async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None
         hold = (briefly if held is None else held).enter_context
         if (tree := hold(hold_tree(home, image))) is not None:
             return tree
-        async with _writer(home):
+        async with locked_meanwhile(home, "trees"):
             tree = hold(hold_tree(home, image))  # another process may have been quicker
             if tree is None:
                 await _sweep(home)
@@ -90,7 +91,7 @@ async def sweep_trees(home: Path) -> None:
     Without subordinate ids a user can remove none: they wait until the ids are back.
     """
     if _has_ids() and _rubbish(home):
-        async with _writer(home):
+        async with locked_meanwhile(home, "trees"):
             await _sweep(home)
 
 
@@ -124,15 +125,6 @@ def _first_ids(identity: HeldIdentity) -> tuple[int, int]:
     return ids.uid_map[0][1], ids.gid_map[0][1]
 
 
-@asynccontextmanager
-async def _writer(home: Path) -> AsyncIterator[None]:
-    with ExitStack() as held:
-        await anyio.to_thread.run_sync(
-            held.enter_context, locked(home, "trees"), abandon_on_cancel=False
-        )
-        yield
-
-
 async def _make(image: Image, home: Path) -> None:
     if image.high_owner:
         raise HostError(
@@ -163,15 +155,13 @@ async def _make(image: Image, home: Path) -> None:
 
 
 def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
-    try:
+    with _os_errors(partial_tree):
         make_store_dir(partial_tree.parent, mode=0o700)
         partial_tree.mkdir(mode=0o700)
         root = partial_tree / "root"
         root.mkdir(mode=0o755)
         if identity.jail.privileged:
             os.chown(root, *_first_ids(identity))
-    except OSError as exc:
-        raise _no_room(exc, partial_tree) from exc
 
 
 async def _unpack(
@@ -203,29 +193,29 @@ async def _unpack(
 
 def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
     first_uid, first_gid = _first_ids(identity)
-    try:
+    with _os_errors(partial_tree):
         description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
         (partial_tree / "tree.json").write_text(json.dumps(description))
         fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            import ctypes
-
             if ctypes.CDLL(None, use_errno=True).syncfs(fd):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), str(partial_tree))
         finally:
             os.close(fd)
         partial_tree.rename(final)
+
+
+@contextmanager
+def _os_errors(where: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as exc:
-        raise _no_room(exc, partial_tree) from exc
-
-
-def _no_room(exc: OSError, where: Path) -> HostError:
-    return HostError(
-        f"an image could not be unpacked: {exc.strerror}",
-        where=str(exc.filename or where),
-        hint="free some space, fix the store's owner, or set BELLJAR_HOME to another directory",
-    )
+        raise HostError(
+            f"an image could not be unpacked: {exc.strerror}",
+            where=str(exc.filename or where),
+            hint="free some space, fix the store's owner, or set BELLJAR_HOME to another directory",
+        ) from exc
 
 
 async def _run(
@@ -276,7 +266,7 @@ async def _run(
 async def remove_trees(home: Path, names: Iterable[str]) -> None:
     """Remove those that are free."""
     if _has_ids():
-        async with _writer(home):
+        async with locked_meanwhile(home, "trees"):
             for name in names:
                 if (retired := retire_unclaimed(home / "trees" / name)) is not None:
                     await _remove(retired, home)
