@@ -248,17 +248,14 @@ def _security_opt(options: list[str], converted: Converted) -> None:
     for option in options:
         # Docker accepts `:` and `=` between an option's name and its value.
         name, _, rest = option.replace("=", ":", 1).partition(":")
-        if (name, rest) == ("no-new-privileges", "false"):
-            continue  # Docker's default
         if name == "no-new-privileges" and rest in ("", "true"):
             converted.add("rights", setuid_programs="off")
         elif (name, rest) == ("seccomp", "unconfined"):
-            where = f"in tier {_CALLING}, not in a container"
-            why = f"the calls by which debuggers work ({_CALLS}) are granted {where}"
+            why = f"the calls by which debuggers work ({_CALLS}) are granted in tier {_CALLING}"
             converted.granted("security_opt", why, seccomp="unconfined")
         elif name in ("label", "apparmor", "seccomp"):
             converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")
-        else:
+        elif (name, rest) != ("no-new-privileges", "false"):  # Docker's default
             why = f"{option}: it would weaken the isolation of the cell"
             raise refusal(converted.where, "security_opt", why)
 
@@ -273,14 +270,11 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
     refused = Refusals()
     for name in more:
         if name not in _GRANTED:
-            granted = ", ".join(sorted(_GRANTED))
-            reason = NEVER_GRANTED.get(name, f"what can be granted: {granted}")
-            why = f"{name}: no tier grants this capability; {reason}"
-            refused.add(converted.where, "cap_add", why)
+            why = NEVER_GRANTED.get(name, f"what can be granted: {', '.join(sorted(_GRANTED))}")
+            refused.add(converted.where, "cap_add", f"{name}: no tier grants it; {why}")
     refused.raise_all()
     if "MKNOD" in names:
-        why = "MKNOD: a cell has the usual six devices, and makes no others"
-        converted.dropped("cap_add", why)
+        converted.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
     if "NET_RAW" in names and "NET_ADMIN" not in names:
         why = "NET_RAW: in a cell with a network, raw sockets are for who has NET_ADMIN"
         converted.changed("cap_add", why)
@@ -293,10 +287,7 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
 def _privileged(value: object, converted: Converted, *, key: str = "privileged") -> None:
     if value:
         rights = ", ".join([*(f"CAP_{name}" for name in sorted(_GRANTED)), *DEBUGGER_CALLS])
-        why = (
-            f"{rights}, as far as its tier has them, are granted in tier {_CALLING}, not in a "
-            "container; devices, mounts, namespaces and modules stay closed"
-        )
+        why = f"{rights}, as far as its tier has them, are granted in tier {_CALLING}"
         converted.granted(key, why, privileged=True)
 
 

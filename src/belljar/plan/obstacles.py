@@ -115,20 +115,14 @@ def _no_groups(tier: Tier, missing: list[str], facts: HostFacts) -> Obstacle:
     if facts.cgroup.version is CgroupVersion.NONE:
         code, hint = ObstacleCode.CGROUPS_NOT_MOUNTED, "mount the control groups"
     elif facts.is_root:
+        hint = "run where root may make control groups, and the kernel has these controllers"
         code = ObstacleCode.CGROUPS_NOT_IN_KERNEL
-        hint = (
-            f"run where root may make control groups, with {', '.join(missing)} among the kernel's "
-            "controllers"
-        )
     elif facts.cgroup.version is CgroupVersion.V2:
+        hint = "start it as: systemd-run --user --scope -p Delegate=yes belljar …; or run as root"
         code = ObstacleCode.CGROUPS_NOT_DELEGATED
-        hint = (
-            "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes belljar "
-            "…; or run as root"
-        )
     because = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
-    what = f"limits need the control groups {', '.join(missing)}, which can't be used here"
-    return Obstacle(code, f"the {tier} tier's {what}{because}", hint)
+    what = f"the {tier} tier's limits need the control groups {each}, which can't be used here"
+    return Obstacle(code, f"{what}{because}", hint)
 
 
 def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:

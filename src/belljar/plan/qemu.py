@@ -77,8 +77,7 @@ class VmShape:
     accel: Accel
     cpu_model: str
     nic: bool = False
-    data_disk: bool = False
-    """A second disk, read-only; see `WEIGHTS_IN_CELL`."""
+    data_disk: bool = False  # A second disk, read-only; see `WEIGHTS_IN_CELL`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +88,7 @@ class GuestLimits:
     disk_bytes: int
     disk_inodes: int
     processes: int
-    capabilities: int = 0
-    """Of the workload's root beside the usual ones; the kernel's mask."""
+    capabilities: int = 0  # of the workload's root beside the usual ones; the kernel's mask
     debugger_calls: bool = False
     setuid_programs: bool = False
 
