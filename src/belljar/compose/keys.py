@@ -114,20 +114,21 @@ def read_service(
 ) -> Converted:
     """Convert a service; keys that cells can't keep go to `refused`."""
     where, known, home = f"service {name}", {}, files.of(written) if files is not None else None
-    written = {key: value for key, value in written.items() if not _means_nothing(key, value)}
+    fates: dict[str, Key] = {}
     for key, value in written.items():
-        fate = KEYS.get(key)
-        if fate is None or fate.outcome is KeyOutcome.REFUSED:
-            refused.add(where, key, fate.why if fate else UNKNOWN)
-        elif fate.outcome is not KeyOutcome.DROPPED:
+        if _means_nothing(key, value):
+            continue
+        fate = fates[key] = KEYS.get(key) or Key(KeyOutcome.REFUSED, UNKNOWN)
+        if fate.outcome is KeyOutcome.REFUSED:
+            refused.add(where, key, fate.why)
+        elif fate.outcome is KeyOutcome.APPLIED:
             known[key] = value
     model = parse(Service, known, where, refused)
     converted = Converted(name, model, home)
-    for key in written:
-        fate = KEYS.get(key)
-        if fate is not None and fate.outcome is KeyOutcome.DROPPED:
+    for key, fate in fates.items():
+        if fate.outcome is KeyOutcome.DROPPED:
             converted.dropped(key, fate.why)
-        elif fate is not None and fate.convert is not None and key in model.model_fields_set:
+        elif fate.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 fate.convert(getattr(model, key), converted)
     if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
@@ -137,18 +138,17 @@ def read_service(
 
 def _means_nothing(key: str, value: object) -> bool:
     """Return whether it is as if the key were not written, for Compose."""
-    if value is None or key.startswith("x-") or (key in _MAY_BE_BLANK and value == ""):
+    # A variable without a value leaves an empty text, which means what no text means.
+    is_blank = key in ("user", "working_dir", "network_mode", "runtime") and value == ""
+    if value is None or key.startswith("x-") or is_blank:
         return True
     is_refused = key in KEYS and KEYS[key].outcome is KeyOutcome.REFUSED
     # Docker's `ipc` and `cgroup` are private by default, which shares nothing.
     return is_refused and value in ([], {}, "", False, "private")
 
 
-# A variable without a value leaves an empty text, which means what no text means.
-_MAY_BE_BLANK: Final = ("user", "working_dir", "network_mode", "runtime")
 _HINT_BUILD: Final = (
-    "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service "
-    "`image: NAME` (beside its `build`, if you like)"
+    "build it elsewhere, `belljar image import docker-daemon:NAME`, and write `image: NAME`"
 )
 
 
@@ -176,11 +176,8 @@ def image_of(name: str) -> str:
 
 
 def _build(_value: object, converted: Converted) -> None:
-    converted.changed(
-        "build",
-        "built by `belljar image build`, without network, unless the store has an image with the "
-        "name in `image`, or the one that `docker compose build` gives it",
-    )
+    why = "built by `belljar image build`, without network, unless the store has its image"
+    converted.changed("build", why)
 
 
 def _word(name: str) -> Convert:

@@ -173,39 +173,34 @@ class _Services:
     """Who listens where: (address, protocol, port)."""
 
     def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
+        cells = network.reached_cells
         ports = {item.id: tuple(port.number for port in item.ports) for item in network.stand_ins}
         ports |= {upstream.id: upstream.ports for upstream in network.upstreams}
-        targets = {item.id for item in network.reached_cells}
+        address = {item.id: layout.cell(item.id).address for item in cells}
         named = [
             (name.address, port)
             for name in layout.names
-            if name.stand_in not in targets
+            if name.stand_in not in address
             for port in ports[name.stand_in]
         ]
         if layout.catch_all is not None:
             named += [(layout.catch_all, port.number) for port in CATCH_ALL_PORTS]
-        tcp = {(address, "tcp", port) for address, port in named}
         # UDP alone: no answer is too long for it.
-        self.answered = sorted(tcp | {(layout.resolver, "udp", DNS_PORT)})
+        dns = (layout.resolver, "udp", DNS_PORT)
+        self.answered = sorted({dns, *((address, "tcp", port) for address, port in named)})
         self.of_cells: list[tuple[str, str, object]] = sorted(
-            (layout.cell(item).address, "tcp", port)
-            for item in targets
-            for port in set(ports[item])
+            (address[item.id], "tcp", port) for item in cells for port in set(ports[item.id])
         )
-        open_cells = sorted(
-            layout.cell(item.id).address for item in network.reached_cells if item.all_ports
-        )
+        open_cells = sorted(address[item.id] for item in cells if item.all_ports)
         self.has_intervals = bool(open_cells)
-        self.of_cells += [(address, "tcp", {"range": [1, 65535]}) for address in open_cells]
-        self.targets = targets
-        cells = network.reached_cells
-        apart = {one.id: [other.id for other in cells if one.is_apart_from(other)] for one in cells}
-        self.apart = {
-            name: sorted(layout.cell(other).address for other in of)
-            for name, of in apart.items()
-            if of
+        self.of_cells += [(each, "tcp", {"range": [1, 65535]}) for each in open_cells]
+        self.targets = set(address)
+        apart = {
+            one.id: sorted(address[other.id] for other in cells if one.is_apart_from(other))
+            for one in cells
         }
-        """By cell, the addresses that it must not reach, if any."""
+        # By cell, the addresses that it must not reach, if any.
+        self.apart = {name: of for name, of in apart.items() if of}
 
 
 def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any shape

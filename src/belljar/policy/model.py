@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WrapSerializer, field_validator
 
+from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy.fields import AtError, Strict
 from belljar.policy.guarding import GuardRules
@@ -21,8 +22,6 @@ from belljar.policy.limits import (
     Tier,
     default_host_tools,
     demanded_tier,
-    least_tier,
-    lowered,
 )
 from belljar.policy.network import Network, check_services, read_network
 from belljar.policy.sections import (
@@ -141,8 +140,11 @@ class Policy(Strict):
     @classmethod
     def _only_raised(cls, tier: Tier | None, info: ValidationInfo) -> Tier | None:
         risk = info.data.get("risk")
-        if tier is not None and risk is not None and tier < least_tier(risk):
-            raise ValueError(f"{lowered(risk, tier)}. Leave `tier` out or raise it")
+        if risk is not None:
+            try:
+                demanded_tier(risk, tier)
+            except PolicyError as error:
+                raise ValueError(error.what) from None
         return tier
 
     @field_validator("network", mode="after")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from belljar.policy.load import Examined, examine
-from belljar.policy.network import Default
 
 
 def read(network: str, risk: str = "low", base: Path | None = None) -> Examined:
@@ -22,17 +21,6 @@ def problems(
     """What is wrong: line, column, field, message."""
     found = read(network, risk, base).problems
     return [(item.mark.line, item.mark.column, item.field, item.message) for item in found]
-
-
-def test_what_is_not_written_is_refused_denied_and_small() -> None:
-    """Unknown names don't exist, there is no sink and nothing real."""
-    policy, _ = read("default: deny")
-    assert policy is not None
-    network = policy.network
-    assert network is not None
-    assert network.default is Default.DENY
-    assert (network.sink, network.stand_ins, network.upstreams) == (False, {}, ())
-    assert network.record.packets == 512 << 20
 
 
 @pytest.mark.promise("2.7")
