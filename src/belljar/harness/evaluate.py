@@ -97,8 +97,6 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         )
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
         stack.enter_context(_controlled(session))
-        from belljar.harness.host_tools import check_known_tools
-
         operator = read_operator(**session.operator_options)
         with _stops(session):
             tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
@@ -108,8 +106,6 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             policies = _show_preview(previews, session)
             for policy in policies:
                 session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
-            for task in tasks:
-                check_known_tools(task, session)
         try:
             return _run_tasks(request, options, tasks, session, [*policies, *models])
         except LedgerError as error:  # a full disk hides no breach

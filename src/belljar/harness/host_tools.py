@@ -1,4 +1,4 @@
-"""Tools that act outside of a cell: found at load, refused by policy before they act.
+"""Tools that act outside of a cell, refused by policy before they act.
 
 Checked in Inspect: what a model is offered, each tool call, and each connection to an MCP server,
 which starts a process on this host. Raises `HostError` where the installed Inspect lacks such a
@@ -9,24 +9,19 @@ place.
 
 from __future__ import annotations
 
-import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from inspect import signature, unwrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inspect_ai._util.registry import is_registry_object, registry_info
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
-from inspect_ai.tool import Tool, ToolDef, ToolInfo, ToolSource
+from inspect_ai.tool import ToolDef, ToolInfo
 from typing_extensions import override
 
-from belljar.errors import PolicyError
 from belljar.harness import config as configs
 from belljar.harness.model_boundary import sample_environment
-from belljar.harness.options import PROVIDER, unknown_inspect
-from belljar.policy.limits import HostTools
+from belljar.harness.options import unknown_inspect
 from belljar.report.reasons import ReasonCode
 from belljar.report.tools import (
     BUILT_IN,
@@ -40,15 +35,10 @@ from belljar.report.tools import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from inspect_ai import Task
-
     from belljar.harness.session import Session
 
-_MCP: Final = "inspect_ai.tool._mcp"
 # The parameters of Inspect's `call_tool` that the check reads by position.
 _CALL: Final = ["tools", "message", "message_id", "call"]
-# Objects of a task that are searched for tools; those beyond are checked when they are called.
-_MAX_VISITED: Final = 20_000
 
 
 class KnownTool(NamedTuple):
@@ -56,39 +46,6 @@ class KnownTool(NamedTuple):
 
     name: str
     outside: Outside | None = None
-
-
-def known_tools(task: Task) -> list[KnownTool]:
-    """A task's tools, except those made at runtime."""
-    found: dict[KnownTool, None] = {}
-    waiting: deque[object] = deque([task.solver, task.setup])
-    seen: dict[int, object] = {}  # an object that is gone would leave its id to another
-    while waiting and len(seen) < _MAX_VISITED:
-        item = waiting.popleft()
-        if id(item) not in seen:
-            seen[id(item)] = item
-            if (known := _known(item)) is not None:
-                found[known] = None
-            waiting.extend(_referents(item))
-    return list(found)
-
-
-def _known(item: object) -> KnownTool | None:
-    if isinstance(item, ToolSource) and type(item).__module__.startswith(_MCP):
-        config, client = getattr(item, "_config", None), getattr(item, "_client", None)
-        if config is not None:
-            return KnownTool(f"{MCP_PREFIX}{getattr(config, 'name', '')}", Outside.MCP)
-        if client is not None and not _is_in_sandbox(client):
-            return KnownTool(str(getattr(item, "_name", "")), Outside.MCP)
-        return None
-    if isinstance(item, ToolDef):
-        return _known_tool(item)
-    if is_registry_object(item) and registry_info(item).type == "tool" and isinstance(item, Tool):
-        try:
-            return _known_tool(ToolDef(item))
-        except Exception:  # noqa: BLE001 - badly described; Inspect says so when it is used
-            return KnownTool(registry_info(item).name)
-    return None
 
 
 def _known_tool(tool: ToolDef) -> KnownTool:
@@ -110,63 +67,6 @@ def _is_in_sandbox(client: Callable[[], Any]) -> bool:
     return "sandbox_client" in getattr(getattr(client, "__code__", None), "co_names", ())
 
 
-def _referents(item: object) -> Iterable[object]:
-    if isinstance(item, (list, tuple, set, frozenset)):
-        return item
-    if isinstance(item, Mapping):
-        return item.values()
-    if isinstance(item, functools.partial):
-        return (item.func, item.args, item.keywords)
-    if isinstance(item, (str, bytes, int, float, type)):
-        return ()
-    cells = getattr(item, "__closure__", None) or ()
-    found = list[object]()
-    for cell in cells:
-        with suppress(ValueError):  # it is empty yet
-            found.append(cell.cell_contents)
-    found += [getattr(item, "__self__", None), getattr(item, "__wrapped__", None)]
-    if type(item).__module__.startswith("inspect_ai"):
-        found += list(getattr(item, "__dict__", {}).values())
-    return [each for each in found if each is not None and type(each).__name__ != "module"]
-
-
-def check_known_tools(task: Task, session: Session) -> None:
-    """Raises `PolicyError` for a tool that acts outside of the cell and may not."""
-    specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
-    # what is refused keeps another provider's, and does not run
-    written = {spec.config for spec in specs if spec is not None and spec.type == PROVIDER}
-    rules = {_rule(session, config) for config in written or {None}}
-    for tool in known_tools(task):
-        if tool.outside and not all(rule.permits(_names(tool.name)) for rule in rules):
-            raise PolicyError(
-                f"the tool {printable(tool.name)} acts outside of the cell ({tool.outside}), "
-                f"which the policy refuses",
-                where=f"task {printable(task.name)}",
-                hint=_hint(tool.name),
-            )
-        if tool.outside:
-            session.show_once([_ACTS.format(printable(tool.name), tool.outside)])
-
-
-# By the policy's `host_tools`, which a person should know.
-_ACTS: Final = "the tool {} acts OUTSIDE of the cell: {}"
-
-
-def _rule(session: Session, config: Any) -> HostTools:
-    # A compose file changes nothing of the rule, and may ask for metadata that only a sample has.
-    ours = configs.as_config(config).model_copy(update={"compose": None})
-    return configs.load(ours, **session.operator_options).policy.host_tools_rule
-
-
-def _names(tool: str) -> tuple[str, ...]:
-    return (tool, tool.removeprefix(MCP_PREFIX))
-
-
-def _hint(tool: str) -> str:
-    name = printable(_names(tool)[-1])
-    return f"take it out of the task, or let the policy name it: host_tools: {{allow: [{name}]}}"
-
-
 class ToolChecks:
     """Checks the tools that one `belljar run`'s models call."""
 
@@ -178,16 +78,22 @@ class ToolChecks:
         if where is None:
             return
         environment = sample_environment()  # outside of a sample: the operator's policy
-        rule = environment.policy.policy.host_tools_rule if environment else None
-        if not (rule or _rule(self.session, None)).permits(_names(tool)):
+        policy = (
+            environment.policy
+            if environment
+            else configs.load(None, **self.session.operator_options)
+        )
+        names = (tool, tool.removeprefix(MCP_PREFIX))
+        name = printable(names[-1])
+        if not policy.policy.host_tools_rule.permits(names):
             self.session.refuse(
-                f"the tool {printable(tool)} was about to act outside of the cell ({where}), "
-                f"which the policy refuses",
+                f"the tool {name} was about to act outside of the cell ({where}), which the policy "
+                "refuses",
                 where="tools",
-                hint=_hint(tool),
+                hint=f"leave it out of the task, or name it: host_tools: {{allow: [{name}]}}",
                 cause=ReasonCode.LATE_HOST_TOOL,
             )
-        self.session.show_once([_ACTS.format(printable(tool), where)])
+        self.session.show_once([f"the tool {name} acts OUTSIDE of the cell: {where}"])
 
 
 _active: ToolChecks | None = None
@@ -273,9 +179,9 @@ def _patch_bridge(checks: ToolChecks, stack: ExitStack) -> None:
 
     def make(original: Any) -> Any:
         async def execute_host_tool(bridge: Any, server: str, tool: str, arguments: Any) -> Any:
-            known = _known(bridge.bridged_tools.get(server, {}).get(tool))
-            if known is not None:
-                checks.check(*known)
+            found = bridge.bridged_tools.get(server, {}).get(tool)
+            if found is not None:
+                checks.check(*_known_tool(found if isinstance(found, ToolDef) else ToolDef(found)))
             return await original(bridge, server, tool, arguments)
 
         return execute_host_tool

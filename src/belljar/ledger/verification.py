@@ -110,7 +110,13 @@ class Checker:
         except OSError:
             alive = False  # Missing or a symlink: opening it for reading says which.
         self.omissions = read_omissions(self.root)
-        with self._open(LEDGER) as ledger, self._open(CHECKPOINTS) as checkpoints:
+        for path in (LEDGER, CHECKPOINTS):
+            if not exists(self.root, path):
+                raise LedgerError("missing", where=path)
+        with (
+            open_beneath(self.root, LEDGER) as ledger,
+            open_beneath(self.root, CHECKPOINTS) as checkpoints,
+        ):
             statements = self._checkpoints(checkpoints)
             due = self._reached(statements, next(statements, None))
             for number, raw, complete in raw_lines(ledger, max_bytes=MAX_LINE_BYTES, name=LEDGER):
@@ -131,12 +137,6 @@ class Checker:
                     where=f"{LEDGER}:{self.tree.size + 1}",
                 )
         self._files(alive=alive)
-
-    def _open(self, path: str) -> BinaryIO:
-        try:
-            return open_beneath(self.root, path)
-        except FileNotFoundError as error:
-            raise LedgerError("missing", where=path) from error
 
     def _reached(
         self, statements: Iterator[Checkpoint], due: Checkpoint | None
