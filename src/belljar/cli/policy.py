@@ -15,6 +15,7 @@ import click
 from belljar.cli.console import (
     MisuseError,
     json_option,
+    operator_options,
     policy_argument,
     print_json,
     terminal_width,
@@ -201,26 +202,13 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("target", metavar="TASK|COMPOSE|DOCKERFILE|POLICY")
-@click.option(
-    "--policy",
-    "run_policy",
-    default="",
-    metavar="FILE|PRESET",
-    help="The policy of every cell, as for `belljar run`.",
-)
-@click.option(
-    "--override", is_flag=True, help="Let --policy replace the task's image, user and services."
-)
-@click.option(
-    "--allow-upstreams", is_flag=True, help="Allow the real hosts that the task's policy names."
-)
-@tier_option()
+@operator_options
 @json_option()
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def check(
     target: str,
     *,
-    run_policy: str,
+    policy: str,
     override: bool,
     allow_upstreams: bool,
     tier: str | None,
@@ -252,15 +240,15 @@ def check(
     from belljar.store.home import belljar_home
 
     options: OperatorOptions = {
-        "run_policy": run_policy,
+        "run_policy": policy,
         "override": override,
         "tier": tier or "",
         "allow_upstreams": allow_upstreams,
     }
     kind, home = preview.kind_of(target), belljar_home()
-    if override and not run_policy:
+    if override and not policy:
         raise MisuseError("--override needs --policy", hint="add --policy FILE")
-    if kind == "policy" and run_policy:
+    if kind == "policy" and policy:
         raise MisuseError(f"--policy can't be combined with the policy `{target}`")
     if kind in {"compose", "policy"} and inspect_args:
         raise MisuseError(f"{printable(inspect_args[0])} is for tasks alone")
