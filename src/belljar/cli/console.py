@@ -103,6 +103,33 @@ def log_option(command: Command) -> Command:
     )(command)
 
 
+def operator_options(command: Command) -> Command:
+    """The options by which an operator decides over a task: `--policy`, `--override`, …"""
+    for option in (
+        tier_option("The tier of every cell: exactly this one, at or above what its policy asks."),
+        click.option(
+            "--allow-upstreams",
+            is_flag=True,
+            help="Let a policy that came with the task reach the real hosts that it names.",
+        ),
+        click.option(
+            "--override",
+            is_flag=True,
+            help="What the file of --policy writes down replaces the task's image, user, services, "
+            "too.",
+        ),
+        click.option(
+            "--policy",
+            default="",
+            metavar="FILE|PRESET",
+            help="The containment of every cell: risk, tier, limits, network. The task keeps its "
+            "image, user, files and services. Default: the task's own policy, else high.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def task_args_option(command: Command) -> Command:
     """The option `-T`: `task_args` is as Inspect's command line has it."""
     return click.option(

@@ -26,7 +26,7 @@ from belljar.errors import LedgerError
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.ledger.schema import BodyRef, Line
+    from belljar.ledger.schema import BodyRef
 
 _T = TypeVar("_T")
 
@@ -124,7 +124,10 @@ def show(
     path = run_path(run)
     lines, is_empty = _readable(path, read_lines(path)), True
     for number, event in lines:
-        if not _is_wanted(event, kinds, cell):
+        if not isinstance(event, ValueError) and not (
+            (event.cell or "").startswith(cell or "")
+            and any(f"{event.kind}.".startswith(f"{kind}.") for kind in kinds or [event.kind])
+        ):
             continue
         is_empty = False
         if isinstance(event, ValueError):
@@ -147,8 +150,7 @@ def show(
                 if problem:
                     click.echo(f"        {name}: {printable(problem)}")
     if is_empty and not as_json:
-        count = sum(1 for _ in read_lines(path))
-        click.echo(f"no event of that kind ({count} events)", err=True)
+        click.echo("no event of that kind", err=True)
 
 
 # Of one body; a longer one is cut, and its whole is a file of the run directory.
@@ -229,14 +231,8 @@ def run_path(ref: str) -> Path:
     try:
         return find_run(belljar_home(), ref)
     except OSError as error:
-        where = belljar_home() / "runs"
-        if not is_path(ref) and not (where.is_dir() and any(where.iterdir())):
-            raise MisuseError(
-                "there are no runs yet", hint="try `belljar exec -- uname -a`"
-            ) from error
-        raise MisuseError(
-            str(error), param="RUN", hint="`belljar runs --all` lists them"
-        ) from error
+        hint = "`belljar runs --all` lists them"
+        raise MisuseError(str(error), param="RUN", hint=hint) from error
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
@@ -257,11 +253,3 @@ def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
     """Raises a usage error when there is no ledger."""
     with reading(f"{path}: no ledger to read", "RUN"):
         yield from lines
-
-
-def _is_wanted(event: Line | ValueError, kinds: tuple[str, ...], cell: str | None) -> bool:
-    if isinstance(event, ValueError):
-        return True
-    if kinds and not any(event.kind == kind or event.kind.startswith(f"{kind}.") for kind in kinds):
-        return False
-    return (event.cell or "").startswith(cell or "")

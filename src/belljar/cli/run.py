@@ -13,11 +13,11 @@ from belljar.cli.console import (
     json_option,
     key_option,
     log_option,
+    operator_options,
     print_json,
     reading,
     run_argument,
     table_lines,
-    tier_option,
 )
 from belljar.cli.findings import dropped, show_findings
 from belljar.cli.report import report_of_run
@@ -44,25 +44,7 @@ all_option = click.option(
     " [--require-contained] [--fleet ray[://HOST:PORT]|slurm]"
     " [--all] [--json] [INSPECT OPTIONS…]",
 )
-@click.option(
-    "--policy",
-    default="",
-    metavar="FILE|PRESET",
-    help="The containment of every cell: risk, tier, limits, network. The task keeps its image, "
-    "user, files and services. Default: the task's own policy, else high.",
-)
-@click.option(
-    "--override",
-    is_flag=True,
-    help="What the file of --policy writes down replaces the task's image, user, services, too.",
-)
-@click.option(
-    "--allow-upstreams",
-    is_flag=True,
-    help="Let a policy that came with the task reach the real hosts that it names. They are "
-    "announced first.",
-)
-@tier_option("The tier of every cell: exactly this one, at or above what its policy demands.")
+@operator_options
 @click.option(
     "--require-contained",
     is_flag=True,
@@ -116,9 +98,7 @@ def run(
     """
     context = click.get_current_context()
     if override and not policy:
-        raise MisuseError(
-            "--override needs --policy", hint="add --policy FILE, or leave --override out"
-        )
+        raise MisuseError("--override needs --policy", hint="add --policy FILE")
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
