@@ -18,7 +18,6 @@ from typing import Final, Literal, TypeAlias
 import anyio.to_thread
 
 from belljar.errors import BelljarError
-from belljar.image.kernel import current_digest
 from belljar.image.storage import BASES, LAYERS, remove_kept
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
@@ -26,7 +25,7 @@ from belljar.store.locks import in_use, locked
 from belljar.store.scratch import remove_tree, retire_unclaimed
 from belljar.units import format_duration
 
-PartKind: TypeAlias = Literal["template", "tree", "build", "root", "kernel"]
+PartKind: TypeAlias = Literal["template", "tree", "build", "root"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 # Names of what was made by its contents' digest; nothing else is removed.
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -40,7 +39,6 @@ _KINDS: Final[dict[str, PartKind]] = {
     "runtimes": "root",
     "unpackers": "root",
     "wires": "root",
-    "kernels": "kernel",
 }
 
 
@@ -81,12 +79,9 @@ def unneeded(home: Path, unused_for_s: float) -> tuple[PrunedPart, ...]:
 
 
 def _parts(home: Path) -> Iterator[tuple[PartKind, Path]]:
-    current = current_digest(home)
     for name, kind in _KINDS.items():
-        if kind == "kernel" and current is None:  # then any of them may be it
-            continue
         for path in sorted((home / name).glob("*")):
-            if _KEY.fullmatch(path.name) and (kind, path.name) != ("kernel", current):
+            if _KEY.fullmatch(path.name):
                 yield kind, path
     for path in sorted((home / LAYERS).glob("*")):
         yield "build", path
@@ -128,7 +123,7 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
         why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
     if not part.path.exists():
         return replace(part, state="removed")
-    if part.kind == "kernel" or in_use(part.path):
+    if in_use(part.path):
         return _as_used(part)
     return replace(part, state="failed", why=why)
 
@@ -140,7 +135,5 @@ def _remove(part: PrunedPart, home: Path) -> None:
         return
     name = lock_name(part.path.name) if part.kind == "template" else part.path.parent.name
     with locked(home, name, wait=False):
-        if part.kind == "kernel" and current_digest(home) in {None, part.path.name}:
-            return  # `belljar setup` has just made it the current one
         if (retired := retire_unclaimed(part.path)) is not None:
             remove_tree(retired)

@@ -23,13 +23,13 @@ from belljar.store.scratch import remove_tree, retire_unclaimed
 
 pytestmark = pytest.mark.anyio
 DAY_S = 86_400.0
-KERNEL, OLD_KERNEL = "c" * 64, "d" * 64
+KERNEL = "c" * 64
 FRESH, STALE = "1" * 64, "2" * 64
 HOLD = (
     "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), getattr(fcntl,"
     " sys.argv[2])); print(flush=True); sys.stdin.read()"
 )
-KINDS = ("templates", "vmm", "runtimes", "wires", "kernels")
+KINDS = ("templates", "vmm", "runtimes", "wires")
 """Directories of parts that need no ids of their own."""
 
 
@@ -44,9 +44,8 @@ def part_of(home: Path, name: str, key: str, used_s_ago: float) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A store of the test's own, with a current kernel."""
+    """A store of the test's own, with a kernel."""
     part_of(tmp_path, "kernels", KERNEL, 99 * DAY_S)
-    (tmp_path / "kernel-current").write_text(KERNEL + "\n")
     return tmp_path
 
 
@@ -68,8 +67,7 @@ def states(parts: tuple[PrunedPart, ...]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", KINDS)
 async def test_what_nobody_used_for_long_goes_and_the_rest_stays(home: Path, name: str) -> None:
-    """By the last use; a dry run says the same and removes nothing. The current kernel stays, and
-    each where nothing says which is current."""
+    """By the last use; a dry run says the same and removes nothing. Kernels stay."""
     fresh, stale = part_of(home, name, FRESH, 13 * DAY_S), part_of(home, name, STALE, 15 * DAY_S)
     said = await prune(home, unused_for_s=14 * DAY_S, dry_run=True)
     assert states(said) == {STALE: "unneeded"}
@@ -79,9 +77,7 @@ async def test_what_nobody_used_for_long_goes_and_the_rest_stays(home: Path, nam
     assert done[0].size_bytes >= 8192
     assert fresh.exists()
     assert not stale.exists()
-    (home / "kernel-current").unlink()
-    states_now = states(await prune(home, unused_for_s=0))
-    assert states_now == ({} if name == "kernels" else {FRESH: "removed"})
+    assert states(await prune(home, unused_for_s=0)) == {FRESH: "removed"}
     assert (home / "kernels" / KERNEL).exists()
 
 
@@ -106,15 +102,6 @@ async def test_what_a_living_cell_uses_stays(home: Path, name: str) -> None:
     assert await prune(home, unused_for_s=14 * DAY_S) == ()
     assert (await remove_part(part, home)).state == "removed"
     assert (await remove_part(part, home)).state == "removed"  # another prune was quicker
-
-
-async def test_a_kernel_that_became_current_since_the_look_stays(home: Path) -> None:
-    """Its removal takes turns with who fetches one."""
-    part_of(home, "kernels", OLD_KERNEL, 15 * DAY_S)
-    (part,) = unneeded(home, 0)
-    (home / "kernel-current").write_text(OLD_KERNEL + "\n")
-    assert (await remove_part(part, home)).state == "in use"
-    assert part.path.exists()
 
 
 @pytest.mark.root

@@ -89,93 +89,77 @@ async def open_vm(
         held.enter_context(claimed_for_cell(kernel.vmlinuz.parent))
         if weights is not None:
             held.enter_context(claimed(weights))
-        clone = partial(_clone, plan=plan, home=home, recorder=recorder, cell_id=cell_id)
-        clone = partial(clone, disks=disk_binds(image, weights), port=port, part_of=part_of)
         if saved is not None:
             load = partial(saved.load, plan, image, kernel, home=home)
-            return await clone(await anyio.to_thread.run_sync(load), owner)
-        ensure = partial(ensure_template, plan, image, kernel, home=home, recorder=recorder)
-        ensure = partial(ensure, held=held, weights=weights)
-        return await clone(await ensure(), owner)
+            template = await anyio.to_thread.run_sync(load)
+        else:
+            template = await ensure_template(
+                plan, image, kernel, home=home, recorder=recorder, held=held, weights=weights
+            )
+        cloning = Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key})
+        recorder.record(cloning)
+        memory = JailBind(source=template.memory, target=MEMORY_PATH)
+        spec = VmmSpec(
+            cell_id=cell_id,
+            kind="cell",
+            role=Role.CLONE,
+            shape=plan.vm,
+            limits=plan.jail,
+            controllers=plan.jail_controllers,
+            memory_by_rlimit=plan.memory_by_rlimit,
+            root=template.root,
+            binds=(*disk_binds(image, weights), memory),
+            part_of=part_of,
+            keeps_monitor=bool(plan.policy.snapshots),
+        )
+        vmm = Vmm(spec, home, recorder)
+        try:
+            await _start(vmm, template, owner, recorder=recorder, home=home, port=port)
+        except BaseException as exc:
+            vmm.raise_if_killed(exc)
+            raise
+        return vmm
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
 
 
-async def _clone(
+async def _start(
+    vmm: Vmm,
     template: Template,
     owner: AsyncExitStack,
     *,
-    plan: MicrovmPlan,
-    disks: tuple[JailBind, ...],
-    home: Path,
     recorder: Recorder,
-    cell_id: str,
+    home: Path,
     port: GivenPort | None,
-    part_of: str,
-) -> Vmm:
-    recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
+) -> None:
     began = time.monotonic()
-    spec = VmmSpec(
-        cell_id=cell_id,
-        kind="cell",
-        role=Role.CLONE,
-        shape=plan.vm,
-        limits=plan.jail,
-        controllers=plan.jail_controllers,
-        memory_by_rlimit=plan.memory_by_rlimit,
-        root=template.root,
-        binds=(*disks, JailBind(source=template.memory, target=MEMORY_PATH)),
-        part_of=part_of,
-        keeps_monitor=bool(plan.policy.snapshots),
-    )
-    vmm = Vmm(spec, home, recorder)
-    try:
-        async with owned(vmm, owner):
-            await vmm.start()
-            await _restore(vmm, template)
-            if port is not None:
-                # Before the guest's first instruction: the range's rules are in force when its
-                # first frame comes
-                await start_wire(vmm, port, home=home)
-            await _resume(vmm)
-            await _renew(vmm, recorder, port)
-            vmm.timings_ms["total"] = elapsed_ms(began)
-            data: dict[str, JsonValue] = {"template": template.key}
-            data["duration_ms"] = round(vmm.timings_ms["total"], 1)
-            recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
-    except BaseException as exc:
-        vmm.raise_if_killed(exc)  # the template is not to blame
-        raise
-    return vmm
-
-
-async def _restore(vmm: Vmm, template: Template) -> None:
-    try:
-        await allow_shared_memory(vmm)
-        if vmm.spec.shape.nic:
-            # Else the VMM itself would announce the template's address on the link, five times
-            await vmm.qmp.execute("migrate-set-parameters", {"announce-rounds": 0})
-        await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
-        await _feed(vmm, template.state)
-        await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
-    except CellError as exc:
-        raise _not_restored(vmm, exc) from exc
-
-
-async def _resume(vmm: Vmm) -> None:
-    try:
+    async with owned(vmm, owner):
+        await vmm.start()
+        try:
+            await allow_shared_memory(vmm)
+            if vmm.spec.shape.nic:
+                # Else the VMM itself would announce the template's address on the link, five times
+                await vmm.qmp.execute("migrate-set-parameters", {"announce-rounds": 0})
+            await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
+            await _feed(vmm, template.state)
+            await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
+        except CellError as exc:
+            what = f"the clone could not be restored: {vmm.diagnosis() or exc.what}"
+            raise CellError(what, where=f"cell {vmm.cell_id}") from exc
+        if port is not None:
+            # Before the guest's first instruction: the range's rules are in force when its
+            # first frame comes
+            await start_wire(vmm, port, home=home)
         await vmm.qmp.execute("cont")
-    except CellError as exc:
-        raise _not_restored(vmm, exc) from exc
-    if not vmm.spec.keeps_monitor:
-        # Nothing needs the monitor from here on: a compromised VMM can't use it
-        vmm.qmp.close()
-
-
-def _not_restored(vmm: Vmm, error: CellError) -> CellError:
-    what = f"the clone could not be restored: {vmm.diagnosis() or error.what}"
-    return CellError(what, where=f"cell {vmm.cell_id}")
+        if not vmm.spec.keeps_monitor:
+            # Nothing needs the monitor from here on: a compromised VMM can't use it
+            vmm.qmp.close()
+        await _renew(vmm, recorder, port)
+        vmm.timings_ms["total"] = elapsed_ms(began)
+        data: dict[str, JsonValue] = {"template": template.key}
+        data["duration_ms"] = round(vmm.timings_ms["total"], 1)
+        recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=vmm.cell_id, data=data))
 
 
 async def _feed(vmm: Vmm, state: bytes) -> None:
