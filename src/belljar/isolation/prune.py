@@ -6,8 +6,8 @@ wanted. What is half made is not prune's business: each start, and `belljar reap
 
 from __future__ import annotations
 
-import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,7 +29,7 @@ PartKind: TypeAlias = Literal["template", "tree", "build", "root"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 # Names of what was made by its contents' digest; nothing else is removed.
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's are
+_DU_TIMEOUT_S: Final = 600.0  # a tree of millions of files on a slow disk
 # By the directory of the store.
 _KINDS: Final[dict[str, PartKind]] = {
     "templates": "template",
@@ -92,19 +92,12 @@ def _as_used(part: PrunedPart) -> PrunedPart:
 
 
 def disk_bytes(path: Path) -> int:
-    """Disk use; hard links count each, unreadable files not."""
-    total, waiting = 0, [str(path)]
-    while waiting:  # not `os.walk`, which recurses: a build's layer may be of any depth
-        with suppress(OSError):
-            directory = waiting.pop()
-            total += os.lstat(directory).st_blocks * _BLOCK_BYTES
-            with os.scandir(directory) as found:
-                for each in found:
-                    if each.is_dir(follow_symlinks=False):
-                        waiting.append(each.path)
-                    else:
-                        total += each.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
-    return total
+    """Disk use, of a tree of any depth; unreadable files don't count."""
+    argv = ["/usr/bin/du", "--summarize", "--block-size=1", "--", str(path)]
+    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        done = subprocess.run(argv, capture_output=True, timeout=_DU_TIMEOUT_S, check=False)
+        return int(done.stdout.split()[0])
+    return 0
 
 
 async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
