@@ -17,9 +17,9 @@ import pytest
 
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.program_root import RootRecipe, ensure_root
-from belljar.isolation.prune import PrunedPart, disk_bytes, prune, remove_part, unneeded
+from belljar.isolation.prune import PrunedPart, prune, remove_part, unneeded
 from belljar.store.locks import claimed
-from belljar.store.scratch import remove_tree, retire_unclaimed
+from belljar.store.scratch import retire_unclaimed
 
 pytestmark = pytest.mark.anyio
 DAY_S = 86_400.0
@@ -112,23 +112,6 @@ async def test_trees_go_by_the_same_rule(home: Path) -> None:
         assert states(await prune(home, unused_for_s=14 * DAY_S)) == {STALE: "in use"}
     assert states(await prune(home, unused_for_s=14 * DAY_S)) == {STALE: "removed"}
     assert fresh.exists()
-
-
-async def test_a_layer_of_any_depth_has_a_size(tmp_path: Path) -> None:
-    """Deeper than Python's stack: a build's step makes it."""
-    here, top = os.open(tmp_path, os.O_RDONLY), os.O_RDONLY | os.O_DIRECTORY
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", top, dir_fd=here)
-        os.close(here)
-        here = inner
-    fd = os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=here)
-    os.write(fd, b"x" * 8192)
-    for each in (fd, here):
-        os.close(each)
-    assert disk_bytes(tmp_path / "d") >= 8192
-    remove_tree(tmp_path / "d")
-    assert not (tmp_path / "d").exists()
 
 
 async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path: Path) -> None:
