@@ -5,30 +5,32 @@ Nothing runs in one until RENEW is answered; if that fails it is destroyed.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
-from belljar.errors import CellError
+from belljar.errors import CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.stream import allow_shared_memory
+from belljar.isolation.microvm.stream import SavedMachine, allow_shared_memory
 from belljar.isolation.microvm.template import (
     Template,
     disk_binds,
     ensure_template,
+    find_key,
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
+from belljar.isolation.program_root import file_stamp
 from belljar.isolation.renewal import (
     GivenPort,
     fresh_renewal,
@@ -42,9 +44,6 @@ from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import MEMORY_PATH, Role
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, claimed_for_cell
-
-if TYPE_CHECKING:
-    from belljar.isolation.microvm.stream import SavedMachine
 
 _RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
 _HELLO_DEADLINE_S: Final = 30.0  # the same
@@ -90,8 +89,7 @@ async def open_vm(
         if weights is not None:
             held.enter_context(claimed(weights))
         if saved is not None:
-            load = partial(saved.load, plan, image, kernel, home=home)
-            template = await anyio.to_thread.run_sync(load)
+            template = await anyio.to_thread.run_sync(_load, saved, plan, image, kernel, home)
         else:
             template = await ensure_template(
                 plan, image, kernel, home=home, recorder=recorder, held=held, weights=weights
@@ -122,6 +120,41 @@ async def open_vm(
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
+
+
+def _load(
+    saved: SavedMachine, plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
+) -> Template:
+    """What a machine of this plan is made from, checked. Blocking.
+
+    Raises `CellError` when it was changed or deleted; `HostError` when a machine of this plan
+    would be another one here and now.
+    """
+    key, root = find_key(plan, image, kernel, home)
+    if key != saved.key:
+        raise HostError(
+            "the snapshot was taken with another QEMU, processor, kernel, image or limits",
+            where=str(saved.directory),
+            hint="take another snapshot: this one can't be used any more",
+        )
+    memory = saved.directory / "memory"
+    try:
+        state = (saved.directory / "state").read_bytes()
+        is_same = hashlib.sha256(state).hexdigest() == saved.state_digest
+        is_same = is_same and tuple(file_stamp(memory)) == saved.memory_stamp
+    except OSError as error:
+        raise CellError(
+            f"the snapshot can't be read: {error.strerror}",
+            where=str(saved.directory),
+            hint="a snapshot ends with its run",
+        ) from error
+    if not is_same:
+        raise CellError(
+            "the snapshot was changed on disk: nothing is made of it",
+            where=str(saved.directory),
+            hint="find out who writes to this store; take another snapshot",
+        )
+    return Template(key=key, memory=memory, state=state, root=root)
 
 
 async def _start(
