@@ -181,15 +181,12 @@ def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool)
 
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:
-    if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
-        launcher, file = program_path("jail"), "/etc/apparmor.d/belljar-jail"
-        profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
-        hint = (
-            f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "
-            f"&& apparmor_parser -r {file}; or to every program: sysctl -w {APPARMOR_SWITCH}=0"
-        )
-        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint
-    if _text(proc / "sys/kernel/unprivileged_userns_clone").strip() == "0":
-        switch = "kernel.unprivileged_userns_clone"
-        return f"{switch} is 0", f"as root: sysctl -w {switch}=1"
-    return None
+    if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() != "1":
+        return None
+    launcher, file = program_path("jail"), "/etc/apparmor.d/belljar-jail"
+    profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
+    hint = (
+        f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "
+        f"&& apparmor_parser -r {file}"
+    )
+    return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint
