@@ -78,8 +78,8 @@ all_option = click.option(
     "--fleet",
     default="",
     metavar="ray[://HOST:PORT]|slurm",
-    help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
-    "else one of this machine alone) or of Slurm (slurm://PARTITION).",
+    help="Share the samples among the nodes of a Ray cluster (at HOST:PORT or RAY_ADDRESS) or of "
+    "Slurm (slurm://PARTITION).",
 )
 @all_option
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")

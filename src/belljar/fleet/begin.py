@@ -53,7 +53,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
         argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
         sha256 = hashlib.sha256(archive).hexdigest()
         workspace = f"{os.getpid()}-{time.time_ns()}"
-        with joined(fleet, memory_mib=task.memory_mib) as engine, ExitStack() as unless_begun:
+        with joined(fleet) as engine, ExitStack() as unless_begun:
             nodes = describe_nodes(engine, home, task)
             asked = [node.node_id for node in nodes if not node.refusal]
             # After Ctrl-C half of an image would stay there, which may be gigabytes.

@@ -38,7 +38,7 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     """Return each node as it describes itself; `refusal`: another version or key, no such cells."""
     offers, known, nodes = engine.offers(), pinned_keys(home), list[Node]()
     # A signature must say whose record it is, and the record tells nodes apart by their names.
-    owners = {} if engine.is_alone else {local_fingerprint(home): "the head"}
+    owners = {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
         if not isinstance(said, Exception):
@@ -208,9 +208,6 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
     Return the engine's id of each node (`node`), its `name` ("": it did not answer), `ok` and what
     it `said`. Raises `HostError`.
     """
-    # Without an address the engine would start a cluster of this machine alone, and halt nothing.
-    if fleet == "ray" and not os.environ.get("RAY_ADDRESS"):
-        raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
     found = list[dict[str, Any]]()
     with joined(fleet) as engine:
         asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []
