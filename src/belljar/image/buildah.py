@@ -53,7 +53,6 @@ from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
 HINT_SETUP: Final = "run `belljar setup`, or install the package buildah"
-DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 # Of one tool: a build that compiles takes its time, one that waits for ever ends.
 _TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
@@ -245,10 +244,7 @@ def _dockerfile_in(context: Path) -> Path:
         own = ", ".join(MADE_HERE)
         hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
         raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
-    return next(
-        (context / name for name in DOCKERFILES if os.path.lexists(context / name)),
-        context / "Dockerfile",
-    )
+    return context / "Dockerfile"
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
@@ -261,12 +257,12 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))
-    for file in recipe.made.files:
-        path = work / "heredocs" / file.path
+    for name, text in recipe.made.files.items():
+        path = work / "heredocs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text, encoding="utf-8")
-        path.chmod(file.mode)
-        os.utime(path, (0, 0))  # the same again, or the layers after it would not be
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o644)
+        os.utime(path, (0, 0))
     for name in ("context", "heredocs"):
         give_tree(work / name, first_uid)
 
