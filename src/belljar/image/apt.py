@@ -204,7 +204,7 @@ class PrivateApt:
         return {name: (int(size), digest.partition(":")[2]) for name, size, digest in found}
 
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
-        """Fetch what `closure` lists; what is there already is kept. Raises `HostError`."""
+        """Fetch what `closure` lists. Raises `HostError`."""
         (into / "partial").mkdir(parents=True, exist_ok=True)
         archives = ["-o", f"Dir::Cache::archives={into}", "--download-only"]
         argv = self._install(packages, suite)
