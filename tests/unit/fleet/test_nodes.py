@@ -19,9 +19,8 @@ from belljar.errors import ContainmentBreach, HostError, LedgerError
 from belljar.fleet import begin, nodes
 from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine
 from belljar.fleet.head import Head
-from belljar.fleet.images import Sent
 from belljar.fleet.node import clear
-from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.nodes import Sent, describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.units import Node
 from belljar.harness.options import RunRequest
 from belljar.harness.selected import SelectedTask
