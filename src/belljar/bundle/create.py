@@ -245,6 +245,8 @@ class _DebianSource:
         """
         for suite, packages in self._groups.items():
             self._apt.download_closure(packages, folder, suite=suite)
+        (folder / "lock").unlink()  # apt's own
+        (folder / "partial").rmdir()
         index = ""
         for name, (size, digest) in sorted(self.files.items()):
             if file_sha256(folder / name) != digest:

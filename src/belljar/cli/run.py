@@ -40,8 +40,7 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm]"
-    " [--otlp URL] [--all] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--all] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -69,12 +68,6 @@ all_option = click.option(
     "invalid, and named.",
 )
 @click.option(
-    "--otlp",
-    default="",
-    metavar="URL",
-    help="Send traces to this OpenTelemetry collector while the run lasts (extra `otel`).",
-)
-@click.option(
     "--fleet",
     default="",
     metavar="ray[://HOST:PORT]|slurm",
@@ -91,7 +84,6 @@ def run(
     allow_upstreams: bool,
     tier: str | None,
     require_contained: bool,
-    otlp: str,
     fleet: str,
     every: bool,
     as_json: bool,
@@ -125,9 +117,6 @@ def run(
         raise MisuseError(
             "--override needs --policy", hint="add --policy FILE, or leave --override out"
         )
-    if fleet and otlp:
-        hint = "leave it out, or run on this machine alone"
-        raise MisuseError("--otlp can't be used with --fleet", hint=hint)
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
@@ -138,7 +127,6 @@ def run(
         allow_upstreams=allow_upstreams,
         tier=tier or "",
         require_contained=require_contained,
-        otlp=otlp,
         quiet=as_json,
     )
     more: list[str] = []

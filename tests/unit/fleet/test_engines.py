@@ -46,11 +46,6 @@ def test_a_node_with_a_public_address_is_refused_by_name() -> None:
     assert [*offers_of(nodes, may_be_public=True)] == ["cells"]
 
 
-def test_options_that_a_fleet_cannot_honour_are_refused() -> None:
-    """They would silently do nothing."""
-    assert belljar(["run", "task.py", "--fleet", "ray", "--otlp", "http://127.0.0.1:1"]) == 2
-
-
 def test_a_frame_arrives_as_it_was_sent_and_nothing_else_is_taken() -> None:
     """Bytes and JSON; not what is cut, too large, or of another kind."""
     stream = BytesIO()
