@@ -41,8 +41,7 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm]"
-    " [--all] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--all] [--json] [INSPECT OPTIONS…]",
 )
 @operator_options
 @click.option(
@@ -55,8 +54,8 @@ all_option = click.option(
     "--fleet",
     default="",
     metavar="ray[://HOST:PORT]|slurm",
-    help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
-    "else one of this machine alone) or of Slurm (slurm://PARTITION).",
+    help="Share the samples among the nodes of a Ray cluster (at HOST:PORT or RAY_ADDRESS) or of "
+    "Slurm (slurm://PARTITION).",
 )
 @all_option
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")

@@ -42,7 +42,7 @@ class Scripted:
     def __init__(self, home: Path, first: Iterable[Any]) -> None:
         self.first: Iterable[Any] = first
         self.last_heard_s, self.is_stopping = dict[str, float](), False
-        self.is_alone, self.needs_token = False, True
+        self.needs_token = True
         self.runs = {name: unit_run(home / name) for name in ("n1", "n2")}
         self.placed: list[str] = []
 
