@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import HostError, PolicyError
-from belljar.harness.dotenv import read_dotenv
-from belljar.harness.operator import OperatorOptions
+from belljar.harness.operator import OperatorOptions, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.model.serve import load_model
 from belljar.units import printable
