@@ -17,7 +17,7 @@ from belljar.fleet.guard import END_S
 from belljar.fleet.images import Sent, last_words, send_images
 from belljar.fleet.node import check, describe, kill_all, prepare, settings_of
 from belljar.fleet.units import Node
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import SelectedTask
 from belljar.image.store import Store
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.kinds import HEX64, check_shape, shape_of

@@ -8,8 +8,7 @@ import pytest
 
 from belljar.errors import PolicyError
 from belljar.harness.evaluate import load_only
-from belljar.harness.options import RunRequest, Selection
-from belljar.harness.selected import SelectedTask, pattern_of, select_task
+from belljar.harness.options import RunRequest, SelectedTask, Selection, pattern_of, select_task
 from belljar.policy.limits import Tier
 
 TASK = """
