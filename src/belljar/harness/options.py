@@ -276,8 +276,6 @@ def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
-# Inspect takes an id for a pattern: one with these signs has to match itself alone.
-_GLOB: Final = re.compile(r"([*?[])")
 # An id without a sign that `--sample-id` reads.
 _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
 # Options of Inspect that several processes can't share, or that are read from a file there.
@@ -316,12 +314,7 @@ class SelectedTask:
     def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:
         """The words that run these samples, so many at a time."""
         several = ["--max-samples", str(cells), "--max-sandboxes", str(cells)]
-        return [*self.words, "--sample-id", ",".join(map(pattern_of, samples)), *several]
-
-
-def pattern_of(sample: str) -> str:
-    """The pattern that matches this id and nothing else."""
-    return _GLOB.sub(r"[\1]", sample)
+        return [*self.words, "--sample-id", ",".join(samples), *several]
 
 
 def select_task(
@@ -336,7 +329,12 @@ def select_task(
         if each.error is not None and not isinstance(each.error, HostError):
             raise each.error  # what a node lacks, each node says itself
     selection = read_selection(options)
-    spec, task = _only(options, tasks)
+    specs = options.context.params["tasks"]
+    if len(tasks) != 1 or len(specs) != 1:
+        what = f"a fleet runs one task, and {len(tasks)} are named"
+        hint = "name one, as in file.py@task, and run the others after it"
+        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
+    spec, task = specs[0], tasks[0]
     _check_shared(options, selection, task)
     samples = _samples(task, selection)
     path, at, name = spec.partition("@")
@@ -352,13 +350,16 @@ def select_task(
         *(["--allow-upstreams"] if request.allow_upstreams else []),
         *(["--tier", request.tier] if request.tier else []),
     ]
-    rest = list(request.inspect_args)
-    rest.remove(spec)
-    rest = _without(rest)
+    rest, words = list[str](), iter(request.inspect_args)
+    for word in words:  # without the task, and what chooses samples
+        if word in _CHOSEN:
+            next(words, None)
+        elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
+            rest.append(word)
     _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
     params = options.context.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
-    of_kinds = ",".join(map(pattern_of, kinds.values()))
+    of_kinds = ",".join(kinds.values())
     epochs = params.get("epochs") or task.epochs or 1
     limit = params.get("time_limit") or task.time_limit
     return SelectedTask(
@@ -389,22 +390,28 @@ def _memory_mib(policy: Policy | PresetPolicy) -> int:
     return -(-sum(map(cell_bytes, [policy.resources, *targets])) >> 20)
 
 
-def _only(options: InspectOptions, tasks: Sequence[Task]) -> tuple[str, Task]:
-    specs = options.context.params["tasks"]
-    if len(tasks) != 1 or len(specs) != 1:
-        what = f"a fleet runs one task, and {len(tasks)} are named"
-        hint = "name one, as in file.py@task, and run the others after it"
-        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
-    model = options.model
-    if isinstance(model, str) and ("," in model or model.startswith("belljar/")):
-        what = "a fleet asks one model of a provider"
-        hint = "run several models one after the other; a model in a cell runs on one machine"
-        raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
-    return specs[0], tasks[0]
+def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
+    """Return the ids, each of which `--sample-id` can name alone. Raises `PolicyError`."""
+    from inspect_ai.dataset._util import normalise_sample_id
+
+    everything = [str(sample.id) for sample in task.dataset]
+    counts = Counter(map(normalise_sample_id, everything))
+    chosen = [everything[each] for each in selection.positions(task, [task.name])]
+    for sample in chosen:
+        if counts[normalise_sample_id(sample)] > 1 or not _PLAIN.fullmatch(sample):
+            what = f"the id {printable(sample, max_chars=80)!r} can't be named alone by --sample-id"
+            hint = "give each sample an id of its own without blanks and any of , : * ? ["
+            raise PolicyError(what, where=printable(task.name), hint=hint)
+    return tuple(chosen)
 
 
 def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> None:
     """Refuse what would differ between units."""
+    model = options.model
+    if isinstance(model, str) and ("," in model or model.startswith(_IN_A_CELL)):
+        what = "a fleet asks one model of a provider"
+        hint = "run several models one after the other; a model in a cell runs on one machine"
+        raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
     given = options.context.params.get("fail_on_error")
     bound = task.fail_on_error if given is None else given
     # True means the first error, and is a number in Python, too.
@@ -423,49 +430,17 @@ def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> 
             raise PolicyError("it can't be used with --fleet", where=option, hint=hint)
 
 
-def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
-    """Return the ids, each of which `--sample-id` can name alone. Raises `PolicyError`."""
-    from inspect_ai.dataset._util import normalise_sample_id
-
-    everything = [str(sample.id) for sample in task.dataset]
-    counts = Counter(map(normalise_sample_id, everything))
-    chosen = [everything[each] for each in selection.positions(task, [task.name])]
-    for sample in chosen:
-        if counts[normalise_sample_id(sample)] == 1 and _PLAIN.fullmatch(sample):
-            continue  # of thousands nearly all: to compare each with each takes minutes
-        pattern = pattern_of(sample)
-        named = [everything[each] for each in Selection(ids=[pattern]).positions(task, [task.name])]
-        if named != [sample] or "," in pattern or pattern != pattern.strip():
-            what = f"the id {printable(sample, max_chars=80)!r} can't be named alone by --sample-id"
-            hint = "give each sample an id of its own without a comma or a leading zero"
-            raise PolicyError(what, where=printable(task.name), hint=hint)
-    return tuple(chosen)
-
-
-def _without(words: Sequence[str]) -> list[str]:
-    """The words without the options that choose samples, and their values."""
-    kept: list[str] = []
-    waiting = iter(words)
-    for word in waiting:
-        if word in _CHOSEN:
-            next(waiting, None)
-        elif not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
-            kept.append(word)
-    return kept
-
-
 def _check_files(words: Iterable[str], root: Path | None) -> None:
     """Refuse words that name a file of this machine, unless it is found on a node as well."""
     here = Path.cwd()
     for word in words:
         named = word.rpartition("=")[2]
+        # An option's value, if it has one without `=`, is the next word.
         if not named or (word.startswith("-") and "=" not in word):
             continue
-        if not os.path.exists(named):  # noqa: PTH110 - a value may be longer than any name
-            # An option's value, if it has one without `=`, is the next word.
-            continue
+        is_here = os.path.exists(named)  # noqa: PTH110 - a value may be longer than any name
         # A relative path is right on a node only if it starts at the task's directory.
-        if Path(named).is_absolute() or here != root:
+        if is_here and (Path(named).is_absolute() or here != root):
             what = f"`{printable(named)}` is a file of this machine, which no node has"
             hint = "put it beside the task, and run belljar in that directory"
             raise PolicyError(what, where=printable(word), hint=hint)
