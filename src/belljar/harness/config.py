@@ -40,7 +40,6 @@ from belljar.harness.operator import (
     permitted,
     read_operator,
 )
-from belljar.policy.fields import WRITTEN
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import resolve_policy, with_changes
@@ -102,7 +101,7 @@ class BelljarConfig(BaseModel):
         # A section of a policy is logged in the words that it is read from.
         if not isinstance(value, BaseModel):
             return value
-        return value.model_dump(mode="json", context=WRITTEN, exclude_unset=True)
+        return value.model_dump(mode="json", exclude_unset=True)
 
     def __hash__(self) -> int:
         # Fields that hold dicts leave a frozen model without a hash.

@@ -19,7 +19,6 @@ import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
-from belljar.export.traces import TraceExport
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
 from belljar.harness.operator import read_operator
@@ -97,11 +96,6 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             source=request.source,
         )
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
-        if request.otlp:
-            traces = TraceExport(request.otlp, print_status)
-            stack.callback(traces.finish)
-            session.host.note_collector(traces.host, traces.place)
-            session.on_run = traces.start
         stack.enter_context(_controlled(session))
         operator = read_operator(**session.operator_options)
         with _stops(session):
@@ -221,7 +215,6 @@ def _run_tasks(
         session.run = run
         if noted := os.environ.get(NOTED_IN):
             Path(noted).write_text(str(run.path))
-        session.on_run(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()

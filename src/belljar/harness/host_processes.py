@@ -46,19 +46,10 @@ _PLACES: Final[Mapping[str, int]] = {
 
 class HostActivity(NamedTuple):
     """How often the task's code started which program, and what this process connected to or
-    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own. `collectors`: of
-    traces, on this host: they may pass on what they get."""
+    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own."""
 
     programs: Counter[str]
     connections: Counter[str]
-    collectors: list[str]
-
-    def note_collector(self, host: str, place: str) -> None:
-        """Note that the operator has traces sent there."""
-        if is_here(host):
-            self.collectors.append(f"{place} (--otlp)")
-        else:
-            _count(self.connections, f"{place} (--otlp)")
 
 
 _watching: HostActivity | None = None
@@ -74,7 +65,7 @@ def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
     _install()
     spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
     _beside = _place_of(beside) if beside else ""
-    _watching = found = HostActivity(Counter(spawns), Counter(), [])
+    _watching = found = HostActivity(Counter(spawns), Counter())
     try:
         yield found
     finally:

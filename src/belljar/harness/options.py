@@ -63,7 +63,7 @@ class RunRequest:
 
     `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
     `require_contained`: metrics count contained samples only.
-    `quiet`: standard output stays free for the caller. `otlp`: a collector of traces.
+    `quiet`: standard output stays free for the caller.
     """
 
     inspect_args: Sequence[str]
@@ -73,7 +73,6 @@ class RunRequest:
     tier: str = ""
     require_contained: bool = False
     quiet: bool = False
-    otlp: str = ""
     home: Path | None = None
     source: RealCells = field(default_factory=RealCells)
 

@@ -95,7 +95,6 @@ class Session:
     is_previewed: bool = False
     models: ModelCells = field(default_factory=ModelCells)
     host: HostActivity | None = None
-    on_run: Callable[[Path], None] = lambda _path: None
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
@@ -143,7 +142,7 @@ class Session:
         if self.host is not None:
             data["host_processes"] = dict(self.host.programs)
             data["connections"] = dict(self.host.connections)
-            data["proxies"] = [*proxies_here(), *self.host.collectors]
+            data["proxies"] = [*proxies_here()]
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = plain(self.refusal), self.refusal.exit_code
         if self.failure:
