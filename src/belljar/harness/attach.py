@@ -16,7 +16,6 @@ import shlex
 import socket
 import struct
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -374,21 +373,13 @@ def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
     """Connect to an attach socket. Raises `OSError`."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
-    give_up = time.monotonic() + timeout_s
     try:
         with short_path(path) as name:
-            while True:
-                try:
-                    stream.connect(name)
-                    return stream
-                # Its backlog is full, and no timeout waits for room (connect(2))
-                except BlockingIOError:
-                    if time.monotonic() > give_up:
-                        raise
-                    time.sleep(0.02)
+            stream.connect(name)
     except OSError:
         stream.close()
         raise
+    return stream
 
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:

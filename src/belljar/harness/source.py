@@ -183,11 +183,10 @@ def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> No
     """Check and hold the air gap if a policy requires one: what a sample does beside its cell needs
     it, too. Raises `HostError`.
     """
-    for policy in policies:
-        if policy.policy.host:
-            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+    for policy in (each for each in policies if each.policy.host):
+        from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
-            hold_air_gap(run, policy)
+        hold_air_gap(run, policy)
 
 
 def build_missing(
