@@ -192,13 +192,6 @@ def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> N
     assert found.network["stand_ins"]["db"]["directories"] == ["/rows"]
     (build,) = builds_of(document)
     assert (build.context, build.dockerfile) == ("shared/image", "shared/image/Dockerfile")
-    # A file of variables without a list is the included file's, too
-    variables = "{path: db.env, required: false}"
-    (task.parent / "shared/compose.yaml").write_text(DATABASE.replace("db.env", variables))
-    document = read(task, f"include: {path}\n{own}")
-    network = read_compose(document, files_named_by(document)).network
-    assert network is not None
-    assert network["stand_ins"]["db"]["env"] == {"A": "1"}
 
 
 def test_a_file_does_not_say_where_it_is(task: Path) -> None:
