@@ -39,7 +39,7 @@ from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demande
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import SNAPSHOTS, Policy
-from belljar.policy.network import Default, Network, Record, Upstream
+from belljar.policy.network import Network, Record, Upstream
 from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
@@ -162,7 +162,7 @@ def _common_tools(ours: HostTools, theirs: HostTools) -> HostTools:
 
 def is_closed(network: Network) -> bool:
     """Return whether it reaches only cells of its own range."""
-    is_plain = not network.upstreams and not network.sink and network.default is Default.DENY
+    is_plain = not network.upstreams and not network.sink and network.default == "deny"
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -35,13 +34,6 @@ RUN_BUDGETS: Final = 100
 MIN_REASON_CHARS: Final = 10
 # A sentence, not a page: a plan with many of them must stay readable.
 MAX_REASON_CHARS: Final = 500
-
-
-class Default(Enum):
-    """What a name gets that no stand-in has."""
-
-    DENY = "deny"
-    SIMULATE = "simulate"
 
 
 _REASON: Final = kinds.checked(
@@ -98,16 +90,6 @@ class Record(Strict):
         description="The range's events and kept bodies at most; a further one ends the range.",
         json_schema_extra={"default": "1GiB"},
     )
-    bodies: Annotated[int, kinds.size("1KiB", "64KiB")] = Field(
-        default=64 << 10,
-        description="Kept of each request's and each answer's body; the rest is counted.",
-        json_schema_extra={"default": "64KiB"},
-    )
-    streams: Annotated[int, kinds.size("1KiB", "4KiB")] = Field(
-        default=4 << 10,
-        description="Kept of each direction of a raw TCP connection; the rest is counted.",
-        json_schema_extra={"default": "4KiB"},
-    )
 
 
 def _read_ids(value: object) -> object:
@@ -140,8 +122,8 @@ class OwnCell(Strict):
 class Network(Strict):
     """A range's network: everything that can be reached, by name; the rest does not exist."""
 
-    default: Annotated[Default, kinds.choice(Default)] = Field(
-        default=Default.DENY,
+    default: Literal["deny", "simulate"] = Field(
+        default="deny",
         description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that "
         "answers plausibly and records (simulate).",
     )

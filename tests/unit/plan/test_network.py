@@ -31,7 +31,7 @@ stand_ins:
   app: {kind: python, names: [app], ports: [8000], app: 'main:app', files: app}
 upstreams:
   - {host: Real.example, ports: [443], methods: [get], budget: 10MiB, reason: it is current}
-record: {packets: 2MiB, bodies: 3KiB, streams: 4KiB}
+record: {packets: 2MiB}
 """).value
 
 
