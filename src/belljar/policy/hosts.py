@@ -148,7 +148,8 @@ class Port(Strict):
 def _read_port(value: object) -> object:
     if isinstance(value, Port):
         return value
-    number, protocol = read_port(value)
+    # Of target cells alone: no other kind speaks plain TCP.
+    number, protocol = (ALL_PORTS, "tcp") if value == "all" else read_port(value)
     return Port(number=number, protocol=protocol)
 
 
@@ -164,21 +165,6 @@ PORT_NUMBER: Final = kinds.text_kind(read_number, types="integer")
 METHOD: Final = kinds.text_kind(read_method)
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
-    list_of(MAX_PORTS),
-]
-TargetPorts: TypeAlias = Annotated[
-    tuple[
-        Annotated[
-            Port,
-            BeforeValidator(
-                lambda value: (
-                    Port(number=ALL_PORTS, protocol="tcp") if value == "all" else _read_port(value)
-                ),
-                json_schema_input_type=int | str,
-            ),
-        ],
-        ...,
-    ],
     list_of(MAX_PORTS),
     AfterValidator(_all_alone),
 ]

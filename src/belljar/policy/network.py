@@ -11,7 +11,7 @@ from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.fields import AtError, Strict, list_of
 from belljar.policy.guarding import OWN_CELL, DecoyKind, DecoySpec
-from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, TargetPorts
+from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Ports
 from belljar.policy.stand_ins import (
     MODELS,
     NETWORKS,
@@ -115,7 +115,7 @@ class OwnCell(Strict):
     """How other cells reach the sample's own cell. Without this block they can't."""
 
     names: HostNames = Field(description="Host names, exact.")
-    ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
+    ports: Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
 
 
