@@ -7,7 +7,7 @@ of UTS 46), no dot at the end.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, model_serializer
 
@@ -19,7 +19,7 @@ from belljar.units import did_you_mean, listed, quoted
 # What stands behind a port's slash; `tls` is HTTPS, `smtps` is mail within TLS.
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.
-METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 # DNS's 255 bytes (RFC 1035) without the first length and the last zero.
 MAX_HOST_CHARS: Final = 253
 # Each port is a listener of the gateway, which has a bounded number of descriptors.
@@ -125,13 +125,6 @@ def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
     return usual if usual in allowed else allowed[0]
 
 
-def read_method(value: object) -> str:
-    """An HTTP method in upper case. Raises `ValueError`."""
-    if isinstance(value, str) and value.upper() in METHODS:
-        return value.upper()
-    raise ValueError(f"{quoted(value)} is not one of {listed(METHODS)}")
-
-
 class Port(Strict):
     """A TCP port and what is spoken there; "": what is usual at that number for the kind."""
 
@@ -162,7 +155,6 @@ def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
 HOST: Final = kinds.text_kind(read_host)
 PATTERN: Final = kinds.text_kind(read_pattern)
 PORT_NUMBER: Final = kinds.text_kind(read_number, types="integer")
-METHOD: Final = kinds.text_kind(read_method)
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
     list_of(MAX_PORTS),

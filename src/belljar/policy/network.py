@@ -51,8 +51,8 @@ class Upstream(Strict):
     ports: Annotated[tuple[Annotated[int, hosts.PORT_NUMBER], ...], list_of(MAX_PORTS)] = Field(
         description="TCP ports, as numbers: HTTP at 80, HTTPS at the others."
     )
-    methods: Annotated[tuple[Annotated[str, hosts.METHOD], ...], list_of(len(hosts.METHODS))] = (
-        Field(description="HTTP methods that are passed on.")
+    methods: Annotated[tuple[hosts.Method, ...], list_of(7)] = Field(
+        description="HTTP methods that are passed on."
     )
     budget: Annotated[int, kinds.size("1KiB", "100GiB")] = Field(
         description="The most bytes of each sample, both directions; a dial costs 512."
