@@ -115,11 +115,9 @@ def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedP
     try:
         return with_changes(loaded, {"risk": least, "tier": _tier(least, policy.tier)})
     except PolicyError as error:
-        raise PolicyError(
-            f"risk `{policy.risk}` is raised to `{least}`, and then it can't be: {error.what}",
-            where=error.where,
-            hint=f"{where} says the least risk",
-        ) from error
+        what = f"risk `{policy.risk}` is raised to `{least}`, and then it can't be: {error.what}"
+        hint = f"{where} says the least risk"
+        raise PolicyError(what, where=error.where, hint=hint) from error
 
 
 def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
@@ -221,11 +219,9 @@ def _directory(
         needed.append(guard)
     if len(set(needed)) > 1:
         raise PolicyError(
-            "the task and the operator's policy both have files: a cell takes files from the "
-            "directory of one policy",
+            "the task and the operator's policy both have files, of two directories",
             where=printable(source),
-            hint="put both into one policy: `belljar run --policy FILE --override` or `inspect "
-            "eval --sandbox belljar:FILE`",
+            hint="put both into one policy: `belljar run --policy FILE --override`",
         )
     return needed[0] if needed else files
 

@@ -151,9 +151,7 @@ class Network(Strict):
     def _each_once(self) -> Network:
         patterns = list(self.patterns())
         if len(patterns) > MAX_NAMES:
-            raise AtError(
-                f"{len(patterns)} names in all; at most {MAX_NAMES} are allowed", "stand_ins"
-            )
+            raise AtError(f"{len(patterns)} names; at most {MAX_NAMES} are allowed", "stand_ins")
         seen: dict[str, str] = {}
         services = [
             name for name, item in self.stand_ins.items() if isinstance(item, MetadataStandIn)

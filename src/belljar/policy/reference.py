@@ -93,11 +93,8 @@ def parse_reference(text: str) -> Reference:
         raise ValueError(f"`{text}` is an image's id, not its name")
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None or text.startswith("sha256:"):
-        raise ValueError(
-            f"`{printable(text, max_chars=120)}` is not a valid image name: write, in lower case, "
-            "`[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id (`sha256:` "
-            "and 64 hexadecimal digits)"
-        )
+        form = "`[registry/]name[:tag][@sha256:…]` in lower case, or an id of 64 hexadecimal digits"
+        raise ValueError(f"`{printable(text, max_chars=120)}` is not a valid image name: {form}")
     registry, path = _split(match["host"] or "", match["path"])
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
         most = f"{_MAX_NAME_CHARS} characters, registry included"
