@@ -95,12 +95,17 @@ class InspectOptions:
         """The names of all models that the options name, also for a role."""
         from inspect_ai._util.config import parse_cli_args
 
-        named: list[Any] = [self.model]
+        named, waiting = list[str](), list[Any]((self.model,))
         with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
             given = parse_cli_args(self.context.params.get("model_role"), force_str=False)
-            named += given.values()
-        named = [each.get("model") if isinstance(each, dict) else each for each in named]
-        return [name for each in named if each for name in str(each).split(",")]
+            waiting += given.values()
+        # A role may have a list of models, or one with its settings: each model's policy counts.
+        for each in waiting:
+            if isinstance(each, dict | list):
+                waiting += each if isinstance(each, list) else [each.get("model")]
+            elif each:
+                named += str(each).split(",")
+        return named
 
     def explicit(self, log_dir: Path) -> dict[str, Any]:
         """Arguments that no other setting may change."""
