@@ -68,18 +68,14 @@ class Reference:
     def familiar(self) -> str:
         """As people write it, without defaults."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
-        return f"{self.familiar_name}{_suffix('' if is_latest else self.tag, self.digest)}"
-
-    @property
-    def familiar_name(self) -> str:
-        """The name without tag and digest, as people write it."""
-        if self.registry != DEFAULT_REGISTRY:
-            return f"{self.registry}/{self.path}"
-        official = self.path.removeprefix(_OFFICIAL)
-        if "/" not in official and not _HEX_NAME.fullmatch(official) and official != "sha256":
-            return official
-        is_ambiguous = _is_host(self.path.partition("/")[0])
-        return f"{self.registry}/{self.path}" if is_ambiguous else self.path
+        suffix = _suffix("" if is_latest else self.tag, self.digest)
+        if self.registry == DEFAULT_REGISTRY:
+            official = self.path.removeprefix(_OFFICIAL)
+            if "/" not in official and not _HEX_NAME.fullmatch(official) and official != "sha256":
+                return f"{official}{suffix}"
+            if not _is_host(self.path.partition("/")[0]):
+                return f"{self.path}{suffix}"
+        return f"{self.registry}/{self.path}{suffix}"
 
     @property
     def untagged(self) -> Reference:
