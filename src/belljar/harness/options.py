@@ -95,17 +95,16 @@ class InspectOptions:
         """The names of all models that the options name, also for a role."""
         from inspect_ai._util.config import parse_cli_args
 
-        named, waiting = list[str](), list[Any]((self.model,))
+        waiting, names = [self.model], list[str]()
         with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
-            given = parse_cli_args(self.context.params.get("model_role"), force_str=False)
-            waiting += given.values()
-        # A role may have a list of models, or one with its settings: each model's policy counts.
-        for each in waiting:
-            if isinstance(each, dict | list):
-                waiting += each if isinstance(each, list) else [each.get("model")]
-            elif each:
-                named += str(each).split(",")
-        return named
+            waiting.append(parse_cli_args(self.context.params.get("model_role"), force_str=False))
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, dict | list):  # its settings are no model's name
+                waiting += each.values() if isinstance(each, dict) else each
+            else:
+                names += str(each or "").split(",")
+        return names
 
     def explicit(self, log_dir: Path) -> dict[str, Any]:
         """Arguments that no other setting may change."""
@@ -152,10 +151,8 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         name = str(text).partition("=")[0].strip().replace("-", "_")
         # They select this host's programs, the store or the log's place.
         if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
-            raise PolicyError(
-                f"--env {printable(name)} can't be used with belljar run",
-                hint="set it in the environment of belljar run",
-            )
+            what = f"--env {printable(name)} can't be used with belljar run"
+            raise PolicyError(what, hint="set it in the environment of belljar run")
     return InspectOptions(context=context)
 
 

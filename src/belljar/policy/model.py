@@ -125,7 +125,7 @@ class Policy(Strict):
     snapshots: Annotated[bool | Literal["with_secrets"], BeforeValidator(_read_snapshots)] = Field(
         default=False,
         description="Whether a cell in use may be saved and forked. with_secrets: also one with "
-        "decoys or a `secret` file.",
+        "a `secret` file.",
     )
     model: ModelBlock | None = Field(
         default=None,
