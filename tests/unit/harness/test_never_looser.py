@@ -84,9 +84,7 @@ def _first_name(stand_in: dict[str, Any]) -> str:
     return str(stand_in["names"][0])
 
 
-_RECORD = st.sampled_from(
-    [{}, {"packets": "1MiB"}, {"packets": "1GiB"}, {"events": "2GiB"}]
-)
+_RECORD = st.sampled_from([{}, {"packets": "1MiB"}, {"packets": "1GiB"}, {"events": "2GiB"}])
 _NETWORK = st.just("none") | optional(
     default=st.sampled_from(["deny", "simulate"]),
     sink=st.booleans(),
