@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from ipaddress import ip_address
 
 import click
 
-from belljar.cli.console import json_option, parsed_by, print_json, table_lines
+from belljar.cli.console import json_option, print_json, table_lines
 from belljar.errors import HostError
 
 
@@ -18,20 +17,13 @@ def airgap() -> None:
 
 
 @airgap.command()
-@click.option(
-    "--try",
-    "address",
-    metavar="ADDRESS",
-    callback=parsed_by(lambda text: None if text is None else str(ip_address(text))),
-    help="Also send to this IP address: TCP to ports 53, 80 and 443, a DNS query, an NTP request.",
-)
-@json_option("Print one JSON object: air_gapped, tried, findings.")
-def check(*, address: str | None, as_json: bool) -> int:
+@json_option("Print one JSON object: air_gapped, findings.")
+def check(*, as_json: bool) -> int:
     """Look and try whether anything leads beyond this host.
 
-    Without --try nothing is sent: the kernel is asked which way it would take. Each finding is
-    absent, present or can't tell, with its evidence. Run it as root: others can't see all network
-    namespaces, nor try TCP.
+    Nothing is sent: the kernel is asked which way it would take. Each finding is absent, present or
+    can't tell, with its evidence. Run it as root: others can't see all network namespaces, nor try
+    TCP.
 
     \b
     Exit codes:
@@ -41,11 +33,11 @@ def check(*, address: str | None, as_json: bool) -> int:
     from belljar.airgap.check import check_air_gap
     from belljar.airgap.looks import is_air_gapped
 
-    findings = check_air_gap(address or "")
+    findings = check_air_gap()
     is_gapped = is_air_gapped(findings)
     if as_json:
         listed = [asdict(each) for each in findings]
-        print_json({"air_gapped": is_gapped, "tried": address, "findings": listed})
+        print_json({"air_gapped": is_gapped, "findings": listed})
     else:
         rows = [[str(value) for value in asdict(each).values()] for each in findings]
         click.echo("\n".join(table_lines(rows, styled=1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 import time
 import zipfile
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger.keys import load_or_make_key, local_fingerprint
-from belljar.ledger.redaction import CLASSES, choose, purge, share
+from belljar.ledger.redaction import CLASSES, choose, share
 from belljar.ledger.rundir import RunDirectory, create_run
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
@@ -94,7 +95,10 @@ def bomb(run: RunDirectory) -> None:
 
 def purged(run: RunDirectory) -> None:
     """Leave its logs out."""
-    purge(run.path, choose(run.path, ["logs"]), load_or_make_key(run.path.parents[1]))
+    key, copy = load_or_make_key(run.path.parents[1]), run.path.with_name("copy")
+    share(run.path, copy, choose(run.path, ["logs"]), key)
+    shutil.rmtree(run.path)
+    copy.rename(run.path)
 
 
 @pytest.mark.parametrize(
