@@ -37,11 +37,7 @@ _GRACE_S: Final = 5.0  # after the run's end, for what is left
 @run_argument
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
-@click.option(
-    "--endpoint",
-    metavar="URL",
-    help="For otlp: send there (http/protobuf), of a run that lasts until it ends.",
-)
+@click.option("--endpoint", metavar="URL", help="For otlp: send there, until the run's end.")
 @click.option(
     "-o",
     "--output",
@@ -97,14 +93,7 @@ def export(
 @click.command()
 @run_argument
 @click.option("--cell", "place", default="", help="Which cell. Default: the only one.")
-@click.option(
-    "--idle",
-    "idle_s",
-    type=click.FloatRange(min=0),
-    default=2.0,
-    show_default=True,
-    help="Seconds of the longest pause.",
-)
+@click.option("--idle", "idle_s", type=click.FloatRange(0), default=2.0, help="Longest pause.")
 def replay(run: str, place: str, idle_s: float) -> None:
     """Play a cell's commands and terminals in this terminal, with their pauses.
 

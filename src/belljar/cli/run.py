@@ -45,12 +45,7 @@ all_option = click.option(
     " [--all] [--json] [INSPECT OPTIONS…]",
 )
 @operator_options
-@click.option(
-    "--require-contained",
-    is_flag=True,
-    help="Metrics count contained samples only: void and breached ones are dropped, marked "
-    "invalid, and named.",
-)
+@click.option("--require-contained", is_flag=True, help="Metrics of contained samples alone.")
 @click.option(
     "--fleet",
     default="",
@@ -58,12 +53,7 @@ all_option = click.option(
     help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
     "else one of this machine alone) or of Slurm (slurm://PARTITION).",
 )
-@click.option(
-    "--resume",
-    default="",
-    metavar="RUN",
-    help="Run what a fleet's interrupted or broken-off RUN lacks, with its options.",
-)
+@click.option("--resume", default="", metavar="RUN", help="Go on with a fleet's broken-off RUN.")
 @all_option
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
@@ -160,9 +150,7 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, every: bool, as_j
 @log_option
 @key_option
 @all_option
-@click.option(
-    "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Signals' evidence; what was not seen.")
 @json_option()
 def verdict(
     run: str,
