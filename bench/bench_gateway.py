@@ -31,12 +31,12 @@ from typing import Any
 import dns.message
 import uvicorn
 
-from belljar.events import Event
+from belljar.events import Event, Kind
 from belljar.ledger.rundir import create_run
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.gateway.serve import run
-from belljar.network.ipc import EventDecoder, GatewayEvent, GatewayNotice, encode_ack
+from belljar.network.ipc import ASK, KINDS, EventDecoder, encode_ack
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place
@@ -92,7 +92,7 @@ def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: s
         cells=(CellPort(name="agent", address="127.0.0.1", mac="", gateway_mac="", outer_device=""),),
     )
     shop = StandInPlan(id="shop", kind="http", names=("shop.example",), ports=(PortPlan(number=port, protocol="http"),))
-    bounds = Bounds(requests_per_connection=1_000_000)
+    bounds = Bounds()
     config = GatewayConfig(
         layout=layout,
         stand_ins=(shop,),
@@ -110,9 +110,10 @@ def owner(events: int, home: str) -> None:
     with create_run(Path(home), "bench", ["bench"]) as ledger:
         while datagram := sock.recv(1 << 17):
             said = decoder.feed(datagram)
-            if isinstance(said, GatewayEvent):
-                ledger.recorder.record(Event(kind=said.kind, data=said.data, bodies=said.bodies))
-            if isinstance(said, GatewayEvent | GatewayNotice):
+            if said is not None and said.kind in KINDS:
+                kind = Kind(said.kind)
+                ledger.recorder.record(Event(kind=kind, data=said.data, bodies=said.bodies))
+            if said is not None and said.kind != ASK:
                 sock.send(encode_ack(said.id))
 
 

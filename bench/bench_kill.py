@@ -112,8 +112,9 @@ class Sniffer:
     def __init__(self, opened: Range) -> None:
         if opened.network is None:
             raise ValueError("a range without a network")
-        with links.within(opened.network._pins["net"]):
-            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PACKETS))
+        packets = socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PACKETS)
+        namespace = opened.network._pins["net"]
+        self._socket = links.socket_within(namespace, lambda: socket.socket(*packets))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self._socket.settimeout(0.2)
         self.last_ns = self.packets = 0

@@ -23,12 +23,12 @@ from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GatewayConfig
 from belljar.network.ipc import (
     ALIVE,
+    ASK,
     ENDED,
+    KINDS,
     READY,
     EventDecoder,
-    GatewayEvent,
-    GatewayNotice,
-    GatewayRequest,
+    GatewayMessage,
     encode_ack,
     encode_end,
     encode_reply,
@@ -51,9 +51,9 @@ class Owner:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.events: list[GatewayEvent] = []
-        self.ready: GatewayNotice | None = None
-        self.ended: GatewayNotice | None = None
+        self.events: list[GatewayMessage] = []
+        self.ready: GatewayMessage | None = None
+        self.ended: GatewayMessage | None = None
         self.problem = ""
         self._changed = threading.Condition()
         self._held, self._heartbeats = False, 0
@@ -85,28 +85,29 @@ class Owner:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.sock.send(datagram)
 
-    def _handle(self, said: GatewayEvent | GatewayRequest | GatewayNotice | None) -> None:
-        if isinstance(said, GatewayRequest):
-            for datagram in encode_reply(said.id, said.body[::-1], ok=said.what != "refuse"):
+    def _handle(self, said: GatewayMessage | None) -> None:
+        if said is None:
+            return
+        if said.kind == ASK:
+            answer, is_ok = said.bodies[0].content[::-1], said.data["what"] != "refuse"
+            for datagram in encode_reply(said.id, answer, ok=is_ok):
                 self._send(datagram)
             return
-        if isinstance(said, GatewayNotice) and said.kind == ALIVE:
+        if said.kind == ALIVE:
             self._send(encode_ack(said.id))
             with self._changed:
                 self._heartbeats += 1
                 self._changed.notify_all()
             return
-        if said is None:
-            return
         with self._changed:
-            if isinstance(said, GatewayNotice) and said.kind == READY:
+            if said.kind == READY:
                 self.ready = said
-            elif isinstance(said, GatewayNotice) and said.kind == ENDED:
+            elif said.kind == ENDED:
                 self.ended = said
                 self._changed.notify_all()
                 return
-            elif isinstance(said, GatewayEvent):
-                check_data(said.kind, dict(said.data))
+            elif said.kind in KINDS:
+                check_data(Kind(said.kind), dict(said.data))
                 self.events.append(said)
             if self._held:
                 self._unacknowledged.append(said.id)
@@ -132,7 +133,7 @@ class Owner:
                 self.sock.send(encode_ack(number))
             self._unacknowledged.clear()
 
-    def end(self, within_s: float = DEADLINE_S) -> GatewayNotice:
+    def end(self, within_s: float = DEADLINE_S) -> GatewayMessage:
         """Says that the range ends, and returns the gateway's last word."""
         self.sock.send(encode_end(within_s))
         self.wait(lambda: self.ended is not None)
@@ -156,10 +157,10 @@ class Owner:
         """The data of the events of a kind so far."""
         return [dict(event.data) for event in self.events if event.kind is kind]
 
-    def first(self, kind: Kind, **wanted: object) -> GatewayEvent:
+    def first(self, kind: Kind, **wanted: object) -> GatewayMessage:
         """The first event of a kind with these data; waits for it."""
 
-        def found() -> GatewayEvent | None:
+        def found() -> GatewayMessage | None:
             for event in self.events:
                 if event.kind is kind and all(
                     event.data.get(name) == value for name, value in wanted.items()

@@ -14,7 +14,7 @@ from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.server import HttpConnection
-from belljar.network.gateway.site import Account, Peer, Site
+from belljar.network.gateway.site import Peer, Site
 from belljar.network.ipc import Item
 from belljar.plan.network import PortPlan, StandInPlan
 
@@ -108,7 +108,7 @@ async def _talk(pipe: GivenPipe, bounds: Bounds, *, has_memory: bool) -> Outcome
         reporter=cast("Reporter", given),
         apps={"shop": echo},
     )
-    peer = Peer(cell="agent", address=SHOP, port=80, account=Account(1))
+    peer = Peer(cell="agent", address=SHOP, port=80, number=1)
     async with asyncio.timeout(PATIENCE_S):
         await HttpConnection(site, peer, pipe).run()
     return Outcome(items, bytes(pipe.answer), site.unreported)

@@ -103,13 +103,8 @@ def _make_root(directories: Mapping[str, Path]) -> None:
         os.close(fd)
     scratch = f"{root}{SCRATCH}"
     Path(scratch).mkdir()
-    syscalls.mount(
-        "tmpfs",
-        scratch,
-        "tmpfs",
-        bare,
-        f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}",
-    )
+    options = f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}"
+    syscalls.mount("tmpfs", scratch, "tmpfs", bare, options)
     syscalls.restrict_mount(str(root))
     syscalls.enter_root(str(root))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import IPv4Address
@@ -92,25 +93,28 @@ class FlowVerdict:
     name: str = ""
 
 
+class _RefusedFlowError(Exception):
+    def __init__(self, reason: Refusal) -> None:
+        self.reason = reason
+
+
 def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> FlowVerdict:
     """The verdict on a flow so far; call again with the ClientHello, and with each request.
 
     Allowed only if address and port are a stand-in's, and every name in the flow (SNI, Host, an
     absolute target) is one name with that address by the policy.
     """
-    place = _place(flow, layout, stand_ins)
-    if isinstance(place, Refusal):
-        return FlowVerdict(allowed=False, reason=place)
-    stand_in, protocol = place
-    name = _claimed_name(flow, protocol)
-    if isinstance(name, Refusal):
-        return FlowVerdict(allowed=False, stand_in=stand_in, reason=name, protocol=protocol)
-    problem: Refusal | Literal[""] = ""
-    if name is not None:
-        problem = _name_refusal(name, flow.address, layout)
-        problem = problem or _method_refusal(flow, stand_in, stand_ins)
+    stand_in = protocol = name = ""
+    reason: Refusal | Literal[""] = ""
+    try:
+        stand_in, protocol = _place(flow, layout, stand_ins)
+        if name := _claimed_name(flow, protocol):
+            _check_name(name, flow.address, layout)
+            _check_method(flow, stand_in, stand_ins)
+    except _RefusedFlowError as refused:
+        reason = refused.reason
     return FlowVerdict(
-        allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or ""
+        allowed=not reason, stand_in=stand_in, reason=reason, protocol=protocol, name=name
     )
 
 
@@ -119,13 +123,9 @@ def canonical_name(raw: str | bytes) -> str | None:
 
     Also None for an IP address as any client spells it (last label of digits or `0x…`).
     """
-    try:
-        text = (
-            raw.decode("ascii") if isinstance(raw, bytes) else raw.encode("ascii").decode("ascii")
-        )
-    except UnicodeError:
+    if not raw.isascii():
         return None
-    name = text.lower().removesuffix(".")
+    name = (raw.decode() if isinstance(raw, bytes) else raw).lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > MAX_NAME_BYTES or not all(_LABEL.fullmatch(label) for label in labels):
         return None
@@ -161,102 +161,98 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
     return (absolute["authority"] if absolute else None), path or b"/", query
 
 
-def _place(
-    flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]
-) -> tuple[str, str] | Refusal:
-    """The stand-in and protocol there, or the refusal."""
+def _place(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> tuple[str, str]:
+    """The stand-in and protocol there."""
     owner: str = CATCH_ALL
     ports: Sequence[PortPlan] = CATCH_ALL_PORTS
     if flow.address != layout.catch_all:
         name = next((item for item in layout.names if item.address == flow.address), None)
         if name is None:
-            return Refusal.NO_SUCH_ADDRESS
+            raise _RefusedFlowError(Refusal.NO_SUCH_ADDRESS)
         stand_in = next((item for item in stand_ins if item.id == name.stand_in), None)
         if stand_in is None or stand_in.is_target:
-            return Refusal.NOT_THE_GATEWAY
+            raise _RefusedFlowError(Refusal.NOT_THE_GATEWAY)
         owner, ports = stand_in.id, stand_in.ports
     protocol = next((port.protocol for port in ports if port.number == flow.port), None)
-    return Refusal.NO_SUCH_PORT if protocol is None else (owner, protocol)
+    if protocol is None:
+        raise _RefusedFlowError(Refusal.NO_SUCH_PORT)
+    return owner, protocol
 
 
-def _claimed_name(flow: Flow, protocol: str) -> str | Refusal | None:
-    """The one name that the flow gives so far, None before any, or the refusal."""
-    sni: str | Refusal | None = None
+def _claimed_name(flow: Flow, protocol: str) -> str:
+    """The one name that the flow gives so far, empty before any."""
+    sni = None
     if protocol in ENCRYPTED and flow.hello:
         if flow.sni is None:
-            return Refusal.NO_SNI
-        sni = canonical_name(flow.sni) or Refusal.SNI_IS_NO_NAME
-    if isinstance(sni, Refusal) or flow.request is None:
-        return sni
+            raise _RefusedFlowError(Refusal.NO_SNI)
+        if (sni := canonical_name(flow.sni)) is None:
+            raise _RefusedFlowError(Refusal.SNI_IS_NO_NAME)
+    if flow.request is None:
+        return sni or ""
     if protocol not in HTTP:
-        return Refusal.NO_HTTP_HERE
+        raise _RefusedFlowError(Refusal.NO_HTTP_HERE)
     if protocol == "tls" and sni is None:
-        return Refusal.NO_CLIENT_HELLO
+        raise _RefusedFlowError(Refusal.NO_CLIENT_HELLO)
     host = _host(flow.request, flow, protocol)
-    if isinstance(host, Refusal) or sni is None or sni == host:
-        return host
-    return Refusal.SNI_AND_HOST_DIFFER
+    if sni not in (None, host):
+        raise _RefusedFlowError(Refusal.SNI_AND_HOST_DIFFER)
+    return host
 
 
-def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
+def _host(request: RequestHead, flow: Flow, protocol: str) -> str:
     """The name on which Host and target agree."""
     if request.method.upper() == "CONNECT":
-        return Refusal.CONNECT
+        raise _RefusedFlowError(Refusal.CONNECT)
     if not request.hosts:
-        return Refusal.NO_HOST
-    names = [_authority(value, flow) for value in request.hosts]
+        raise _RefusedFlowError(Refusal.NO_HOST)
     authority, path, _ = split_target(request.target)
     if authority is not None:
-        names.append(_authority(authority, flow))
         scheme = b"https" if protocol == "tls" else b"http"
         if request.target.partition(b"://")[0].lower() != scheme:
-            return Refusal.OTHER_SCHEME
-        if not path.startswith(b"/"):
-            return Refusal.TARGET_IS_NO_PATH
-    elif not path.startswith(b"/") and not (request.target == b"*" and request.method == "OPTIONS"):
-        return Refusal.TARGET_IS_NO_PATH
-    refused = next((item for item in names if isinstance(item, Refusal)), None)
-    if refused is not None:
-        return refused
-    return str(names[0]) if len(set(names)) == 1 else Refusal.HOST_AND_TARGET_DIFFER
+            raise _RefusedFlowError(Refusal.OTHER_SCHEME)
+    is_asterisk = request.target == b"*" and request.method == "OPTIONS"
+    if not path.startswith(b"/") and not is_asterisk:
+        raise _RefusedFlowError(Refusal.TARGET_IS_NO_PATH)
+    claimed = (*request.hosts, *(() if authority is None else (authority,)))
+    names = {_authority(value, flow) for value in claimed}
+    if len(names) > 1:
+        raise _RefusedFlowError(Refusal.HOST_AND_TARGET_DIFFER)
+    return names.pop()
 
 
-def _authority(raw: bytes, flow: Flow) -> str | Refusal:
+def _authority(raw: bytes, flow: Flow) -> str:
     """The name of `NAME[:PORT]`; a given port must be the dialled one.
 
     The metadata service's address is a name of its own: clients use no other.
     """
     if raw.startswith(b"["):
-        return Refusal.HOST_IS_ADDRESS
+        raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
     host, colon, port = raw.partition(b":")
     if colon and not (_PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port):
-        return Refusal.OTHER_PORT_IN_HOST
+        raise _RefusedFlowError(Refusal.OTHER_PORT_IN_HOST)
     if host == METADATA_ADDRESS.encode():
         return METADATA_ADDRESS
     if (name := canonical_name(host)) is not None:
         return name
-    try:
+    with suppress(ValueError):
         IPv4Address(host.decode("ascii"))
-    except ValueError:
-        return Refusal.HOST_IS_NO_NAME
-    return Refusal.HOST_IS_ADDRESS
+        raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
+    raise _RefusedFlowError(Refusal.HOST_IS_NO_NAME)
 
 
-def _method_refusal(
-    flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]
-) -> Refusal | Literal[""]:
-    """Why a real upstream refuses a method, or ""."""
+def _check_name(name: str, address: str, layout: RangeLayout) -> None:
+    found = find(name, layout)
+    is_simulated = layout.catch_all == address and name != METADATA_ADDRESS
+    if found is None and not is_simulated:
+        raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
+    if found is not None and found.address != address:
+        raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
+
+
+def _check_method(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> None:
+    """A real upstream takes the policy's methods alone."""
     upstream = next((s for s in stand_ins if s.id == owner and s.kind == UPSTREAM), None)
     if upstream is None or flow.request is None:
-        return ""
-    is_taken = flow.request.method in upstream.settings["methods"]
-    return "" if is_taken else Refusal.METHOD_NOT_TAKEN
-
-
-def _name_refusal(name: str, address: str, layout: RangeLayout) -> Refusal | Literal[""]:
-    """Why this address lacks the name, or ""."""
-    found = find(name, layout)
-    if found is None:
-        is_simulated = layout.catch_all == address and name != METADATA_ADDRESS
-        return "" if is_simulated else Refusal.NOT_IN_POLICY
-    return "" if found.address == address else Refusal.OTHER_ADDRESS
+        return
+    if flow.request.method not in upstream.settings["methods"]:
+        raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)

@@ -152,17 +152,11 @@ class _ForkServer:
             while os.read(self._wake, 4096):
                 pass
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid in self._children:
-                    self._children[pid] = status
-                    self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        ended = [pid for pid, status in self._children.items() if status is not None]
-        for pid in ended[:-_MAX_UNASKED]:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] in self._children:
+                    self._children[ended[0]] = ended[1]
+        known = [pid for pid, status in self._children.items() if status is not None]
+        for pid in known[:-_MAX_UNASKED]:
             del self._children[pid]
 
 

@@ -76,6 +76,8 @@ KINDS: Final = frozenset(
         Kind.GUARD_UNSCANNED,
     }
 )
+_ALL_KINDS: Final = {*KINDS, *_NOTICES, ASK}
+_BODY_FIELDS: Final = {"name", "kept_bytes", "total_bytes", "sha256"}
 
 
 class ClosedError(Exception):
@@ -89,7 +91,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
     """Send an object and descriptors. Raises `ClosedError`, `ValueError`."""
-    text = json.dumps(message, separators=(",", ":")).encode()
+    text = _ENCODER.encode(message).encode()
     if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
     try:
@@ -158,9 +160,8 @@ def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[in
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             # What was cut off may end inside a number.
-            fds += [
-                number for (number,) in _INT.iter_unpack(data[: len(data) - len(data) % _INT.size])
-            ]
+            whole = data[: len(data) - len(data) % _INT.size]
+            fds += [number for (number,) in _INT.iter_unpack(whole)]
     return text, fds, flags
 
 
@@ -180,11 +181,9 @@ def from_file(fd: int) -> dict[str, Any]:
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         text = file.read(_MAX_DOCUMENT_BYTES + 1)
-    if len(text) > _MAX_DOCUMENT_BYTES:
-        raise ValueError("the document is too long")
-    document = json.loads(text)
+    document = json.loads(text) if len(text) <= _MAX_DOCUMENT_BYTES else None
     if not isinstance(document, dict):
-        raise ValueError("no document")
+        raise ValueError("no document, or one that is too long")
     return document
 
 
@@ -198,6 +197,20 @@ class Item:
     kind: str
     data: Mapping[str, JsonValue]
     bodies: tuple[Body, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayMessage:
+    """An event, a notice (`READY`, `ALIVE`, `ENDED`) or a request (`ASK`), whole."""
+
+    id: int
+    kind: str
+    data: Mapping[str, Any]
+    bodies: tuple[Body, ...] = ()
+
+
+class WireViolationError(ValueError):
+    """The other side broke the protocol: trust nothing more."""
 
 
 def encode_event(number: int, item: Item) -> list[bytes]:
@@ -223,46 +236,14 @@ def encode_event(number: int, item: Item) -> list[bytes]:
     return [message[at : at + _PIECE_BYTES] for at in range(0, len(message), _PIECE_BYTES)]
 
 
-class WireViolationError(ValueError):
-    """The other side broke the protocol: trust nothing more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayEvent:
-    """An event of the gateway, whole."""
-
-    id: int
-    kind: Kind
-    data: Mapping[str, JsonValue]
-    bodies: tuple[Body, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayNotice:
-    """`READY`, `ALIVE` or `ENDED`."""
-
-    id: int
-    kind: str
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayRequest:
-    """A request of the gateway, whole."""
-
-    id: int
-    what: str
-    body: bytes
-
-
 def encode_ack(id: int) -> bytes:  # noqa: A002 - the wire's word
     """The datagram that acknowledges a message."""
-    return _head({"ack": id})
+    return _ENCODER.encode({"ack": id}).encode()
 
 
 def encode_end(within_s: float) -> bytes:
     """The datagram that ends the gateway's reports."""
-    return _head({"end": within_s})
+    return _ENCODER.encode({"end": within_s}).encode()
 
 
 # `id`: the wire's word, as above.
@@ -271,80 +252,72 @@ def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # no
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {len(body)} bytes")
     pieces = (body[at : at + MAX_DATAGRAM_BYTES] for at in range(0, len(body), MAX_DATAGRAM_BYTES))
-    return [_head({"answer": id, "ok": ok, "bytes": len(body)}), *pieces]
+    return [_ENCODER.encode({"answer": id, "ok": ok, "bytes": len(body)}).encode(), *pieces]
 
 
 class EventDecoder:
     """The owner's side: datagrams in, one message held."""
 
-    def __init__(self, kinds: frozenset[Kind] = KINDS) -> None:
-        """`kinds`: what the other side may record."""
-        self._kinds = kinds
+    def __init__(self) -> None:
         self._head: Mapping[str, Any] | None = None
         self._content, self._wanted_bytes = bytearray(), 0
         self._last_id = -1
         self._is_ready = self._is_over = False
 
-    def feed(self, datagram: bytes) -> GatewayEvent | GatewayNotice | GatewayRequest | None:
+    def feed(self, datagram: bytes) -> GatewayMessage | None:
         """The message that this datagram completes.
 
         Raises `WireViolationError`: feed nothing after it.
         """
-        if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
-            raise WireViolationError(f"a datagram of {len(datagram)} bytes")
+        _must(0 < len(datagram) <= MAX_DATAGRAM_BYTES, "a datagram of no or too many bytes")
         if self._head is None:
             line, _, datagram = datagram.partition(b"\n")
             self._head = self._checked_head(line)
             self._wanted_bytes = sum(ref["kept_bytes"] for ref in self._head["bodies"])
         self._content += datagram
-        if len(self._content) > self._wanted_bytes:
-            raise WireViolationError("more bytes than its bodies have")
+        _must(len(self._content) <= self._wanted_bytes, "more bytes than its bodies have")
         if len(self._content) < self._wanted_bytes:
             return None
         head, content = self._head, bytes(self._content)
         self._head, self._content = None, bytearray()
-        number, kind, data = head["id"], head["kind"], head["data"]
-        if kind == ASK:
-            return GatewayRequest(id=number, what=data["what"], body=content)
-        if kind in _NOTICES:
-            return GatewayNotice(id=number, kind=kind, data=data)
-        bodies = []
-        at = 0
+        bodies, at = list[Body](), 0
         for ref in head["bodies"]:
             kept = content[at : at + ref["kept_bytes"]]
             at += len(kept)
-            bodies.append(
-                Body(
-                    name=ref["name"],
-                    content=kept,
-                    total_bytes=ref["total_bytes"],
-                    sha256=ref["sha256"],
-                )
-            )
-        return GatewayEvent(id=number, kind=Kind(kind), data=data, bodies=tuple(bodies))
+            about = {"total_bytes": ref["total_bytes"], "sha256": ref["sha256"]}
+            bodies.append(Body(name=ref["name"], content=kept, **about))
+        kind = Kind(head["kind"]) if head["kind"] in KINDS else head["kind"]
+        return GatewayMessage(id=head["id"], kind=kind, data=head["data"], bodies=tuple(bodies))
 
-    def _checked_head(self, datagram: bytes) -> Mapping[str, Any]:
-        head = _object(datagram)
-        number = _count(head.get("id"), _MAX_INT, "id")
-        if number <= self._last_id:
-            raise WireViolationError("ids must grow")
-        _exactly(head, {"id", "kind", "data", "bodies"})
-        _check_message(head, self._kinds)
-        if self._is_over:
-            raise WireViolationError("a message after the last")
-        self._is_over = head["kind"] == ENDED
-        if head["kind"] == READY and self._is_ready:
-            raise WireViolationError("`ready` comes once")
-        self._is_ready |= head["kind"] == READY
-        self._last_id = number
+    def _checked_head(self, line: bytes) -> Mapping[str, Any]:
+        head = _object(line)
+        _must(head.keys() == {"id", "kind", "data", "bodies"}, "a head with other fields")
+        number, kind, data, refs = head["id"], head["kind"], head["data"], head["bodies"]
+        _must(_is_count(number, _MAX_INT) and number > self._last_id, "ids must grow")
+        _must(isinstance(kind, str) and kind in _ALL_KINDS, "a kind that a gateway can't record")
+        _must(isinstance(data, dict), "data is no object")
+        _must(not self._is_over, "a message after the last")
+        # The owner keeps its certificate.
+        _must(kind != READY or not self._is_ready, "`ready` comes once")
+        _check_bodies(refs, MAX_ASKED_BYTES if kind == ASK else MAX_BODY_BYTES)
+        if kind == ASK:
+            _must(data.keys() == {"what"}, "a request with other fields")
+            _must(_is_text(data["what"], _REQUEST), "no request's name")
+            is_whole = len(refs) == 1 and refs[0]["kept_bytes"] == refs[0]["total_bytes"]
+            _must(is_whole, "a request has one body, whole")
+        elif kind in _NOTICES:
+            _must(not refs, "a notice with bodies")
+            wanted = {ALIVE: set[str](), ENDED: {"unreported"}}.get(kind, data.keys())
+            _must(data.keys() == wanted, "a notice with other fields")
+            _must(_is_count(data.get("unreported", 0), _MAX_INT), "`unreported` is no count")
+        self._last_id, self._is_over = number, kind == ENDED
+        self._is_ready |= kind == READY
         return head
 
 
-def _head(value: Mapping[str, Any]) -> bytes:
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    if len(text) > MAX_DATAGRAM_BYTES:
-        raise ValueError(f"{len(text)} bytes; a datagram has at most {MAX_DATAGRAM_BYTES}")
-    return text
+def _must(is_right: bool, problem: str) -> None:  # noqa: FBT001 - an assertion's argument
+    if not is_right:
+        raise WireViolationError(problem)
 
 
 def _object(datagram: bytes) -> Mapping[str, Any]:
@@ -364,23 +337,17 @@ def _object(datagram: bytes) -> Mapping[str, Any]:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     # Which of two values counts differs between readers (RFC 8259 section 4).
-    if len(found) != len(pairs):
-        raise WireViolationError("a name twice")
+    _must(len(found) == len(pairs), "a name twice")
     return found
 
 
 def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values of any shape
-    if depth == 0:
-        raise WireViolationError("too deep")
+    _must(depth > 0, "too deep")
     if isinstance(value, str):
         value.encode()  # a lone surrogate can't be
-    elif isinstance(value, float):
+    elif isinstance(value, (int, float)):
         # Nor NaN or infinity; a ledger writes greater ones with all their digits
-        if not abs(value) <= _MAX_INT:
-            raise WireViolationError("a number beyond 2^53")
-    elif isinstance(value, int):
-        if abs(value) > _MAX_INT:
-            raise WireViolationError("an integer beyond 2^53")
+        _must(abs(value) <= _MAX_INT, "a number beyond 2^53")
     elif isinstance(value, dict):
         for name, item in value.items():
             name.encode()
@@ -390,47 +357,22 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
             _check_value(item, depth - 1)
 
 
-def _check_message(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
-    kind, data, refs = head["kind"], head["data"], head["bodies"]
-    if not isinstance(kind, str) or kind not in {*kinds, *_NOTICES, ASK}:
-        raise WireViolationError("a kind that a gateway can't record")
-    if not isinstance(data, dict):
-        raise WireViolationError("data is no object")
-    if not isinstance(refs, list) or len(refs) > MAX_BODIES:
-        raise WireViolationError("bodies are no list of at most 8")
-    max_bytes = MAX_ASKED_BYTES if kind == ASK else MAX_BODY_BYTES
+def _check_bodies(refs: Any, max_bytes: int) -> None:  # noqa: ANN401 - JSON values of any shape
+    _must(isinstance(refs, list) and len(refs) <= MAX_BODIES, "bodies are no list of at most 8")
     for ref in refs:
-        if not isinstance(ref, dict):
-            raise WireViolationError("a body is no object")
-        _exactly(ref, {"name", "kept_bytes", "total_bytes", "sha256"})
-        kept = _count(ref["kept_bytes"], max_bytes, "kept_bytes")
-        if _count(ref["total_bytes"], _MAX_INT, "total_bytes") < kept:
-            raise WireViolationError("more kept than there was")
-        for name, pattern in (("name", _BODY_NAME), ("sha256", _SHA256)):
-            if not isinstance(ref[name], str) or pattern.fullmatch(ref[name]) is None:
-                raise WireViolationError(f"a body's {name}")
-    if len({ref["name"] for ref in refs}) != len(refs):
-        raise WireViolationError("a body's name twice")
-    if kind == ASK:
-        _exactly(data, {"what"})
-        if not isinstance(data["what"], str) or _REQUEST.fullmatch(data["what"]) is None:
-            raise WireViolationError("no request's name")
-        if len(refs) != 1 or refs[0]["kept_bytes"] != refs[0]["total_bytes"]:
-            raise WireViolationError("a request has one body, whole")
-    elif kind in {ALIVE, ENDED}:
-        _exactly(data, {"unreported"} if kind == ENDED else set())
-        _count(data.get("unreported", 0), _MAX_INT, "unreported")
-        if refs:
-            raise WireViolationError(f"`{kind}` with bodies")
+        _must(isinstance(ref, dict) and ref.keys() == _BODY_FIELDS, "a body with other fields")
+        _must(_is_count(ref["kept_bytes"], max_bytes), "a body over the bound")
+        _must(_is_count(ref["total_bytes"], _MAX_INT), "a body's size is no count")
+        _must(ref["total_bytes"] >= ref["kept_bytes"], "more kept than there was")
+        _must(_is_text(ref["name"], _BODY_NAME), "a body's name")
+        _must(_is_text(ref["sha256"], _SHA256), "a body's digest")
+    _must(len({ref["name"] for ref in refs}) == len(refs), "a body's name twice")
 
 
-def _exactly(value: Mapping[str, Any], names: set[str]) -> None:
-    if set(value) != names:
-        raise WireViolationError(f"fields other than {', '.join(sorted(names))}")
+def _is_text(value: object, pattern: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-def _count(value: object, maximum: int, name: str) -> int:
+def _is_count(value: object, maximum: int) -> bool:
     # `True` is an `int` in Python.
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
-        raise WireViolationError(f"{name} is no count up to {maximum}")
-    return value
+    return type(value) is int and 0 <= value <= maximum

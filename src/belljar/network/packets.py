@@ -102,8 +102,9 @@ class PacketFile:
         padding = -kept & 3
         size = _BLOCK_BYTES + kept + padding
         has_room = used + size <= self._max_bytes
-        self.dropped_packets += is_evidence and (kept < length or not has_room)
-        self.cut_packets += not is_evidence and (kept < length or not has_room)
+        is_missing = kept < length or not has_room
+        self.dropped_packets += is_evidence and is_missing
+        self.cut_packets += not is_evidence and is_missing
         if not has_room:
             return
         if self._end + size > _PENDING_BYTES:
@@ -126,21 +127,15 @@ class PacketFile:
     def _is_of_handshake(self, length: int) -> bool:
         head = self.room[: min(length, _HEADERS_BYTES)]
         connection, begins, size = tls_part(head, length)
-        if begins:
-            self._flights.pop(connection, None)
+        if not begins and not size:
+            return False
+        left = _FLIGHT_BYTES if begins else self._flights.get(connection, 0)
+        self._flights.pop(connection, None)
+        if size < left:
             if len(self._flights) >= _MAX_FLIGHTS:
                 del self._flights[next(iter(self._flights))]
-        elif not size:
-            return False
-        elif size > self._flights.get(connection, 0):
-            self._flights.pop(connection, None)  # larger than what is left of a flight: an answer
-            return False
-        left = _FLIGHT_BYTES if begins else self._flights[connection]
-        if size < left:
             self._flights[connection] = left - size
-        else:
-            self._flights.pop(connection, None)
-        return True
+        return begins or size <= left  # larger than what is left of a flight: an answer
 
 
 def tls_part(head: memoryview, length: int) -> tuple[bytes, bool, int]:

@@ -34,7 +34,6 @@ _X32_BIT: Final = 0x4000_0000  # __X32_SYSCALL_BIT (arch/x86/include/uapi/asm/un
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 # Of `CALLS`.
 _COLUMN: Final = {"x86_64": 0, "aarch64": 1}
-MAX_INSTRUCTIONS: Final = 4096  # BPF_MAXINSNS: the kernel takes no longer program
 
 _PROT_EXEC: Final = 4  # asm-generic/mman-common.h
 # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
@@ -151,10 +150,11 @@ def gateway_filter(machine: str | None = None) -> bytes:
         program += _when(_number(name, column), _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
     for name, flags in (("sendto", 3), ("sendmsg", 2)):
         # Urgent bytes of a unix stream are code of the kernel's that nothing here needs.
-        test = (_ANY_BIT, 1, 0, _MSG_FASTOPEN | socket.MSG_OOB)
+        test = (_ANY_BIT, 1, 0, int(_MSG_FASTOPEN | socket.MSG_OOB))
         program += _when(_number(name, column), _argument(flags), test)
     for level, option in OPTIONS:
-        program += _set_option(_number("setsockopt", column), level, option)
+        test = (_EQUAL, 0, 1, option)
+        program += _when_both(_number("setsockopt", column), level, test)
     return _assembled([*program, *_tail(column, _IOCTLS)])
 
 
@@ -177,8 +177,6 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
 
 
 def _assembled(program: list[_Instruction]) -> bytes:
-    if len(program) > MAX_INSTRUCTIONS:
-        raise ValueError("the filter is too long")
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
@@ -213,13 +211,8 @@ def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
         yield from _when(_number("fcntl", column), _argument(1), (_EQUAL, 0, 1, command))
     # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
     # checks.
-    yield (_EQUAL, 0, 6, _number("fcntl", column))
-    yield (_LOAD, 0, 0, _argument(1))
-    yield (_EQUAL, 0, 3, fcntl.F_SETFL)
-    yield (_LOAD, 0, 0, _argument(2))
-    yield (_ANY_BIT, 1, 0, os.O_ASYNC)
-    yield (_RETURN, 0, 0, _ALLOW)
-    yield (_LOAD, 0, 0, _NUMBER_AT)
+    test = (_ANY_BIT, 1, 0, os.O_ASYNC)
+    yield from _when_both(_number("fcntl", column), fcntl.F_SETFL, test)
     # Of another process it would show whether there is one
     yield from _when(_number("sched_getaffinity", column), _argument(0), (_EQUAL, 0, 1, 0))
     for request in ioctls:
@@ -231,12 +224,13 @@ def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
     yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
 
 
-def _set_option(number: int, level: int, name: int) -> Iterator[_Instruction]:
+def _when_both(number: int, first: int, test: _Instruction) -> Iterator[_Instruction]:
+    # As `_when`, of the second argument's equality and the third's test.
     yield (_EQUAL, 0, 6, number)
     yield (_LOAD, 0, 0, _argument(1))
-    yield (_EQUAL, 0, 3, level)
+    yield (_EQUAL, 0, 3, first)
     yield (_LOAD, 0, 0, _argument(2))
-    yield (_EQUAL, 0, 1, name)
+    yield test
     yield (_RETURN, 0, 0, _ALLOW)
     yield (_LOAD, 0, 0, _NUMBER_AT)
 

@@ -11,38 +11,22 @@ import struct
 from typing import Final
 
 # linux/sched.h
-CLONE_NEWNS: Final = 0x0002_0000
-CLONE_NEWUTS: Final = 0x0400_0000
-CLONE_NEWIPC: Final = 0x0800_0000
-CLONE_NEWUSER: Final = 0x1000_0000
-CLONE_NEWNET: Final = 0x4000_0000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x0002_0000, 0x0400_0000, 0x0800_0000
+CLONE_NEWUSER, CLONE_NEWNET = 0x1000_0000, 0x4000_0000
 
 # linux/capability.h
-CAP_NET_ADMIN: Final = 12
-CAP_NET_RAW: Final = 13
-CAP_SYS_ADMIN: Final = 21
+CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN = 12, 13, 21
 # The most that two words hold; a kernel's own last one is lower, and found by its EINVAL.
 CAP_LAST: Final = 63
 
 # linux/mount.h; the first four have the same bits as MOUNT_ATTR_*.
-MS_RDONLY: Final = 1
-MS_NOSUID: Final = 2
-MS_NODEV: Final = 4
-MS_NOEXEC: Final = 8
-MS_BIND: Final = 4096
-MS_REC: Final = 16384
-MS_PRIVATE: Final = 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH: Final = 2  # A busy mount goes too, as its last user ends.
 
 # linux/prctl.h
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_DUMPABLE: Final = 4
-_PR_SET_KEEPCAPS: Final = 8
-_PR_SET_SECCOMP: Final = 22
-_PR_CAPBSET_DROP: Final = 24
-_PR_SET_NO_NEW_PRIVS: Final = 38
-_PR_CAP_AMBIENT: Final = 47
-_PR_CAP_AMBIENT_RAISE: Final = 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 4, 8, 22
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 24, 38, 47, 2
 _SECCOMP_MODE_FILTER: Final = 2  # linux/seccomp.h
 _CAPABILITY_VERSION_3: Final = 0x2008_0522  # Two words for each set (capget(2))
 # Numbers of calls that a C library may have no function for.

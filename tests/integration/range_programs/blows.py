@@ -215,7 +215,7 @@ async def ended(
     scene = Scene(home)
     small = home / "small"
     scene.directory = small if small.exists() else scene.directory
-    with mock.patch("belljar.network.owner.range_state._REPLY_TIMEOUT_S", timeout_s):
+    with mock.patch("belljar.network.owner.watch._REPLY_TIMEOUT_S", timeout_s):
         async with scene.open() as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.events import Body, Kind
+from belljar.events import Body
 from belljar.network import ipc as wire
 from belljar.network.gateway.context import MAX_ANSWER_BYTES
 from belljar.network.ipc import Item, encode_event
@@ -65,7 +65,7 @@ def test_what_a_gateway_sends_arrives(
     for number, (kind, data, contents) in enumerate(events, 1):
         bodies = tuple(body(f"b{index}", content, index) for index, content in enumerate(contents))
         (said,) = feed_all(decoder, encode_event(number, Item(kind, data, bodies)))
-        assert said == wire.GatewayEvent(id=number, kind=Kind(kind), data=data, bodies=bodies)
+        assert said == wire.GatewayMessage(id=number, kind=kind, data=data, bodies=bodies)
 
 
 @settings(deadline=None)

@@ -38,7 +38,6 @@ class Bounds:
     headers: int = 128  # Fields of a request's head: 431.
     body_bytes: int = 64 << 20  # A request's body: 413, and the connection is closed.
     request_timeout_s: float = 300.0  # From a request's head to the end of its answer: closed.
-    requests_per_connection: int = 1_000  # The connection is closed after the answer.
     exchanges: int = 256  # Requests being answered at one time: 503.
     # Of the bodies of all open requests: 503, and the connection is closed.
     bodies_bytes: int = 128 << 20
@@ -63,23 +62,21 @@ class Bounds:
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
 
     @classmethod
-    def of(cls, plan: NetworkBounds, **changes: Any) -> Bounds:  # noqa: ANN401 - any field's value
+    def of(cls, plan: NetworkBounds, *, alive_every_s: float) -> Bounds:
         """A plan's bounds, the rest as here."""
         return cls(
-            **{
-                "connections": plan.connections,
-                "connections_per_cell": plan.connections_per_cell,
-                "cell_connections": plan.cell_connections,
-                "tls_connections": min(plan.connections, 2_000),
-                "handshake_timeout_s": plan.header_timeout_s,
-                "head_timeout_s": plan.header_timeout_s,
-                "idle_timeout_s": plan.idle_timeout_s,
-                "head_bytes": plan.header_bytes,
-                "body_bytes": plan.body_bytes,
-                "kept_body_bytes": min(plan.recorded_body_bytes, 64 << 10),
-                "kept_stream_bytes": min(plan.recorded_stream_bytes, 4 << 10),
-                **changes,
-            }
+            connections=plan.connections,
+            connections_per_cell=plan.connections_per_cell,
+            cell_connections=plan.cell_connections,
+            tls_connections=min(plan.connections, 2_000),
+            handshake_timeout_s=plan.header_timeout_s,
+            head_timeout_s=plan.header_timeout_s,
+            idle_timeout_s=plan.idle_timeout_s,
+            head_bytes=plan.header_bytes,
+            body_bytes=plan.body_bytes,
+            kept_body_bytes=min(plan.recorded_body_bytes, 64 << 10),
+            kept_stream_bytes=min(plan.recorded_stream_bytes, 4 << 10),
+            alive_every_s=alive_every_s,
         )
 
 
@@ -114,22 +111,20 @@ class GatewayConfig:
 
 def as_neighbour(cell: StandInPlan) -> StandInPlan:
     """What the gateway needs of a cell: its networks."""
-    return StandInPlan(
-        id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)}
-    )
+    networks: dict[str, Any] = {"networks": sorted(cell.networks)}
+    return StandInPlan(id=cell.id, kind=cell.kind, names=(), ports=(), settings=networks)
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
     """An upstream as a stand-in of the kind `upstream`."""
-    ports = (
-        PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls")
-        for port in upstream.ports
-    )
     return StandInPlan(
         id=upstream.id,
         kind=UPSTREAM,
         names=(upstream.host,),
-        ports=tuple(ports),
+        ports=tuple(
+            PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls")
+            for port in upstream.ports
+        ),
         settings={"methods": list(upstream.methods)},
     )
 

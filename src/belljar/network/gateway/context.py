@@ -7,12 +7,12 @@ It runs in the gateway's process, without any route and with its own files only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
-from belljar.events import Body, JsonValue
+from belljar.events import JsonValue
 from belljar.plan.network import NetworkBounds
 
 if TYPE_CHECKING:
@@ -52,26 +52,13 @@ class RefusedRequestError(Exception):
         self.status = status
 
 
-class RecordEvent(Protocol):
-    """Puts something on record for a stand-in."""
-
-    async def __call__(
-        self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
-    ) -> None:
-        """Return when the event is in the ledger: await it before answering.
-
-        Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
-        The process ends without its owner.
-        """
-        ...
-
-
-class Ask(Protocol):
-    """Asks the range's owner (`openai` alone)."""
-
-    async def __call__(self, kind: str, body: bytes) -> bytes:
-        """The reply. Raises `ValueError` if refused or over `MAX_ASKED_BYTES`."""
-        ...
+# `(kind, data, bodies)`: put something on record for a stand-in. Returns when the event is in the
+# ledger: await it before answering. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
+# The process ends without its owner.
+RecordEvent: TypeAlias = Callable[..., Awaitable[None]]
+# `(kind, body)`: ask the range's owner (`openai` alone). Returns the reply; raises `ValueError` if
+# refused or over `MAX_ASKED_BYTES`.
+Ask: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

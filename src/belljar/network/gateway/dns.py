@@ -1,22 +1,28 @@
-"""The resolver's answers: authoritative for the layout's names, NXDOMAIN for others. Pure.
+"""DNS: authoritative for the layout's names, NXDOMAIN for others, each query on record first.
 
-No cache, no upstream, no recursion (RFC 1034 section 4.3.1).
+No cache, no upstream, no recursion (RFC 1034 section 4.3.1). Over UDP alone: no answer is too long.
 A query has one question and at most one OPT record without a name.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import IntEnum
-from socket import inet_aton
-from typing import Final
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final
 
+from belljar.capture import body_of
+from belljar.events import Body, Kind
 from belljar.network.decide import canonical_name, find
+from belljar.network.gateway.site import Site
+from belljar.network.ipc import Item
 from belljar.plan.addresses import RangeLayout
 from belljar.signals.detectors import entropy
+from belljar.signals.values import Channel
 from belljar.units import printable
 
 TTL_S: Final = 30
@@ -36,28 +42,23 @@ _COUNTS: Final = struct.Struct("!HHHH")
 # A label shown byte for byte: no dot, backslash, space or control.
 _SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
 _IN, _ANY_CLASS = 1, 255
-_A, _SOA, _OPT, _IXFR, _AXFR, _ANY = 1, 6, 41, 251, 252, 255
-# https://www.iana.org/assignments/dns-parameters
+_A, _SOA, _IXFR, _AXFR, _ANY = 1, 6, 251, 252, 255
+# https://www.iana.org/assignments/dns-parameters; others are shown by number.
 _TYPES: Final[Mapping[int, str]] = {
-    _A: "A", 2: "NS", 5: "CNAME", _SOA: "SOA", 10: "NULL", 12: "PTR", 13: "HINFO", 15: "MX",
-    16: "TXT", 17: "RP", 24: "SIG", 25: "KEY", 28: "AAAA", 29: "LOC", 33: "SRV", 35: "NAPTR",
-    37: "CERT", 39: "DNAME", _OPT: "OPT", 43: "DS", 44: "SSHFP", 46: "RRSIG", 47: "NSEC",
-    48: "DNSKEY", 50: "NSEC3", 52: "TLSA", 61: "OPENPGPKEY", 64: "SVCB", 65: "HTTPS", 99: "SPF",
-    249: "TKEY", 250: "TSIG", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 256: "URI", 257: "CAA",
+    _A: "A", 2: "NS", 5: "CNAME", _SOA: "SOA", 10: "NULL", 12: "PTR", 15: "MX", 16: "TXT",
+    28: "AAAA", 33: "SRV", 35: "NAPTR", 43: "DS", 46: "RRSIG", 48: "DNSKEY", 52: "TLSA",
+    64: "SVCB", 65: "HTTPS", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 257: "CAA",
 }  # fmt: skip
-_OPCODES: Final[Mapping[int, str]] = {1: "IQUERY", 2: "STATUS", 4: "NOTIFY", 5: "UPDATE"}
 _QUESTION_S_NAME: Final = b"\xc0\x0c"  # A pointer to byte 12 (RFC 1035 section 4.1.4)
-
-
-class Rcode(IntEnum):
-    """RFC 1035 section 4.1.1, RFC 6891 section 9."""
-
-    NOERROR = 0
-    FORMERR = 1
-    NXDOMAIN = 3
-    NOTIMP = 4
-    REFUSED = 5
-    BADVERS = 16
+# RFC 1035 section 4.1.1, RFC 6891 section 9.
+_RCODES: Final[Mapping[str, int]] = {
+    "FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5, "BADVERS": 16
+}  # fmt: skip
+DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
+MAX_DATAGRAM_BYTES: Final = 1 << 16  # No UDP datagram is longer
+# linux/in.h; not in Python's socket.
+_IP_PKTINFO: Final = 8
+_PKTINFO: Final = struct.Struct("=I4s4s")  # in_pktinfo: device, local address, the header's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +80,16 @@ class DnsAnswer:
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Query:
-    """`edns`: the OPT record's class and TTL."""
+    """`edns`: the OPT record's class and TTL; empty: there is none."""
 
     question: bytes
     labels: tuple[bytes, ...]
     type: int
     klass: int
-    edns: bytes | None
+    edns: bytes
     options_bytes: int
-
-    @property
-    def version(self) -> int:
-        return 0 if self.edns is None else self.edns[3]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
-    """`word`: as recorded. `answer`, `authority`: that section's record."""
-
-    word: str
-    rcode: Rcode = Rcode.NOERROR
-    answer: bytes = b""
-    authority: bytes = b""
 
 
 def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
@@ -115,35 +102,27 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     # An answer gets none, or two servers could talk without end.
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
         return DnsAnswer(wire=None, answer="NOT A QUERY")
-    reported = DnsAnswer(wire=None, answer="", header=query[:4].hex())
-    if opcode := query[2] >> 3 & 0xF:
-        wire = _bare(query, Rcode.NOTIMP)
-        word = _OPCODES.get(opcode, f"OPCODE{opcode}")
-        return replace(reported, wire=wire, answer="NOTIMP", type=word)
-    parsed = _parse(query)
-    if parsed is None:
-        return replace(reported, wire=_bare(query, Rcode.FORMERR), answer="FORMERR")
+    opcode, parsed = query[2] >> 3 & 0xF, _parse(query)
+    if opcode or parsed is None:
+        word, kind = ("NOTIMP", f"OPCODE{opcode}") if opcode else ("FORMERR", "")
+        # The query's id, opcode and RD (0x79), and an error.
+        wire = query[:2] + bytes((0x80 | (query[2] & 0x79), _RCODES[word])) + bytes(8)
+        return DnsAnswer(wire=wire, answer=word, type=kind, header=query[:4].hex())
     labels = parsed.labels
-    reply = _decide(parsed, layout)
-    return replace(
-        reported,
-        wire=_wire(query, parsed, reply),
+    word, wire = _reply(query, parsed, layout)
+    return DnsAnswer(
+        wire=wire,
         name=printable(b".".join(labels), max_chars=MAX_SHOWN_CHARS),
         type=_TYPES.get(parsed.type, f"TYPE{parsed.type}"),
-        answer=reply.word,
+        answer=word,
         longest_label=max(map(len, labels), default=0),
         entropy=round(entropy(b"".join(labels).lower()), 3),
-        edns="" if parsed.edns is None else parsed.edns.hex(),
+        header=query[:4].hex(),
+        edns=parsed.edns.hex(),
         whole=parsed.klass == _IN
         and not parsed.options_bytes
         and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
     )
-
-
-def _bare(query: bytes, rcode: Rcode) -> bytes:
-    """The query's id, opcode and RD, and an error."""
-    # 0x79: opcode and RD.
-    return query[:2] + bytes((0x80 | (query[2] & 0x79), rcode)) + bytes(8)
 
 
 def _parse(query: bytes) -> _Query | None:
@@ -162,63 +141,46 @@ def _parse(query: bytes) -> _Query | None:
     if end > len(query):
         return None
     kind, klass = struct.unpack_from("!HH", query, at + 1)
-    rest = query[end:]
-    edns, options_bytes = None, 0
+    rest, edns, options_bytes = query[end:], b"", 0
     if additionals:
         if len(rest) < _OPT_BYTES or rest[:3] != _AN_OPT:
             return None
         edns, options_bytes = rest[3:9], int.from_bytes(rest[9:11], "big")
     if len(rest) != (_OPT_BYTES + options_bytes if additionals else 0):
         return None
-    return _Query(
-        question=query[_HEADER_BYTES:end],
-        labels=tuple(labels),
-        type=kind,
-        klass=klass,
-        edns=edns,
-        options_bytes=options_bytes,
-    )
+    return _Query(query[_HEADER_BYTES:end], tuple(labels), kind, klass, edns, options_bytes)
 
 
-def _decide(query: _Query, layout: RangeLayout) -> _Reply:
-    if query.version:
-        return _Reply(word="BADVERS", rcode=Rcode.BADVERS)
-    if query.klass not in (_IN, _ANY_CLASS) or query.type in (_AXFR, _IXFR):
-        return _Reply(word="REFUSED", rcode=Rcode.REFUSED)
-    address = _address(query.labels, layout)
-    if address is None:
-        return _Reply(word="NXDOMAIN", rcode=Rcode.NXDOMAIN, authority=_soa())
-    if query.type in (_A, _ANY):
-        return _Reply(word=address, answer=_record(_A, inet_aton(address)))
-    return _Reply(word="NODATA", authority=_soa())
-
-
-def _wire(query: bytes, parsed: _Query, reply: _Reply) -> bytes:
+def _reply(query: bytes, parsed: _Query, layout: RangeLayout) -> tuple[str, bytes]:
+    """The word on record, and the message."""
+    records, has_answer, address = b"", False, _address(parsed.labels, layout)
+    if parsed.edns and parsed.edns[3]:  # its version
+        word = "BADVERS"
+    elif parsed.klass not in (_IN, _ANY_CLASS) or parsed.type in (_AXFR, _IXFR):
+        word = "REFUSED"
+    elif address is not None and parsed.type in (_A, _ANY):
+        word, has_answer, records = address, True, _record(_A, socket.inet_aton(address))
+    else:
+        word = "NXDOMAIN" if address is None else "NODATA"
+        # Each name is its own zone: no other is named.
+        zone = struct.pack("!IIIII", 1, 3600, 600, 86_400, TTL_S)
+        records = _record(_SOA, _QUESTION_S_NAME * 2 + zone)
+    rcode = _RCODES.get(word, 0)
     # Authoritative for these alone (AA, 0x04).
-    is_ours = reply.rcode in (Rcode.NOERROR, Rcode.NXDOMAIN)
-    has_opt = parsed.edns is not None
-    flags = bytes((0x80 | 0x04 * is_ours | query[2] & 0x01, reply.rcode & 0xF))
-    counts = _COUNTS.pack(1, bool(reply.answer), bool(reply.authority), has_opt)
-    opt = (
-        _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, reply.rcode >> 4 << 24, 0) if has_opt else b""
-    )
-    return query[:2] + flags + counts + parsed.question + reply.answer + reply.authority + opt
+    flags = bytes((0x80 | 0x04 * (rcode in (0, 3)) | query[2] & 0x01, rcode & 0xF))
+    counts = _COUNTS.pack(1, has_answer, bool(records) and not has_answer, bool(parsed.edns))
+    opt = _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, rcode >> 4 << 24, 0) if parsed.edns else b""
+    return word, query[:2] + flags + counts + parsed.question + records + opt
 
 
 def _record(kind: int, data: bytes) -> bytes:
     return _QUESTION_S_NAME + struct.pack("!HHIH", kind, _IN, TTL_S, len(data)) + data
 
 
-def _soa() -> bytes:
-    """Each name is its own zone: no other is named."""
-    return _record(_SOA, _QUESTION_S_NAME * 2 + struct.pack("!IIIII", 1, 3600, 600, 86_400, TTL_S))
-
-
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
     """A label that no host name has is never simulated."""
-    canonical = (
-        None if any(b"." in label for label in labels) else canonical_name(b".".join(labels))
-    )
+    has_dot = any(b"." in label for label in labels)
+    canonical = None if has_dot else canonical_name(b".".join(labels))
     if canonical is None or canonical in NEVER or canonical.startswith("wpad."):
         return None
     found = find(canonical, layout)
@@ -226,3 +188,68 @@ def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
         return found.address
     reverse = canonical.endswith((".in-addr.arpa", ".ip6.arpa"))
     return None if reverse else layout.catch_all
+
+
+def _item(cell: str, reply: DnsAnswer, bodies: tuple[Body, ...]) -> Item:
+    data: dict[str, Any] = {"cell": cell, "transport": "udp", **asdict(reply)}
+    del data["wire"], data["whole"]
+    return Item(Kind.NETWORK_DNS, data, bodies)
+
+
+class DnsServer:
+    """Answers at the resolver's address only."""
+
+    def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
+        self._site, self._group = site, group
+        self._pending = 0
+        self._datagram = memoryview(bytearray(MAX_DATAGRAM_BYTES))
+
+    def listen(self, sock: socket.socket) -> None:
+        """Answer datagrams."""
+        sock.setblocking(False)  # noqa: FBT003 - the library's signature
+        sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
+
+    def _readable(self, sock: socket.socket) -> None:
+        for _ in range(DATAGRAMS_A_TURN):
+            try:
+                length, info, _, peer = sock.recvmsg_into([self._datagram], 64)
+            except OSError:
+                return
+            dialled = ""
+            for level, kind, data in info:
+                if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(data) >= _PKTINFO.size:
+                    dialled = socket.inet_ntoa(_PKTINFO.unpack_from(data)[2])
+            if dialled != self._site.layout.resolver:
+                continue
+            query = bytes(self._datagram[:length])
+            self._group.create_task(self._answer(sock, query, dialled, peer))
+            self._pending += 1
+            if self._pending == self._site.bounds.dns_pending:  # the rest stays in the socket
+                self._site.hit("dns_pending")
+                asyncio.get_running_loop().remove_reader(sock.fileno())
+                return
+
+    async def _answer(
+        self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
+    ) -> None:
+        try:
+            cell = self._site.cell(peer[0])
+            reply = answer(query, self._site.known_to(cell))
+            bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
+            await self._site.record(partial(_item, cell, reply, bodies))
+            parts = [("label", reply.name.encode())]
+            if not reply.whole:  # the name may be cut, and options are in no name
+                parts.append(("query", query))
+            is_blocked = await self._site.blocks("", Channel.DNS, parts, {"cell": cell})
+            if reply.wire is not None and not is_blocked:
+                # The local one is the answer's source (ip(7)).
+                source = _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4))
+                control = [(socket.IPPROTO_IP, _IP_PKTINFO, source)]
+                sock.sendmsg([reply.wire], control, 0, peer)
+        except OSError:
+            pass  # a datagram may be lost at any time: the client asks again
+        finally:
+            if self._pending == self._site.bounds.dns_pending:
+                asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
+            self._pending -= 1

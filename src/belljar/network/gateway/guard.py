@@ -7,7 +7,7 @@ An incomplete scan blocks only what would reach a real service.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from belljar.events import JsonValue
@@ -15,20 +15,12 @@ from belljar.network.gateway.config import GuardConfig
 from belljar.network.ipc import Item
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import Carried, Contact, hit_event, unscanned
-from belljar.signals.scanner import Scanner, prepare_marks
+from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel
 
 SCAN_TIMEOUT_S: Final = 0.5  # The gateway is blocked while it scans.
 _SCANNED_FIRST: Final = frozenset({Action.BLOCK, Action.STOP})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardResult:
-    """What to record of a scan, and whether to block."""
-
-    items: tuple[Item, ...] = ()
-    blocked: bool = False
 
 
 class Guard:
@@ -41,7 +33,6 @@ class Guard:
         if config is not None:
             bounds = replace(config.spec.bounds, time_s=SCAN_TIMEOUT_S)
             scanner = Scanner(replace(config.spec, bounds=bounds))
-            scanner.prepare()
             self._streams = StreamScanner(scanner)
 
     def scans(self, stand_in: str) -> bool:
@@ -56,16 +47,14 @@ class Guard:
         name: str,
         data: bytes,
         common: Mapping[str, JsonValue],
-    ) -> GuardResult:
-        """Scan one part of a flow, for a few `SCAN_TIMEOUT_S` at most.
+    ) -> tuple[list[Item], bool]:
+        """What to record of a scan of one part of a flow, and whether to block it.
 
-        `common`: fields of all events.
+        Takes a few `SCAN_TIMEOUT_S` at most. `common`: fields of all events.
         """
         if self._streams is None or not self.scans(stand_in):
-            return GuardResult()
-        place = self._place(stand_in)
-        action = self._rules.action(place)
-        flow = _flow(stand_in, channel, common)
+            return [], False
+        place, flow = self._place(stand_in), _flow(stand_in, channel, common)
         part = Carried(
             place=place,
             channel=channel,
@@ -77,14 +66,12 @@ class Guard:
             to=stand_in,
             where=common,
         )
-        scanned = self._streams.feed(flow, channel, name, data)
+        scanned, action = self._streams.feed(flow, channel, name, data), self._rules.action(place)
         events = [hit_event(part, hit, cell_id=None, action=action) for hit in scanned.hits]
-        blocked = bool(scanned.hits)
         if not scanned.complete:
             events.append(unscanned(part, cell_id=None, evidence=None, reason=scanned.problem))
-            blocked = blocked or place is Place.UPSTREAM
-        items = tuple(Item(event.kind, event.data) for event in events)
-        return GuardResult(items=items, blocked=blocked)
+        is_blocked = bool(scanned.hits) or (not scanned.complete and place is Place.UPSTREAM)
+        return [Item(event.kind, event.data) for event in events], is_blocked
 
     def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
         """Forget a raw connection that is over: others' flows would give way to it."""
@@ -103,7 +90,6 @@ def _flow(stand_in: str, channel: Channel, common: Mapping[str, JsonValue]) -> s
 
 def warm_up(config: GuardConfig) -> None:
     """Load what a scan imports, before confinement. Raises `HostError`."""
-    prepare_marks()
     # The automaton is made once, by `Guard`
     Scanner(replace(config.spec, values=())).scan(_WARM_UP)
 

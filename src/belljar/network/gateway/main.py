@@ -40,15 +40,12 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
         supervisor.close()
     if config.guard is not None:
         warm_up(config.guard)
-    uid = document["uid"]
+    cell_connections = 0 if listeners.cells is None else config.bounds.cell_connections
     box = Confinement(
-        uid=None if uid is None else int(uid),
-        directories={str(name): Path(path) for name, path in document["directories"].items()},
-        memory_bytes=int(document["memory_bytes"]),
-        descriptors=gateway_files(
-            config.bounds.connections,
-            0 if listeners.cells is None else config.bounds.cell_connections,
-        ),
+        uid=document["uid"],
+        directories={name: Path(path) for name, path in document["directories"].items()},
+        memory_bytes=document["memory_bytes"],
+        descriptors=gateway_files(config.bounds.connections, cell_connections),
     )
     confine(box, parent=parent)
     serve(config, listeners, events)
@@ -71,17 +68,13 @@ def receive_listeners(supervisor: socket.socket) -> Listeners:
     more = True
     while more:
         message, fds = ipc.receive(supervisor)
-        found |= {
-            name: socket.socket(fileno=fd)
-            for name, fd in zip(message["listeners"], fds, strict=True)
-        }
-        more = bool(message["more"])
+        found |= zip(message["listeners"], (socket.socket(fileno=fd) for fd in fds), strict=True)
+        more = message["more"]
     for listener in found.values():
         listener.settimeout(0.0)
-    tcp = {int(name): listener for name, listener in found.items() if name.isdecimal()}
     return Listeners(
         dns_udp=found["dns_udp"],
-        tcp=tcp,
+        tcp={int(name): found[name] for name in found if name.isdecimal()},
         sink=found.get("sink"),
         cells=found.get("cells"),
         dialled=supervisor if "cells" in found else None,

@@ -117,14 +117,11 @@ class TlsPipe:
 
         Raises `ssl.SSLError`, also over `max_bytes`, with the alert unsent; `OSError`.
         """
-        received = 0
+        received, is_done = 0, False
         while True:
-            is_done = False
-            try:
+            with contextlib.suppress(ssl.SSLWantReadError):
                 self.engine.do_handshake()
                 is_done = True
-            except ssl.SSLWantReadError:
-                pass
             await before_send()
             await self._flush()
             if is_done:
@@ -139,8 +136,8 @@ class TlsPipe:
             self._handshake_bytes += data
             self._in.write(data)
 
-    async def send_alert(self) -> None:
-        """Send what a handshake that failed has left to say."""
+    async def send_last(self) -> None:
+        """Send what is left to say, as an alert, if the peer takes it."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 await self._flush()
@@ -175,16 +172,11 @@ class TlsPipe:
     async def close(self) -> None:
         """See `Pipe`."""
         if not is_cancelled():
-            await self._say_goodbye()
-        await self._inner.close()
-
-    async def _say_goodbye(self) -> None:
-        with contextlib.suppress(ssl.SSLError, OSError, ValueError, TimeoutError):
             # It asks for the peer's close_notify, which nothing here waits for.
-            with contextlib.suppress(ssl.SSLWantReadError):
+            with contextlib.suppress(ssl.SSLError, OSError, ValueError):
                 self.engine.unwrap()
-            async with asyncio.timeout(LINGER_S):
-                await self._flush()
+            await self.send_last()
+        await self._inner.close()
 
     async def _flush(self) -> None:
         if self._out.pending:

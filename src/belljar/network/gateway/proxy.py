@@ -14,7 +14,6 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from belljar.capture import Capture, body_of
-from belljar.events import JsonValue
 from belljar.network import ipc
 from belljar.network.gateway.pipe import TcpPipe, reset
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
@@ -71,17 +70,17 @@ class Proxy:
 
     async def serve(self, sock: socket.socket, peer: Peer) -> None:
         """One connection, from its accepting to its end."""
-        key = (*sock.getpeername(), peer.address, peer.port)
         self._take_halves()  # the connection may have been accepted first
-        half, timer = self._halves.pop(key, (None, None))
-        if half is None or timer is None:
+        found = self._halves.pop((*sock.getpeername(), peer.address, peer.port), None)
+        if found is None:
             reset(sock)
             return
+        half, timer = found
         timer.cancel()
         self._joined += 1
         try:
             target = self._targets.get(peer.address, "")
-            await _Relay(self._site, peer, target, (sock, half)).run()
+            await _Relay(self._site, peer, target, TcpPipe(sock), TcpPipe(half)).run()
         finally:
             self._joined -= 1
             half.close()
@@ -99,15 +98,10 @@ class _Direction:
 
 
 class _Relay:
-    """One connection between two cells."""
+    """One connection between two cells; `half`: to the target."""
 
-    def __init__(
-        self, site: Site, peer: Peer, target: str, halves: tuple[socket.socket, socket.socket]
-    ) -> None:
-        """`halves`: the client's, the target's."""
-        self._site = site
-        client, half = halves
-        self._client, self._half = TcpPipe(client), TcpPipe(half)
+    def __init__(self, site: Site, peer: Peer, target: str, client: TcpPipe, half: TcpPipe) -> None:
+        self._site, self._client, self._half = site, client, half
         # The pieces hold the bytes: the last event counts them, with their digest.
         self._record = StreamRecord(peer, target, 0, between_cells=True)
         room = site.bounds.kept_between_bytes
@@ -132,7 +126,7 @@ class _Relay:
             reset(self._half.sock)
         finally:
             if self._is_opened:
-                not_kept: dict[str, JsonValue] = {
+                not_kept = {
                     f"{way.name}_not_kept_bytes": way.not_kept_bytes
                     for way in (self._received, self._sent)
                 }

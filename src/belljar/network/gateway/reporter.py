@@ -17,15 +17,7 @@ from belljar.events import Body, JsonValue
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_ASKED_BYTES
-from belljar.network.ipc import (
-    ALIVE,
-    ASK,
-    DIAL,
-    ENDED,
-    MAX_DATAGRAM_BYTES,
-    Item,
-    encode_event,
-)
+from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
 from belljar.units import printable
 
 # Together with a URL below `ipc.MAX_DATA_BYTES`, beyond which there is no event.
@@ -134,13 +126,11 @@ class Reporter:
         self._schedule_heartbeat()
 
     def _schedule_heartbeat(self) -> None:
-        if self._heartbeat_timer is None:
-            self._heartbeat_timer = asyncio.get_running_loop().call_later(
-                self._bounds.alive_every_s, self._send_heartbeat
-            )
+        self._heartbeat_timer = asyncio.get_running_loop().call_later(
+            self._bounds.alive_every_s, self._send_heartbeat
+        )
 
     def _send_heartbeat(self) -> None:
-        self._heartbeat_timer = None
         self._schedule_heartbeat()
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self.post(Item(ALIVE, {}))
@@ -198,13 +188,11 @@ class Reporter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
+        unreported += sum(begins for begins, _ in self._queue)
+        unreported += sum(not future.done() for future in self._room)
         # The rest of a message that is half sent: without it the owner could read nothing that
         # follows.
-        begun = list(itertools.takewhile(lambda queued: not queued[0], self._queue))
-        unreported += sum(begins for begins, _ in self._queue) + sum(
-            not future.done() for future in self._room
-        )
-        self._queue = deque(begun)
+        self._queue = deque(itertools.takewhile(lambda queued: not queued[0], self._queue))
         self.post(Item(ENDED, {"unreported": unreported}))
         self._is_over = True
         await self._all_sent.wait()
@@ -219,9 +207,8 @@ class Reporter:
         if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= limit:
             raise TooManyRequestsError(f"{limit} questions are unanswered")
         self._unanswered[self._next] = kind
-        return await self.post(
-            Item(ASK, {"what": kind}, (body_of("question", body, MAX_ASKED_BYTES),))
-        )
+        question = body_of("question", body, MAX_ASKED_BYTES)
+        return await self.post(Item(ASK, {"what": kind}, (question,)))
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
         """A socket to an upstream, the caller's. Raises `ValueError`."""
@@ -284,7 +271,9 @@ class Reporter:
         self._wake()
 
     def _handle(self, datagram: bytes, fds: list[int]) -> None:
-        if self._answer is None:
+        if self._answer is not None:
+            self._answer[-1].extend(datagram)
+        else:
             message: dict[str, Any] = json.loads(datagram)
             if "ack" in message:
                 self._done(message["ack"], b"")
@@ -303,9 +292,7 @@ class Reporter:
                 return
             # Its bytes follow, in datagrams of their own
             self._answer = (number, bool(message["ok"]), int(message["bytes"]), bytearray())
-            datagram = b""
         number, is_ok, total, got = self._answer
-        got += datagram
         if len(got) >= total:
             self._answer = None
             self._done(number, bytes(got), is_ok=is_ok)

@@ -1,39 +1,50 @@
-"""The gateway's main: serves until its range ends or its owner is gone."""
+"""The gateway's main: accepts and serves until its range ends or its owner is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import datetime as dt
+import errno
 import hashlib
 import itertools
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import stand_ins
-from belljar.network.decide import CATCH_ALL, UPSTREAM
-from belljar.network.gateway import upstream
-from belljar.network.gateway.accept import Front
+from belljar.network.decide import CATCH_ALL, ENCRYPTED, UPSTREAM
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.dns import DnsServer
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import (
-    Reporter,
-    TooManyRequestsError,
-    die_without_memory,
-)
-from belljar.network.gateway.site import Site
+from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
+from belljar.network.gateway.proxy import Proxy
+from belljar.network.gateway.reporter import Reporter, TooManyRequestsError, die_without_memory
+from belljar.network.gateway.server import HttpConnection
+from belljar.network.gateway.site import Peer, Site, connection_item
+from belljar.network.gateway.stream import RecordedStream, sink, stream_data
 from belljar.network.gateway.tls import Authority, Terminator
+from belljar.network.gateway.upstream import UpstreamApp
 from belljar.network.ipc import READY, Item
 from belljar.plan.network import StandInPlan
 
 SETTLE_SHARE: Final = 0.25  # Of the time for the end: the most that what has arrived may take.
 SETTLE_TURNS: Final = 16  # Of the loop, from bytes in a socket to an event of them.
+# For descriptors or memory to become free: accepting at once would fail again.
+_PAUSE_S: Final = 0.05
+CANCEL_BATCH: Final = 64  # Connections between two looks at the time.
+_TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# No later accept can succeed.
+_DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
+Handler = Callable[[socket.socket, Peer], Awaitable[None]]
 Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`: what answers for a kind.
 
 
@@ -42,9 +53,8 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
 
     Call it after confinement, in the loop made before. Sends `ready`.
     """
-    asyncio.get_event_loop_policy().get_event_loop().run_until_complete(
-        run(config, listeners, events)
-    )
+    loop = asyncio.get_event_loop_policy().get_event_loop()
+    loop.run_until_complete(run(config, listeners, events))
     os._exit(0)
 
 
@@ -63,7 +73,7 @@ async def run(
         reporter=reporter,
         guard=Guard(config.guard, upstreams),
     )
-    site.apps, site.streams = made(config, site, make)
+    _make_stand_ins(config, site, make)
     authority = Authority(config.scratch, dt.datetime.now(dt.UTC), config.bounds.leaf_certificates)
     try:
         async with asyncio.TaskGroup() as group:
@@ -93,43 +103,179 @@ async def end(site: Site, front: Front) -> None:
     until = loop.time() + reporter.end_within_s
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(reporter.end_within_s * SETTLE_SHARE):
-            await settle(reporter)
+            before = -1
+            while before != reporter.posted:  # until the sockets bring nothing more
+                before = reporter.posted
+                await reporter.flush()
+                for _ in range(SETTLE_TURNS):
+                    await asyncio.sleep(0)
     unended = await front.end(until)
     await reporter.end(unended + site.unreported, until)
-
-
-async def settle(reporter: Reporter) -> None:
-    """Return when the sockets bring nothing more."""
-    before = -1
-    while before != reporter.posted:
-        before = reporter.posted
-        await reporter.flush()
-        for _ in range(SETTLE_TURNS):
-            await asyncio.sleep(0)
 
 
 class _RangeEndedError(Exception):
     """Ends the tasks when the range has ended."""
 
 
-def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Stand-ins by id: ASGI apps, and servers of streams."""
-    plans = [plan for plan in config.stand_ins if not plan.is_target and plan.kind != UPSTREAM]
-    apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
-    apps |= {
-        plan.id: upstream.UpstreamApp(plan, site, config.authorities)
-        for plan in config.stand_ins
-        if plan.kind == UPSTREAM
-    }
+class Front:
+    """All listeners of a gateway."""
+
+    def __init__(self, site: Site, terminator: Terminator, group: asyncio.TaskGroup) -> None:
+        self._site, self._terminator, self._group = site, terminator, group
+        self._open: Counter[str] = Counter()
+        self._of_cell: Counter[str] = Counter()
+        self._connections: set[asyncio.Task[Any] | None] = set()
+
+    def listen(self, listeners: Listeners) -> None:
+        """Answer DNS, serve stand-ins and the sink, join cells."""
+        DnsServer(self._site, self._group).listen(listeners.dns_udp)
+        served: list[tuple[socket.socket, str, Handler]] = [
+            (tcp, "connections", self._serve) for tcp in listeners.tcp.values()
+        ]
+        if listeners.sink is not None:
+            served.append((listeners.sink, "connections", partial(sink, self._site)))
+        if listeners.cells is not None and listeners.dialled is not None:
+            proxy = Proxy(self._site, listeners.dialled)
+            served.append((listeners.cells, "cell_connections", proxy.serve))
+        for tcp, kind, handler in served:
+            self._group.create_task(self._accept(tcp, kind, handler))
+
+    async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
+        """A dead listener raises `OSError`, which ends the gateway."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)  # noqa: FBT003 - the library's signature
+        # Its connections have it too: else an urgent byte is taken out of the stream, and in no
+        # read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+        while True:
+            try:
+                sock, source = await loop.sock_accept(listener)
+                self._take(sock, source, kind, handler)
+            except OSError as error:
+                if error.errno in _DEAD_LISTENER:
+                    raise
+                if error.errno in _TRANSIENT:
+                    self._site.hit("connections")
+                    await asyncio.sleep(_PAUSE_S)
+
+    def _take(
+        self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
+    ) -> None:
+        bounds, address = self._site.bounds, source[0]
+        if self._open[kind] >= getattr(bounds, kind):
+            self._site.hit(kind)
+            reset(sock)
+        elif self._of_cell[address] >= bounds.connections_per_cell:
+            self._site.hit("connections_per_cell")
+            reset(sock)
+        else:
+            self._open[kind] += 1
+            self._of_cell[address] += 1
+            self._group.create_task(self._one(sock, source, kind, handler))
+
+    async def _one(
+        self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
+    ) -> None:
+        address, task = source[0], asyncio.current_task()
+        peer = Peer(cell=self._site.cell(address), address="", port=0)
+        try:
+            peer = replace(peer, source_port=source[1], number=next(self._site.connections))
+            self._connections.add(task)
+            sock.setblocking(False)  # noqa: FBT003 - the library's signature
+            # Answers are written whole: to wait for more would only delay their ends.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            dialled, port = sock.getsockname()
+            peer = replace(peer, address=dialled, port=port)
+            try:
+                await self._site.reporter.wait_for_room()
+            finally:  # in order, so on record before anything that is answered
+                self._site.post(partial(connection_item, peer))
+            await handler(sock, peer)
+        except OSError:
+            pass
+        except asyncio.CancelledError:
+            reset(sock)
+            raise
+        except Exception as error:  # noqa: BLE001
+            # A fault that one connection can cause ends that connection, on record.
+            reset(sock)
+            reason = f"the gateway failed: {type(error).__name__}"
+            await self._site.record(
+                lambda: Item(Kind.NETWORK_STREAM, stream_data(peer, "", "refused", reason))
+            )
+        finally:
+            self._connections.discard(task)
+            sock.close()
+            self._open[kind] -= 1
+            self._of_cell[address] -= 1
+            if not self._of_cell[address]:
+                del self._of_cell[address]
+
+    async def end(self, until: float) -> int:
+        """Cancel connections, each on record; return how many missed `until`."""
+        loop = asyncio.get_running_loop()
+        self._site.is_ending = True
+        self._site.post_limits()
+        connections = [
+            task for task in self._connections if task is not None and task not in self._site.idle
+        ]
+        for at in range(0, len(connections), CANCEL_BATCH):
+            if loop.time() >= until:
+                break
+            for task in connections[at : at + CANCEL_BATCH]:
+                task.cancel()
+            await asyncio.sleep(0)
+        if connections:
+            await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
+        return sum(not task.done() for task in connections)
+
+    async def _serve(self, sock: socket.socket, peer: Peer) -> None:
+        verdict = self._site.judge(peer)
+        if not verdict.allowed:
+            data = stream_data(peer, verdict.stand_in, "refused", verdict.reason)
+            await self._site.record(Item(Kind.NETWORK_STREAM, data))
+            reset(sock)
+        elif verdict.protocol not in ENCRYPTED:
+            await self._speak(TcpPipe(sock), peer)
+        elif self._open["tls_connections"] >= self._site.bounds.tls_connections:
+            self._site.hit("tls_connections")
+            reset(sock)
+        else:
+            self._open["tls_connections"] += 1
+            try:
+                pipe = TcpPipe(sock)
+                shaken = await self._terminator.handshake(pipe, peer)
+                if shaken is None:
+                    await pipe.close()
+                else:
+                    await self._speak(*shaken)
+            finally:
+                self._open["tls_connections"] -= 1
+
+    async def _speak(self, pipe: Pipe, peer: Peer) -> None:
+        stand_in = self._site.judge(peer).stand_in
+        stream = self._site.streams.get(stand_in)
+        if stream is not None:
+            await RecordedStream(self._site, peer, pipe, stand_in).run(stream)
+        else:
+            await HttpConnection(self._site, peer, pipe).run()
+
+
+def _make_stand_ins(config: GatewayConfig, site: Site, make: Make) -> None:
+    """Make what answers for each stand-in: ASGI apps, and servers of streams."""
+    plans = [plan for plan in config.stand_ins if not plan.is_target]
     if config.layout.catch_all is not None:
-        catch_all = StandInPlan(id=CATCH_ALL, kind="catch_all", names=(), ports=())
-        apps[CATCH_ALL] = make(catch_all.kind, context_of(catch_all, config, site))
-    of_streams = {plan.id for plan in plans if plan.kind in stand_ins.STREAM_KINDS}
-    streams = {id_: apps.pop(id_) for id_ in of_streams}
-    return apps, streams
+        plans.append(StandInPlan(id=CATCH_ALL, kind="catch_all", names=(), ports=()))
+    for plan in plans:
+        if plan.kind == UPSTREAM:
+            site.apps[plan.id] = UpstreamApp(plan, site, config.authorities)
+        elif plan.kind in stand_ins.STREAM_KINDS:
+            site.streams[plan.id] = make(plan.kind, _context_of(plan, config, site))
+        else:
+            site.apps[plan.id] = make(plan.kind, _context_of(plan, config, site))
 
 
-def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:
+def _context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:
     """A stand-in's context: own randomness, own name on records."""
 
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
@@ -142,26 +288,22 @@ def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInC
             site.hit("questions")
             raise
 
+    blocks = itertools.count()
+
+    def random(count: int) -> bytes:
+        got = b""
+        while len(got) < count:
+            seed = f"{next(blocks)}/{config.range_seed}/{plan.id}"
+            got += hashlib.sha256(seed.encode()).digest()
+        return got[:count]
+
     return StandInContext(
         id=plan.id,
         names=plan.names,
         settings=plan.settings,
         files=plan.directory or Path("/nonexistent"),
         clock=time.time,
-        random=seeded(f"{config.range_seed}/{plan.id}"),
+        random=random,
         record=record,
         ask=ask,
     )
-
-
-def seeded(seed: str) -> Callable[[int], bytes]:
-    """A reproducible source of bytes."""
-    blocks = itertools.count()
-
-    def random(count: int) -> bytes:
-        got = b""
-        while len(got) < count:
-            got += hashlib.sha256(f"{next(blocks)}/{seed}".encode()).digest()
-        return got[:count]
-
-    return random

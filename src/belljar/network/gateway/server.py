@@ -67,7 +67,7 @@ class Exchange:
         self._parser, self._http = connection.parser, connection.parser.http
         self._request, self._raw_head = request, head
         self._start = time.monotonic()
-        self._number = next(site.numbers)
+        self._number, self._scheme = next(site.numbers), "https" if self._peer.hello else "http"
         self._judged = RequestHead(
             method=request.method.decode("ascii"),
             target=request.target,
@@ -81,12 +81,10 @@ class Exchange:
         self._reason = ""
         self._received = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._pieces: deque[bytearray] = deque()
-        self._is_received = False
         self._posted: asyncio.Future[Any] | None = None
         self._sent = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._head: Message | None = None
-        self._has_begun = False
-        self._is_over = False
+        self._is_received = self._has_begun = self._is_over = False
 
     async def run(self) -> None:
         """Answer, on record. Raises only what cancels it."""
@@ -151,20 +149,17 @@ class Exchange:
                 continue
             await asyncio.sleep(0)  # chunks of a byte each cost the most: others have their turn
             self._received.feed(data)
-            self._keep(data)
+            # Few pieces, for each has an overhead that no bound counts.
+            if self._pieces and len(self._pieces[-1]) < _JOINED_BYTES:
+                self._pieces[-1] += data
+            elif data:
+                self._pieces.append(bytearray(data))
             self._site.bodies_bytes += len(data)
             if self._site.bodies_bytes > bounds.bodies_bytes:
                 self._site.hit("bodies_bytes")
                 raise RefusedRequestError("the bodies of all requests are over the bound", 503)
             if self._received.total_bytes > most:
                 raise over
-
-    def _keep(self, data: bytes) -> None:
-        """Few pieces, for each has an overhead that no bound counts."""
-        if self._pieces and len(self._pieces[-1]) < _JOINED_BYTES:
-            self._pieces[-1] += data
-        elif data:
-            self._pieces.append(bytearray(data))
 
     async def _read_more(self) -> None:
         if self._http.they_are_waiting_for_100_continue:
@@ -184,9 +179,9 @@ class Exchange:
     def _head_parts(self) -> list[tuple[str, bytes]]:
         fields = b"\n".join(b"%s: %s" % pair for pair in self._request.headers)
         parts = [("url", self._request.target), ("header", fields)]
-        method = self._request.method
         # Any word can be a method, so a word that isn't one can carry data.
-        return parts if method.decode() in USUAL_METHODS else [("method", method), *parts]
+        is_usual = self._judged.method in USUAL_METHODS
+        return parts if is_usual else [("method", self._request.method), *parts]
 
     def _scope(self) -> Scope:
         """Return what the stand-in sees: no authority, one Host and a state of its own."""
@@ -200,17 +195,10 @@ class Exchange:
             "path": unquote(path.decode("ascii")),
             "raw_path": path,
             "query_string": query,
-            "root_path": "",
             "headers": list(self._request.headers),
-            "client": (self._peer.cell, 0),
             "server": (self._peer.address, self._peer.port),
             "state": {"cell": self._peer.cell, "name": self.verdict.name},
-            "extensions": {},
         }
-
-    @property
-    def _scheme(self) -> str:
-        return "https" if self._peer.hello else "http"
 
     async def _receive(self) -> Message:
         """Return the next piece of the body; behind its end there is nothing to wait for."""
@@ -252,8 +240,6 @@ class Exchange:
         # RFC 9110 section 6.6.1: a server that has a clock sends it.
         if not any(name.lower() == b"date" for name, _ in fields):
             fields.append((b"date", formatdate(usegmt=True).encode()))
-        if self._connection.is_last:
-            fields.append((b"connection", b"close"))
         reason = PHRASES.get(status, b"")
         return self._http.send(h11.Response(status_code=status, headers=fields, reason=reason))
 
@@ -345,7 +331,6 @@ class HttpConnection:
         self._site, self._pipe = site, pipe
         self.peer = peer
         self.parser = RequestParser(site.bounds)
-        self._requests = 0
         self._has_ended = False
 
     async def run(self) -> None:
@@ -353,7 +338,6 @@ class HttpConnection:
         try:
             async with asyncio.timeout(self._site.bounds.connection_timeout_s):
                 while (found := await self._next_request()) is not None:
-                    self._requests += 1
                     await Exchange(self._site, self, *found).run()
                     is_done = self.parser.is_body_over and self.parser.http.our_state is h11.DONE
                     if not is_done or self._has_ended:
@@ -362,7 +346,7 @@ class HttpConnection:
                     await self._refuse("bytes behind the last request", 0)
         except asyncio.CancelledError:
             if self.parser.held:
-                self._site.post(partial(self._refusal, RANGE_ENDED, self._take_held()))
+                self._site.post(partial(self._refusal, RANGE_ENDED))
             raise
         except TimeoutError:
             if self.parser.held:
@@ -398,11 +382,6 @@ class HttpConnection:
                 held += data
         return found
 
-    @property
-    def is_last(self) -> bool:
-        """Return whether no request may follow this one."""
-        return self._requests >= self._site.bounds.requests_per_connection
-
     async def receive(self) -> bytes:
         """Return what comes next, or b"" at the end, which a cut is, too."""
         data = b""
@@ -422,14 +401,9 @@ class HttpConnection:
             self._has_ended = True
             raise ClientGoneError("the connection ended") from error
 
-    def _take_held(self) -> bytes:
-        held = bytes(self.parser.held)
-        self.parser.held.clear()
-        return held
-
     async def _refuse(self, reason: str, status: int) -> None:
         """Record why the connection is ended, then answer, unless the status is 0."""
-        await self._site.record(partial(self._refusal, reason, self._take_held()))
+        await self._site.record(partial(self._refusal, reason))
         if status:
             fields = (
                 f"Date: {formatdate(usegmt=True)}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -439,8 +413,10 @@ class HttpConnection:
                 async with asyncio.timeout(self._site.bounds.idle_timeout_s):
                     await self.write(line + fields.encode())
 
-    def _refusal(self, reason: str, received: bytes) -> Item:
-        peer = self.peer
+    def _refusal(self, reason: str) -> Item:
+        """The event, with what came of a request that has none."""
+        peer, received = self.peer, bytes(self.parser.held)
+        self.parser.held.clear()
         place = f"{peer.sni or peer.address}:{peer.port}"
         data: dict[str, JsonValue] = {
             **peer.connection_fields(),

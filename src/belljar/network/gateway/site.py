@@ -19,7 +19,7 @@ from belljar.events import JsonValue, Kind
 from belljar.network.decide import Flow, FlowVerdict, RequestHead, decide, known_to
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
-from belljar.network.gateway.guard import Guard, GuardResult
+from belljar.network.gateway.guard import Guard
 from belljar.network.gateway.reporter import Reporter, die_without_memory
 from belljar.network.ipc import SECRETS, Item
 from belljar.plan.addresses import RangeLayout
@@ -29,33 +29,6 @@ from belljar.signals.values import Channel
 MAX_SECRETS_BYTES: Final = 64 << 10  # Of one handshake; it has five lines of some 200 bytes.
 
 
-class Account:
-    """A connection's number, and the secrets of its TLS until they are in an event."""
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self._secrets, self._labels = b"", set[bytes]()
-
-    def keep_secrets(self, lines: bytes) -> None:
-        """Keep lines of NSS's key log for the next event."""
-        self._secrets += lines
-        self._labels |= {line.partition(b" ")[0] for line in lines.splitlines()}
-
-    def has_secrets(self, labels: frozenset[bytes]) -> bool:
-        """Return whether lines with these labels were kept."""
-        return labels <= self._labels
-
-    @property
-    def has_unrecorded(self) -> bool:
-        """Return whether secrets are in no event yet."""
-        return bool(self._secrets)
-
-    def take_secrets(self) -> bytes:
-        """Return what is in no event yet, for one."""
-        secrets, self._secrets = self._secrets, b""
-        return secrets
-
-
 # More often, the events of limits would be a flood of their own.
 LIMIT_EVENTS_EVERY_S = 1.0
 RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's end did it.
@@ -63,7 +36,10 @@ RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One connection: cell, destination, SNI, account."""
+    """One connection and where it was dialled to.
+
+    `number`: of the connection. `secrets`: of its TLS, in no event yet. `labels`: of all kept.
+    """
 
     cell: str
     address: str
@@ -71,11 +47,18 @@ class Peer:
     source_port: int = 0
     sni: str | None = None
     hello: bool = False
-    account: Account = field(default_factory=Account, compare=False)
+    number: int = 0
+    secrets: bytearray = field(default_factory=bytearray, compare=False)
+    labels: set[bytes] = field(default_factory=set, compare=False)
+
+    def keep_secrets(self, lines: bytes) -> None:
+        """Keep lines of NSS's key log for the next event."""
+        self.secrets.extend(lines)
+        self.labels.update(line.partition(b" ")[0] for line in lines.splitlines())
 
     def connection_fields(self) -> dict[str, JsonValue]:
         """Whose connection an event is of."""
-        return {"cell": self.cell, "connection": self.account.number}
+        return {"cell": self.cell, "connection": self.number}
 
     def place_fields(self) -> dict[str, JsonValue]:
         """And where it was dialled to."""
@@ -94,8 +77,8 @@ class Site:
     stand_ins: tuple[StandInPlan, ...]
     bounds: Bounds
     reporter: Reporter
-    apps: Mapping[str, App] = field(default_factory=dict)
-    streams: Mapping[str, StreamApp] = field(default_factory=dict)
+    apps: dict[str, App] = field(default_factory=dict)
+    streams: dict[str, StreamApp] = field(default_factory=dict)
     exchanges: int = 0
     bodies_bytes: int = 0
     idle: set[asyncio.Task[Any] | None] = field(default_factory=set)
@@ -141,9 +124,8 @@ class Site:
     async def record(self, *items: Item | Callable[[], Item]) -> None:
         """Record items, or what makes them; without memory, the gateway ends."""
         try:
-            await self.reporter.record(
-                *[each if isinstance(each, Item) else each() for each in items]
-            )
+            made = [each if isinstance(each, Item) else each() for each in items]
+            await self.reporter.record(*made)
         except MemoryError:
             die_without_memory()
 
@@ -162,19 +144,21 @@ class Site:
         common: Mapping[str, JsonValue],
     ) -> bool:
         """Whether the guard blocks parts of a flow, on record."""
-        results = list[GuardResult]()
         if not self.guard.scans(stand_in):
             return False
+        items, is_blocked = list[Item](), False
         try:
             async with self._scanning:
                 for name, data in parts:
                     # The loop turns between two scans, however many wait: a heartbeat is sent.
                     await asyncio.sleep(0)
-                    results.append(self.guard.scan(stand_in, channel, name, data, common))
+                    found, blocks = self.guard.scan(stand_in, channel, name, data, common)
+                    items += found
+                    is_blocked |= blocks
         finally:  # what was found is on record, also of an exchange that is cut meanwhile
-            if items := [item for result in results for item in result.items]:
+            if items:
                 await self.record(*items)
-        return any(result.blocked for result in results)
+        return is_blocked
 
     def post_limits(self) -> None:
         """Record the counts of hit limits."""
@@ -188,16 +172,10 @@ class Site:
 def connection_item(peer: Peer) -> Item:
     """Return the event of a connection that began, or of its handshake's secrets."""
     data = {**peer.place_fields(), "source_port": peer.source_port, "phase": "open"}
-    secrets = peer.account.take_secrets()
+    secrets = bytes(peer.secrets)
+    peer.secrets.clear()
     bodies = (body_of(SECRETS, secrets, MAX_SECRETS_BYTES),) if secrets else ()
     return Item(Kind.NETWORK_CONNECTION, data, bodies)
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Return an error itself, or the first of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def postpone(timeout: asyncio.Timeout | None, seconds: float | None) -> None:

@@ -16,7 +16,7 @@ from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe, TcpPipe
 from belljar.network.gateway.reporter import printable_text
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, first_error, postpone, since_ms
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
@@ -76,7 +76,10 @@ class RecordedStream:
             raise
         except Exception as error:  # noqa: BLE001
             # A stand-in's fault, or the peer's, ends its connection, not the gateway.
-            reason = _reason_of(first_error(error))
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            reason = _reason_of(first)
         finally:
             self._site.guard.end(self._stand_in, self._peer.connection_fields())
             self._site.post(partial(self._record.closed, reason))
@@ -142,11 +145,8 @@ async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
     except (TimeoutError, OSError):
         pass
     finally:
-        fields: dict[str, JsonValue] = {
-            **stream_data(peer, "", "allowed", reason),
-            "bytes": received.total_bytes,
-            "duration_ms": since_ms(start),
-        }
+        fields = stream_data(peer, "", "allowed", reason)
+        fields |= {"bytes": received.total_bytes, "duration_ms": since_ms(start)}
         # Posted, as a cancelled task can't wait for the record.
         told = site.reporter.post(Item(Kind.NETWORK_STREAM, fields, received.bodies("received")))
     await told

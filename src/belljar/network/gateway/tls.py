@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
-from belljar.network.decide import HTTP, FlowVerdict
+from belljar.network.decide import FlowVerdict
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.gateway.pipe import TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import printable_text
@@ -38,12 +38,17 @@ AUTHORITY_LIFE: Final = dt.timedelta(days=3650)
 LEAF_AGE: Final = dt.timedelta(days=30)
 # Below the 398 days beyond which clients refuse a certificate.
 LEAF_LIFE: Final = dt.timedelta(days=390)
-# HTTP/2 is not offered, and real clients fall back to this.
+# HTTP/2 is not offered, and real clients fall back to this. One that asks for another protocol
+# (mail's) gets none.
 ALPN: Final = "http/1.1"
 # Forward secrecy, no padding; the level refuses keys below 112 bits.
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
+_NO_USES: Final = (
+    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("encipher_only", "decipher_only"),
+)
 # What Wireshark needs to decrypt a connection, by NSS's names for it.
 _NEEDED_SECRETS: Final = {
     "TLSv1.2": frozenset({b"CLIENT_RANDOM"}),
@@ -55,75 +60,57 @@ _NEEDED_SECRETS: Final = {
 }
 
 
-class KeyLog:
-    """The secrets that OpenSSL logs of its handshakes, in a file of the gateway's own memory."""
-
-    def __init__(self, scratch: Path) -> None:
-        self._path = scratch / "secrets"
-
-    def attach(self, context: ssl.SSLContext) -> None:
-        """Log the handshakes of a context."""
-        context.keylog_filename = str(self._path)
-
-    def take(self) -> bytes:
-        """Return what was logged since the last call: of one connection, if called at once."""
-        lines = self._path.read_bytes() if self._path.exists() else b""
-        if lines:
-            self._path.write_bytes(b"")
-        return b"".join(line + b"\n" for line in lines.splitlines() if not line.startswith(b"#"))
-
-
 class Authority:
-    """Issues leaves by name. `certificate`: its own, PEM. `key_log`: of its leaves' contexts."""
+    """Issues leaves by name. `certificate`: its own, PEM."""
 
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
         self._scratch = scratch
-        self.key_log = KeyLog(scratch)
+        self._key_log = scratch / "secrets"
         self._now = now
         self._max_leaves = max_leaves
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = (
-            self._builder(
-                _named(AUTHORITY_NAME), self._key.public_key(), AUTHORITY_AGE, AUTHORITY_LIFE
-            )
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-        self.certificate = self._certificate.public_bytes(serialization.Encoding.PEM)
-        self._leaves: OrderedDict[tuple[str, bool], ssl.SSLContext] = OrderedDict()
+        own = self._builder(AUTHORITY_NAME, self._key, AUTHORITY_AGE, AUTHORITY_LIFE, is_ca=True)
+        certificate = own.sign(self._key, hashes.SHA256())
+        self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
+        self._leaves: OrderedDict[str, ssl.SSLContext] = OrderedDict()
 
-    def context(self, name: str, *, http: bool) -> ssl.SSLContext:
-        """A context for exactly this name. `http`: offer ALPN."""
-        found = self._leaves.pop((name, http), None)
+    def context(self, name: str) -> ssl.SSLContext:
+        """A context for exactly this name."""
+        found = self._leaves.pop(name, None)
         if found is None:
-            found = server_context(http=http)
+            found = server_context()
             file = self._scratch / "leaf.pem"
             try:
                 file.write_bytes(self._leaf_pem(name))
                 found.load_cert_chain(file)
             finally:
                 file.unlink(missing_ok=True)
-            self.key_log.attach(found)
-        self._leaves[name, http] = found
+            found.keylog_filename = str(self._key_log)
+        self._leaves[name] = found
         if len(self._leaves) > self._max_leaves:
             # Each log of secrets is a descriptor, and a connection keeps its context
             _, oldest = self._leaves.popitem(last=False)
             oldest.keylog_filename = None  # type: ignore[assignment]
         return found
 
+    def take_secrets(self) -> bytes:
+        """Return what OpenSSL logged of handshakes since the last call.
+
+        It is of one connection, if this is called at once.
+        """
+        lines = self._key_log.read_bytes() if self._key_log.exists() else b""
+        if lines:
+            self._key_log.write_bytes(b"")
+        return b"".join(line + b"\n" for line in lines.splitlines() if not line.startswith(b"#"))
+
     def _leaf_pem(self, name: str) -> bytes:
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         leaf = (
-            self._builder(_named(name), self._leaf_key.public_key(), LEAF_AGE, LEAF_LIFE)
+            self._builder(name, self._leaf_key, LEAF_AGE, LEAF_LIFE, is_ca=False)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
-                critical=False,
-            )
+            .add_extension(issuer, critical=False)
             .sign(self._key, hashes.SHA256())
         )
         key = self._leaf_key.private_bytes(
@@ -135,20 +122,27 @@ class Authority:
 
     def _builder(
         self,
-        subject: x509.Name,
-        key: ec.EllipticCurvePublicKey,
+        subject: str,
+        key: ec.EllipticCurvePrivateKey,
         age: dt.timedelta,
         life: dt.timedelta,
+        *,
+        is_ca: bool,
     ) -> x509.CertificateBuilder:
+        public, constraints = key.public_key(), x509.BasicConstraints(is_ca, 0 if is_ca else None)
+        uses = dict.fromkeys(_NO_USES, False) | {"digital_signature": not is_ca}
+        uses |= {"key_cert_sign": is_ca, "crl_sign": is_ca}
         return (
             x509.CertificateBuilder()
-            .subject_name(subject)
+            .subject_name(_named(subject))
             .issuer_name(_named(AUTHORITY_NAME))
-            .public_key(key)
+            .public_key(public)
             .serial_number(x509.random_serial_number())
             .not_valid_before(self._now - age)
             .not_valid_after(self._now - age + life)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(constraints, critical=True)
+            .add_extension(x509.KeyUsage(**uses), critical=True)
         )
 
 
@@ -158,10 +152,10 @@ def warm_up() -> None:
     No two forks draw the same keys: OpenSSL reseeds by process id (RAND(7)).
     """
     Authority(Path("/nonexistent"), dt.datetime.now(dt.UTC), 0)
-    server_context(http=True)
+    server_context()
 
 
-def server_context(*, http: bool) -> ssl.SSLContext:
+def server_context() -> ssl.SSLContext:
     """A server's context without a certificate: TLS 1.2 or 1.3.
 
     No renegotiation, compression, resumption or suite that pads.
@@ -171,28 +165,13 @@ def server_context(*, http: bool) -> ssl.SSLContext:
     context.set_ciphers(_TLS_1_2_SUITES)
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0  # TLS 1.3's; the option ends 1.2's
-    if http:
-        context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols([ALPN])
     return context
 
 
 def _named(name: str) -> x509.Name:
     # X.520 has 64 characters for a common name; the SAN has the whole name.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 MAX_RECORDED_SNI_CHARS = 300
@@ -203,14 +182,13 @@ class Terminator:
 
     def __init__(self, site: Site, authority: Authority) -> None:
         self._site, self._authority = site, authority
-        self._contexts = {http: self._first_context(http=http) for http in (True, False)}
+        self._context = self._first_context()
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
         """Connection and peer; None, recorded, if it fails."""
         bounds = self._site.bounds
-        http = self._site.judge(peer).protocol in HTTP
-        secure = TlsPipe(pipe, self._contexts[http])
-        hello = _ClientHello(self._site, peer, secure, self._authority.key_log)
+        secure = TlsPipe(pipe, self._context)
+        hello = _ClientHello(self._site, peer, secure, self._authority)
         secure.engine.owner = hello  # type: ignore[attr-defined]
         try:
             async with asyncio.timeout(bounds.handshake_timeout_s):
@@ -222,7 +200,7 @@ class Terminator:
             await hello.failed("the handshake took too long")
         except ssl.SSLError as error:
             await hello.failed(getattr(error, "reason", None) or str(error.args[-1]))
-            await secure.send_alert()
+            await secure.send_last()
         except OSError:
             await hello.failed("cut within the handshake")
         else:
@@ -232,8 +210,8 @@ class Terminator:
                 await hello.failed("a resumed session")
                 return None
             if secure.engine.version() != "TLSv1.3":
-                self._contexts[http] = self._first_context(http=http)
-            if not peer.account.has_secrets(_NEEDED_SECRETS[secure.engine.version() or ""]):
+                self._context = self._first_context()
+            if not peer.labels >= _NEEDED_SECRETS[secure.engine.version() or ""]:
                 await hello.failed("its secrets were not logged")
                 return None
             # A client without TCP_NODELAY sends nothing more before this is acknowledged (RFC 896),
@@ -244,32 +222,32 @@ class Terminator:
             return secure, hello.peer
         finally:
             # In order, so on record before anything that is answered on the connection.
-            if peer.account.has_unrecorded:
+            if peer.secrets:
                 self._site.post(partial(connection_item, hello.peer))
         return None
 
-    def _first_context(self, *, http: bool) -> ssl.SSLContext:
+    def _first_context(self) -> ssl.SSLContext:
         """Without a certificate: the name is judged first."""
-        context = server_context(http=http)
-        context.sni_callback = lambda engine, name, _: self._named(engine, name, http=http)
+        context = server_context()
+        context.sni_callback = self._named
         return context
 
     def _named(
-        self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, *, http: bool
+        self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext
     ) -> int | None:
         hello: _ClientHello = engine.owner  # type: ignore[union-attr]
         verdict = hello.judge(name)
         if not verdict.allowed:
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
-        engine.context = self._authority.context(verdict.name, http=http)
+        engine.context = self._authority.context(verdict.name)
         return None
 
 
 class _ClientHello:
     """One connection's ClientHello."""
 
-    def __init__(self, site: Site, peer: Peer, secure: TlsPipe, key_log: KeyLog) -> None:
-        self._site, self._secure, self._key_log = site, secure, key_log
+    def __init__(self, site: Site, peer: Peer, secure: TlsPipe, authority: Authority) -> None:
+        self._site, self._secure, self._authority = site, secure, authority
         self.peer = peer
         self._verdict: FlowVerdict | None = None
         self._recorded = False
@@ -284,13 +262,13 @@ class _ClientHello:
 
     async def before_send(self) -> None:
         """Record the verdict before alert or certificate leave. Called behind each step."""
-        self.peer.account.keep_secrets(self._key_log.take())
+        self.peer.keep_secrets(self._authority.take_secrets())
         if self._verdict is not None and not self._recorded:
             await self._record(self._verdict.reason)
 
     async def failed(self, problem: str) -> None:
         """Record a failure, or the refusal that was its cause, before the alert is sent."""
-        self.peer.account.keep_secrets(self._key_log.take())
+        self.peer.keep_secrets(self._authority.take_secrets())
         if self._verdict is None or self._verdict.allowed:
             await self._record(problem)
         elif not self._recorded:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import re
 import ssl
 from collections.abc import AsyncIterator, Iterable
+from functools import cache, partial
 from typing import Final
 from urllib.parse import unquote_plus
 
@@ -68,7 +68,7 @@ _PART_NAME: Final = re.compile(
 Fields = Iterable[tuple[bytes, bytes]]
 
 
-@functools.cache
+@cache
 def client_context(authorities: str) -> ssl.SSLContext:
     """Verifies certificate and name by authorities (PEM). Raises `ssl.SSLError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
@@ -107,7 +107,11 @@ class UpstreamApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `RefusedRequestError`, also amid an answer."""
-        body = await _whole(receive)
+        message, pieces = await receive(), list[bytes]()
+        while message["more_body"]:
+            pieces.append(message["body"])
+            message = await receive()
+        body = b"".join([*pieces, message["body"]])
         try:
             request = self._request(scope, body)
             async with (
@@ -142,7 +146,7 @@ class UpstreamApp:
             if port in self._encrypted:
                 context = client_context(self._authorities)
                 pipe = tls = TlsPipe(pipe, context, server_name=self._host)
-                await tls.handshake(_nothing, HANDSHAKE_BYTES)
+                await tls.handshake(partial(asyncio.sleep, 0), HANDSHAKE_BYTES)
                 tls.take_handshake_bytes()
             yield pipe
         finally:
@@ -153,26 +157,19 @@ class UpstreamApp:
         _, path, query = split_target(scope["raw_path"] + (b"?" + query if query else b""))
         if problem := rewritten(scope["headers"], query, body, self._methods):
             raise RefusedRequestError(problem, 400)
-        left_out = _OURS | METHOD_OVERRIDES
-        headers = [
+        port, left_out = scope["server"][1], _OURS | METHOD_OVERRIDES
+        host = self._host.encode() + (b"" if port in (80, 443) else b":%d" % port)
+        headers = [(b"host", host)]
+        headers += (
             pair
             for pair in end_to_end(scope["headers"])
             if canonical_field(pair[0]) not in left_out
-        ]
-        has_length = body or any(name == b"content-length" for name, _ in scope["headers"])
-        host = self._host.encode() + (
-            b"" if scope["server"][1] in (80, 443) else b":%d" % scope["server"][1]
         )
-        return h11.Request(
-            method=scope["method"],
-            target=path + (b"?" + query if query else b""),
-            headers=[
-                (b"host", host),
-                *headers,
-                *([(b"content-length", b"%d" % len(body))] if has_length else []),
-                (b"connection", b"close"),
-            ],
-        )
+        if body or any(name == b"content-length" for name, _ in scope["headers"]):
+            headers.append((b"content-length", b"%d" % len(body)))
+        headers.append((b"connection", b"close"))
+        target = path + (b"?" + query if query else b"")
+        return h11.Request(method=scope["method"], target=target, headers=headers)
 
 
 def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
@@ -244,28 +241,11 @@ def _is_parameter(name: bytes) -> bool:
     return plain.partition("[")[0].replace("_", "-") in _PARAMETERS
 
 
-async def _nothing() -> None:
-    return
-
-
-async def _whole(receive: Receive) -> bytes:
-    """Return a request's body."""
-    got = bytearray()
-    has_more = True
-    while has_more:
-        message = await receive()
-        got += message["body"]
-        has_more = message["more_body"]
-    return bytes(got)
-
-
 async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     # All of it before the first byte leaves: h11 refuses here what HTTP forbids
-    pieces = [http.send(request)]
-    if body:
-        pieces.append(http.send(h11.Data(data=body)))
-    pieces.append(http.send(h11.EndOfMessage()))
+    events = [request, *([h11.Data(data=body)] if body else []), h11.EndOfMessage()]
+    pieces = [piece for event in events if (piece := http.send(event))]
     failed: Exception | None = None
     async with asyncio.TaskGroup() as group:
         # Beside the reading: an upstream may wait for its reader before it has read all
@@ -279,9 +259,9 @@ async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> No
         raise failed
 
 
-async def _send_all(pipe: Pipe, pieces: Iterable[bytes | None]) -> None:
+async def _send_all(pipe: Pipe, pieces: Iterable[bytes]) -> None:
     with contextlib.suppress(OSError):  # the reader sees the same end, maybe behind an answer
-        for piece in filter(None, pieces):
+        for piece in pieces:
             await pipe.send(piece)
 
 
@@ -291,10 +271,8 @@ async def _pass_answer(pipe: Pipe, http: h11.Connection, send: Send) -> None:
         if event is h11.NEED_DATA:
             http.receive_data(await pipe.receive())
         elif isinstance(event, h11.Response):
-            headers = end_to_end(event.headers)
-            await send(
-                {"type": "http.response.start", "status": event.status_code, "headers": headers}
-            )
+            head = {"status": event.status_code, "headers": end_to_end(event.headers)}
+            await send({"type": "http.response.start", **head})
         elif isinstance(event, h11.Data):
             await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
         elif isinstance(event, h11.EndOfMessage):

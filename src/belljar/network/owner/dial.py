@@ -89,10 +89,10 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     """The request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
         asked = json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise NotAnUpstreamError("a dial request that is no JSON") from exc
+    except (ValueError, RecursionError):
+        asked = None
     if not isinstance(asked, dict) or set(asked) != {"host", "port", "stand_in"}:
-        raise NotAnUpstreamError("a dial request with other fields")
+        raise NotAnUpstreamError("a dial request that is none")
     host, port, stand_in = asked["host"], asked["port"], asked["stand_in"]
     for upstream in network.upstreams:
         # A port that is `true` or 443.0 equals no port of ours.
@@ -117,13 +117,12 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
         return "is no address"
     if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
         return "is of one link"
-    if str(parsed) in {str(ip_address(each.partition("%")[0])) for each in own}:
+    if parsed in {ip_address(each.partition("%")[0]) for each in own}:
         return "is this host's own"
     is_special = parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
-    is_forbidden = any(parsed in net for net in FORBIDDEN if net.version == parsed.version)
-    if is_forbidden or is_special or not parsed.is_global:
+    if is_special or not parsed.is_global or any(parsed in net for net in FORBIDDEN):
         return "is not a public one"
-    if any(parsed in net for net in near if net.version == parsed.version):
+    if any(parsed in net for net in near):
         return "is of a network that this host is on"
     return ""
 
@@ -167,16 +166,10 @@ def is_ours(address: str) -> bool:
 def networks_near() -> tuple[Network, ...]:
     """Directly routed networks, in any table. Raises `OSError`."""
     with netlink.open_socket() as kernel:
-        routes = [
-            route
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for route in netlink.list_routes(kernel, family)
-        ]
-    return tuple(
-        route.to
-        for route in routes
-        if route.is_direct and route.to.prefixlen >= _MIN_PREFIX[route.to.version]
-    )
+        families = (socket.AF_INET, socket.AF_INET6)
+        routes = [route for each in families for route in netlink.list_routes(kernel, each)]
+    direct = (route.to for route in routes if route.is_direct)
+    return tuple(to for to in direct if to.prefixlen >= _MIN_PREFIX[to.version])
 
 
 def connect(address: str, port: int) -> socket.socket:
@@ -200,12 +193,8 @@ def read_authorities() -> str:
             text = Path(path).read_text("utf-8")
             if "BEGIN CERTIFICATE" in text and len(text) <= _MAX_BUNDLE_BYTES:
                 return text
-    raise HostError(
-        "this host has no bundle of public certification authorities, so no upstream's "
-        "certificate could be checked",
-        where=_BUNDLES[0],
-        hint="install the package ca-certificates",
-    )
+    what = "this host has no bundle of public certification authorities to check upstreams by"
+    raise HostError(what, where=_BUNDLES[0], hint="install the package ca-certificates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,11 +238,7 @@ class Dialler:
             with self._spending.dialling(self.number, upstream):
                 # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
-                try:
-                    return self._connected(upstream, address, port, record)
-                except RefusedDialError:
-                    self._put_last(upstream.host, address)
-                    raise
+                return self._connected(upstream, address, port, record)
         except (_NotTriedError, SpentError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise RefusedDialError(str(exc)) from exc
@@ -288,12 +273,6 @@ class Dialler:
             self._pins[host] = addresses
             return addresses
 
-    def _put_last(self, host: str, address: str) -> None:
-        """One that didn't answer: the next request tries another."""
-        with self._locks[host]:
-            others = tuple(each for each in self._pins[host] if each != address)
-            self._pins[host] = (*others, address)
-
     def _connected(
         self, upstream: UpstreamPlan, address: str, port: int, record: Record
     ) -> socket.socket:
@@ -303,6 +282,9 @@ class Dialler:
         except OSError as exc:
             problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
             record(_event(upstream, port, "failed", address=address, problem=problem))
+            with self._locks[upstream.host]:  # last: the next request tries another
+                others = tuple(each for each in self._pins[upstream.host] if each != address)
+                self._pins[upstream.host] = (*others, address)
             raise RefusedDialError(f"no answer there: {problem}") from exc
         return self._spending.relay(self.number, upstream, end)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +25,7 @@ from belljar.network.gateway.config import (
     as_stand_in,
 )
 from belljar.network.owner.dial import Reach
-from belljar.network.owner.processes import SERVE, ForkServer
-from belljar.network.owner.range_state import RangeProcesses
+from belljar.network.owner.processes import SERVE, ForkServer, RangeProcesses
 from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
 from belljar.plan.addresses import RangeLayout
@@ -42,8 +39,6 @@ TIMEOUT_S: Final = 30.0
 END_DEADLINE_S: Final = 5.0
 PACKETS: Final = "packets.pcapng"
 _SEED_BYTES: Final = 32
-# For a clear error at the start, which must not wait for a tree without an end.
-_MAX_FILES_LOOKED_AT: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +84,7 @@ def fork_pair(
     directories = _directories(spec.network, gateway_uid)
     task: dict[str, Any] = {"nft": _find_nft(), "uid": supervisor_uid}
     task |= {"check_every_s": spec.check_every_s, "timeout_s": spec.timeout_s}
+    task |= {"layout": json_of(spec.layout), "network": json_of(spec.network)}
 
     with ExitStack() as theirs, ExitStack() as ours:
 
@@ -114,15 +110,16 @@ def fork_pair(
             "supervisor": [*supervisors, stderr_write, rules, file, *held],
             "gateway": [*gateways, stderr_write],
         }
-        supervisor, gateway = fork_server.fork(given, modules_of(_kinds(spec)))
+        kinds = [item.kind for item in spec.network.stand_ins if not item.is_target]
+        kinds += ["catch_all"] if spec.layout.catch_all is not None else []
+        supervisor, gateway = fork_server.fork(given, modules_of(kinds))
         for child in (supervisor, gateway):
             ours.callback(os.close, child.pidfd)
             ours.callback(child.wait_ended, END_DEADLINE_S)  # no journal entry names it yet
             ours.callback(child.kill)
         # They read these when they are told to go: meanwhile both have their modules to import.
         ipc.fill(rules, render_rules(spec.layout, spec.network))
-        layout, network = json_of(spec.layout), json_of(spec.network)
-        ipc.fill(supervisor_document, {**task, "layout": layout, "network": network})
+        ipc.fill(supervisor_document, task)
         ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
         ours.pop_all()  # they are the caller's
         return RangeProcesses(
@@ -135,103 +132,63 @@ def fork_pair(
         )
 
 
-def _kinds(spec: RangeSpec) -> Iterator[str]:
-    """Yield the kinds that the gateway serves."""
-    yield from (item.kind for item in spec.network.stand_ins if not item.is_target)
-    if spec.layout.catch_all is not None:
-        yield "catch_all"
-
-
-def close_processes(processes: RangeProcesses) -> None:
-    """The owner's ends."""
-    processes.control.close()
-    processes.events.close()
-    for fd in (processes.stderr, processes.supervisor.pidfd, processes.gateway.pidfd):
-        os.close(fd)
-
-
 def _packet_file(directory: Path) -> int:
     """Open the new file, for the caller to close; a record is written once."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(directory / PACKETS, flags, 0o600)
     except OSError as exc:
-        raise HostError(
-            f"the packet record can't be made: {exc.strerror}",
-            where=str(exc.filename or directory),
-            hint="free some space there, or put BELLJAR_HOME elsewhere",
-        ) from exc
+        what, hint = f"the packet record can't be made: {exc.strerror}", "free some space there"
+        raise HostError(what, where=str(directory), hint=hint) from exc
 
 
 def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
+    network = spec.network
     inside = (
         replace(
             item,
             directory=Path(FILES_ROOT, item.id) if item.id in directories else None,
             settings={**item.settings, **spec.services.get(item.id, {})},
         )
-        for item in spec.network.stand_ins
+        for item in network.stand_ins
         if not item.is_target
     )
-    upstream_ports = {port for upstream in spec.network.upstreams for port in upstream.ports}
-    has_encrypted = bool(upstream_ports - {HTTP_PORT})
+    neighbours = map(as_neighbour, network.reached_cells)
+    has_encrypted = any({*upstream.ports} - {HTTP_PORT} for upstream in network.upstreams)
     config = GatewayConfig(
         layout=spec.layout,
-        stand_ins=(
-            *inside,
-            *map(as_neighbour, spec.network.reached_cells),
-            *map(as_stand_in, spec.network.upstreams),
-        ),
+        stand_ins=(*inside, *neighbours, *map(as_stand_in, network.upstreams)),
         authorities=spec.reach.read_authorities() if has_encrypted else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
-        bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
+        bounds=Bounds.of(network.bounds, alive_every_s=spec.check_every_s),
         guard=spec.guard,
     )
-    return {
-        "config": json_of(config),
-        "uid": uid,
-        "directories": directories,
-        "memory_bytes": spec.network.bounds.gateway_memory_bytes,
-    }
+    about = {"uid": uid, "directories": directories}
+    memory_bytes = network.bounds.gateway_memory_bytes
+    return {"config": json_of(config), "memory_bytes": memory_bytes, **about}
 
 
 def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in network.stand_ins:
-        if item.directory is not None and not item.is_target:
-            if not item.directory.is_dir():
-                raise HostError(
-                    f"the files of the stand-in {item.id} are missing",
-                    where=str(item.directory),
-                    hint="put them there; `belljar policy check FILE` looks at them again",
-                )
-            if uid is not None:
-                _check_readable(item.id, item.directory)
-            found[item.id] = str(item.directory)
+        if item.directory is None or item.is_target:
+            continue
+        path, wanted = item.directory, 0o005
+        what = f"the files of the stand-in {item.id} are missing"
+        hint = "put them there; `belljar policy check FILE` looks at them again"
+        if not path.is_dir():
+            raise HostError(what, where=str(path), hint=hint)
+        # Root's gateway has a uid of its own: it would answer with errors instead of the files.
+        if uid is not None and path.stat().st_mode & wanted != wanted:
+            what = f"the gateway, whose uid is its own, can't read files of the stand-in {item.id}"
+            raise HostError(what, where=str(path), hint=f"chmod -R o+rX {path}")
+        found[item.id] = str(path)
     return found
-
-
-def _check_readable(stand_in: str, directory: Path) -> None:
-    # Root's gateway has a uid of its own: it would answer with errors instead of the files.
-    paths = (Path(top, name) for top, _, files in os.walk(directory) for name in (".", *files))
-    for path in islice(paths, _MAX_FILES_LOOKED_AT):
-        mode = path.lstat().st_mode
-        wanted = 0o005 if stat.S_ISDIR(mode) else 0o004
-        if not stat.S_ISLNK(mode) and mode & wanted != wanted:
-            raise HostError(
-                f"the gateway could not read a file of the stand-in {stand_in}: it runs as a uid "
-                "of its own",
-                where=str(path),
-                hint=f"chmod -R o+rX {directory}",
-            )
 
 
 def _find_nft() -> str:
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:
-        raise HostError(
-            "nft can't be found",
-            where="PATH",
-            hint="run `belljar setup`, or install the package nftables",
-        )
+        hint = "run `belljar setup`, or install the package nftables"
+        raise HostError("nft can't be found", where="PATH", hint=hint)
     return str(Path(nft).resolve())

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
 from belljar.plan.jail import JailIds
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
-from belljar.process import ProcessId, identify, signal_name
+from belljar.process import ProcessId, close_all, identify, signal_name
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
@@ -31,7 +32,6 @@ _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0  # Then it is killed.
 _ANSWER_TIMEOUT_S: Final = 20.0
 _MAP_TIMEOUT_S: Final = 10.0  # It asks the host's name service, which may be far away.
-_FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_HINT: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
 )
@@ -68,6 +68,24 @@ def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int
     return {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeProcesses:
+    """A range's processes and the owner's sockets to them."""
+
+    supervisor: Child
+    gateway: Child
+    control: socket.socket
+    events: socket.socket
+    stderr: int
+    fork_server: ForkServer
+
+    def close(self) -> None:
+        """Close the owner's ends."""
+        self.control.close()
+        self.events.close()
+        close_all((self.stderr, self.supervisor.pidfd, self.gateway.pidfd))
+
+
 class ForkServer:
     """A running fork server; `started_fork_server` counts `users`."""
 
@@ -100,11 +118,9 @@ class ForkServer:
         except OSError as exc:
             self._socket.close()
             os.close(self._stderr)
-            raise HostError(
-                f"{_NAME} can't be started: {exc.strerror}",
-                where=sys.executable,
-                hint=_FEWER_HINT,
-            ) from exc
+            what = f"{_NAME} can't be started: {exc.strerror}"
+            hint = "run fewer cells at once, or raise the limit of processes"
+            raise HostError(what, where=sys.executable, hint=hint) from exc
         self.process = identify(self._process.pid)
 
     def is_alive(self) -> bool:
@@ -127,8 +143,7 @@ class ForkServer:
                 if code is not None and code < 0:
                     what = f"{_NAME} ended ({signal_name(-code)}) while it started"
                     raise CellError(what, where=sys.executable, hint=_GONE_HINT) from exc
-                diagnosis = self.diagnosis() or "it printed nothing"
-                what = f"{_NAME} did not start: {diagnosis}"
+                what = f"{_NAME} did not start: {self.diagnosis() or 'it printed nothing'}"
                 raise HostError(what, where=sys.executable, hint=NETWORK_EXTRA_HINT) from exc
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
@@ -138,18 +153,11 @@ class ForkServer:
 
         `imports`: modules that they need.
         """
-        answers: list[tuple[dict[str, Any], list[int]]] = []
-        with ExitStack() as undo:
-            with self._lock:
-                numbers = [
-                    self._send({"fork": role, "imports": [*imports]}, fds)
-                    for role, fds in roles.items()
-                ]
-                for number in numbers:
-                    answers.append(self._answer_to(number))
-                    undo.callback(_discard, answers[-1][1])
-            children = []
-            for role, (message, pidfds) in zip(roles, answers, strict=True):
+        children = []
+        with ExitStack() as undo, self._lock:
+            for role, fds in roles.items():
+                message, pidfds = self._ask({"fork": role, "imports": [*imports]}, fds)
+                undo.callback(_discard, pidfds)
                 if "pid" not in message or len(pidfds) != 1:
                     what = str(message.get("error", "no process was made"))
                     raise CellError(what, where=_NAME)
@@ -157,7 +165,7 @@ class ForkServer:
                     raise CellError(f"a {role} ended at once", where=_NAME, hint=_GONE_HINT)
                 children.append(Child(process=process, pidfd=pidfds[0]))
             undo.pop_all()
-            return children
+        return children
 
     def how_ended(self, child: Child) -> str:
         """`exit 1`, `SIGKILL`; "" when unknown."""
@@ -165,7 +173,7 @@ class ForkServer:
         with suppress(CellError):
             while time.monotonic() < give_up:
                 with self._lock:
-                    message, _ = self._answer_to(self._send({"ended": child.process.pid}))
+                    message, _ = self._ask({"ended": child.process.pid})
                 if message["status"] is not None:
                     code = os.waitstatus_to_exitcode(int(message["status"]))
                     return f"exit {code}" if code >= 0 else signal_name(-code)
@@ -188,29 +196,21 @@ class ForkServer:
             self._process.wait()
         os.close(self._stderr)
 
-    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
+    def _ask(
+        self, message: dict[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Its answer and descriptors; the caller holds the lock. Raises `CellError`."""
         self._last_number += 1
-        with self._gone_as_cell_error():
-            ipc.send(self._socket, {**message, "number": self._last_number}, fds)
-        return self._last_number
-
-    def _answer_to(self, number: int) -> tuple[dict[str, Any], list[int]]:
-        # Children made for a caller that stopped waiting are killed.
-        with self._gone_as_cell_error():
-            while True:
-                message, fds = ipc.receive(self._socket)
-                if message.get("number") == number:
-                    return message, fds
-                _discard(fds)
-
-    @contextmanager
-    def _gone_as_cell_error(self) -> Iterator[None]:
         try:
-            yield
+            ipc.send(self._socket, {**message, "number": self._last_number}, fds)
+            while True:
+                answer, got = ipc.receive(self._socket)
+                if answer.get("number") == self._last_number:
+                    return answer, got
+                _discard(got)  # made for a caller that stopped waiting
         except (ipc.ClosedError, OSError) as exc:
             detail = f": {diagnosis}" if (diagnosis := self.diagnosis()) else ""
-            what = f"{_NAME} is gone{detail}"
-            raise CellError(what, where=_NAME, hint=_GONE_HINT) from exc
+            raise CellError(f"{_NAME} is gone{detail}", where=_NAME, hint=_GONE_HINT) from exc
 
 
 def _discard(pidfds: Sequence[int]) -> None:
@@ -247,27 +247,20 @@ def started_fork_server(
 
 
 def map_ids(child: Child, ids: JailIds) -> None:
-    """Map the child's user namespace. Raises `HostError`."""
+    """Map an ordinary user's child's user namespace. Raises `HostError`."""
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
-        if program is None:
-            raise RuntimeError("root needs no such maps")
-        numbers = (str(n) for line in lines for n in line)
+        command = [str(program), str(child.process.pid), *(str(n) for line in lines for n in line)]
+        environment = {"PATH": "/usr/bin:/bin"}
         try:
             subprocess.run(
-                [str(program), str(child.process.pid), *numbers],
-                capture_output=True,
-                check=True,
-                timeout=_MAP_TIMEOUT_S,
-                env={"PATH": "/usr/bin:/bin"},
+                command, capture_output=True, check=True, timeout=_MAP_TIMEOUT_S, env=environment
             )
         except (OSError, subprocess.SubprocessError) as exc:
             said: bytes = getattr(exc, "stderr", b"") or str(exc).encode()
             problem = printable(said.strip(), max_chars=300)
-            raise HostError(
-                f"the host gives this user no ids for a range: {problem}",
-                where=str(program),
-                hint="`belljar doctor` says what this user needs",
-            ) from exc
+            what = f"the host gives this user no ids for a range: {problem}"
+            hint = "`belljar doctor` says what this user needs"
+            raise HostError(what, where=str(program), hint=hint) from exc
 
 
 def end_groups(groups: cgroup.CellGroups) -> dict[str, int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,22 +28,16 @@ from belljar.isolation.survivors import (
     must_be_reaped,
     together,
 )
+from belljar.network import ipc
 from belljar.network.owner.dial import Dialler
-from belljar.network.owner.making import (
-    END_DEADLINE_S,
-    RangeSpec,
-    close_processes,
-    fork_pair,
-)
-from belljar.network.owner.processes import end_groups, map_ids, started_fork_server
-from belljar.network.owner.range_state import (
+from belljar.network.owner.making import END_DEADLINE_S, RangeSpec, fork_pair
+from belljar.network.owner.processes import (
     RangeProcesses,
-    RangeState,
-    RequestHandler,
-    SupervisorRequests,
-    send,
+    end_groups,
+    map_ids,
+    started_fork_server,
 )
-from belljar.network.owner.watch import RangeWatch
+from belljar.network.owner.watch import RangeWatch, RequestHandler
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
 from belljar.process import close_all, namespaces_of, pin_namespaces
@@ -121,13 +115,11 @@ class NetworkRange:
         self._held, self._fork_server = ExitStack(), ExitStack()
         self._processes: RangeProcesses | None = None
         self._watch: RangeWatch | None = None
-        self._state = RangeState()
         self._pins: dict[str, int] = {}
         self._attached: dict[str, int] = {}
         self._groups = cgroup.NO_GROUPS
         self._group_counts: dict[str, int] = {}
-        self._sent_bytes: Callable[[], dict[str, int]] = dict
-        self._supervisor: SupervisorRequests | None = None
+        self._dialler = Dialler(spec.network, spec.reach, spec.spending)
         self._ending, self._pinning = threading.Lock(), threading.Lock()
         self._is_users = os.geteuid() != 0
 
@@ -144,7 +136,7 @@ class NetworkRange:
     @property
     def certificate(self) -> bytes:
         """The range CA's certificate, PEM; may be empty."""
-        return self._state.certificate
+        return b"" if self._watch is None else self._watch.certificate
 
     @property
     def user_namespace(self) -> int | None:
@@ -154,7 +146,7 @@ class NetworkRange:
     @property
     def error(self) -> BelljarError | None:
         """The error that ended it, if any."""
-        return self._state.error
+        return None if self._watch is None else self._watch.error
 
     def counters(self) -> Mapping[str, int]:
         """Packets by rule, recorded and lost, as last checked."""
@@ -248,53 +240,50 @@ class NetworkRange:
             processes=(supervisor, gateway),
         )
         refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
-        dialler = Dialler(self._spec.network, self._spec.reach, self._spec.spending)
-        self._sent_bytes = partial(self._spec.spending.sent_bytes, dialler.number)
         watch = RangeWatch(
             self.id,
             processes,
-            self._state,
             self._recorder,
             on_failure=self._died,
             handle_request=self._handle_request,
-            dialler=dialler,
+            dialler=self._dialler,
             max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
         )
         watch.start()
         self._watch = watch  # only now: one that could not start can't be joined
-        self._supervisor = SupervisorRequests(processes.control, self._state, self._where)
         for end in (processes.control, processes.events):
-            send(end, {"go": True})
+            _send(end, {"go": True})
         # They are busy confining themselves: no guest is there yet
         for process in (supervisor, gateway):
             cgroup.join(groups, process.pid)
-        self._wait_up(processes)
+        self._wait_up(processes, watch)
 
     def _died(self, error: BelljarError) -> None:
-        with self._pinning:
-            self._release_network()
+        self._release_network()
         self._on_failure(error)
 
     def _release_network(self) -> None:
         # Its processes are dead: while its namespace is held, cells could go on talking in it
-        if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
-            os.close(fd)
-            # Its number may be another namespace's now
-            left = {name: n for name, n in self._entry.namespaces.items() if name != "net"}
-            self._entry = replace(self._entry, namespaces=left)
+        with self._pinning:
+            fd = self._pins.pop("net", None)
+            if fd is not None and self._entry is not None:
+                os.close(fd)
+                # Its number may be another namespace's now
+                left = {name: n for name, n in self._entry.namespaces.items() if name != "net"}
+                self._entry = replace(self._entry, namespaces=left)
 
-    def _wait_up(self, processes: RangeProcesses) -> None:
+    def _wait_up(self, processes: RangeProcesses, watch: RangeWatch) -> None:
         if self._is_users:
-            self._wait_for("unshared")
+            self._wait_for(watch, "unshared")
             ids = user_range().ids
             if ids is None:
                 raise RuntimeError("an ordinary user's identity without a range")
             map_ids(processes.supervisor, ids)
-            send(processes.control, {"mapped": True})
-        waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
-        if waited != {"started", "ready"}:
+            _send(processes.control, {"mapped": True})
+        waited = {self._wait_for(watch, "started", "ready") for _ in range(2)}
+        if len(waited) != 2:
             raise CellError("a part of the range reported twice that it is up", where=self._where)
         with self._pinning:
             self._pins = pin_namespaces(processes.supervisor.process)
@@ -306,16 +295,14 @@ class NetworkRange:
                 raise self.error or CellError(what, where=self._where)
             self._entry = self._journal.update(self._entry, namespaces=theirs)
         if self.error is not None:
-            with self._pinning:
-                self._release_network()
+            self._release_network()
             raise self.error
 
-    def _wait_for(self, *wanted: str) -> str:
+    def _wait_for(self, watch: RangeWatch, *wanted: str) -> str:
         try:
-            milestone = self._state.milestones.get(timeout=_START_DEADLINE_S)
+            milestone = watch.milestones.get(timeout=_START_DEADLINE_S)
         except queue.Empty:
-            diagnosis = "" if self._watch is None else self._watch.diagnosis()
-            detail = f": {diagnosis}" if diagnosis else ""
+            detail = f": {diagnosis}" if (diagnosis := watch.diagnosis()) else ""
             what = f"the range did not come up in {_START_DEADLINE_S:.0f} s{detail}"
             raise CellError(what, where=self._where, hint=_LATE_HINT) from None
         if milestone in wanted:
@@ -329,30 +316,26 @@ class NetworkRange:
         except OSError as exc:
             what = f"the cell {cell} has no network namespace: {exc.strerror}"
             raise CellError(what, where=self._where) from exc
-        try:
+        with ExitStack() as opened:
+            opened.callback(os.close, namespace)
             # A port in the host's namespace would be a way out
             number = os.fstat(namespace).st_ino
             # This process may be in another namespace than the host's first one.
-            hosts = {namespaces_of(pid, ("net",)).get("net") for pid in (os.getpid(), 1)}
-            if number in hosts:
+            if number in {namespaces_of(pid, ("net",)).get("net") for pid in (os.getpid(), 1)}:
                 what = f"the cell {cell} is in the host's own network namespace"
                 raise CellError(what, where=self._where)
-            wanted = {"do": "attach", "cell": cell, "offloads": offloads}
-            if self._is_users:
-                self._request(wanted, [namespace])
-            else:
+            fds = [namespace]
+            if not self._is_users:
                 # Root's supervisor may enter no namespace: what it needs of the cell's is opened
                 # here, in a thread that goes nowhere else.
-                with links.tables_of(namespace) as tables:
-                    self._request(wanted, [namespace, tables.fileno()])
+                fds.append(opened.enter_context(links.tables_of(namespace)).fileno())
+            self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
             self._attached[cell] = number
-        finally:
-            os.close(namespace)
 
     def _request(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        if self._supervisor is None:
+        if self._watch is None:
             raise CellError("the range does not run", where=self._where)
-        self._supervisor.ask(message, fds)
+        self._watch.ask_supervisor(message, fds)
 
     def _destroy(self, reason: str) -> Destruction:
         with self._ending:
@@ -365,7 +348,8 @@ class NetworkRange:
                 have_ended = self._end_processes()
                 self.destruction = destruction = self._prove_gone(started, have_ended=have_ended)
             counters = {**self.counters(), **self._group_counts}
-            about = {"counters": counters, "sent_bytes": self._sent_bytes()}
+            sent = self._spec.spending.sent_bytes(self._dialler.number)
+            about = {"counters": counters, "sent_bytes": sent}
             self._record(Kind.RANGE_DESTROYED, **destruction.to_data(), **about)
             return destruction
 
@@ -386,10 +370,10 @@ class NetworkRange:
                 self._request({"do": "end"})
             except BelljarError as exc:
                 watch.die(exc)
-        for child in (processes.gateway, processes.supervisor):
+        ends = (processes.gateway, processes.supervisor)
+        for child in ends:
             child.kill()
         have_read = watch is None or watch.join(2 * END_DEADLINE_S)
-        ends = (processes.gateway, processes.supervisor)
         if have_read and all(child.wait_ended(END_DEADLINE_S) for child in ends):
             return True
         if watch is not None:
@@ -400,7 +384,7 @@ class NetworkRange:
         # Ids and namespaces stay this range's until the search is over: another range could have
         # their numbers at once
         if self._processes is not None and have_ended:  # else their thread goes on reading
-            close_processes(self._processes)
+            self._processes.close()
         with self._held:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
@@ -420,3 +404,8 @@ class NetworkRange:
 
     def _record(self, kind: Kind, **data: JsonValue) -> None:
         self._recorder.record(Event(kind=kind, data={"range": self.id, **data}))
+
+
+def _send(end: socket.socket, message: Mapping[str, Any]) -> None:
+    with suppress(ipc.ClosedError, OSError):  # a dead process is the watch's to report
+        ipc.send(end, message)

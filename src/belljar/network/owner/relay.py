@@ -37,18 +37,6 @@ class _Account:
     dialling: int = 0
     relays: list[_UpstreamRelay] = field(default_factory=list)
 
-    def set_aside_bytes(self) -> int:
-        """The whole budget while more may be spent."""
-        is_used = self.dialling > 0 or not all(relay.is_cut for relay in self.relays)
-        return max(self.spent_bytes, self.plan.budget_bytes * is_used)
-
-    def spend(self, size: int, *, is_sent: bool = False) -> None:
-        """Raise `SpentError` without room for so many bytes, else count them."""
-        if self.spent_bytes + size > self.plan.budget_bytes:
-            raise SpentError("the upstream's budget for one sample is used up")
-        self.spent_bytes += size
-        self.sent_bytes += size * is_sent
-
 
 class RunSpending:
     """A run's bytes on each real upstream, and the connections that spend them."""
@@ -68,18 +56,14 @@ class RunSpending:
         """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError`."""
         with self._lock:
             account = self._accounts.setdefault((number, upstream.host), _Account(upstream))
-            account.dialling += 1  # so that all of the budget is set aside
-            try:
-                of_host = (a for (_, host), a in self._accounts.items() if host == upstream.host)
-                if sum(a.set_aside_bytes() for a in of_host) > upstream.run_budget_bytes:
-                    what = "used up, or set aside for samples that use it now"
-                    raise SpentError(f"the upstream's budget for the run is {what}")
-                if len(account.relays) + account.dialling > MAX_OPEN:
-                    raise SpentError(f"{MAX_OPEN} connections to the upstream are open")
-                account.spend(DIAL_BYTES)
-            except SpentError:
-                account.dialling -= 1
-                raise
+            if len(account.relays) + account.dialling >= MAX_OPEN:
+                raise SpentError(f"{MAX_OPEN} connections to the upstream are open")
+            if self._left_bytes(account) < DIAL_BYTES:
+                is_samples = account.spent_bytes + DIAL_BYTES > upstream.budget_bytes
+                whose = "one sample" if is_samples else "the run"
+                raise SpentError(f"the upstream's budget for {whose} is used up")
+            account.spent_bytes += DIAL_BYTES
+            account.dialling += 1
         try:
             yield
         finally:
@@ -95,7 +79,7 @@ class RunSpending:
             with self._lock:
                 if number in self._closed:
                     raise OSError(errno.ECONNABORTED, "the range is over")
-                relay = _UpstreamRelay(account, self._lock, inner, outer)
+                relay = _UpstreamRelay(self, account, inner, outer)
                 threading.Thread(target=relay.run, name="upstream-relay", daemon=True).start()
                 account.relays.append(relay)
         except BaseException:
@@ -104,18 +88,33 @@ class RunSpending:
             raise
         return theirs
 
+    def spend(self, account: _Account, relay: _UpstreamRelay, size: int, *, is_sent: bool) -> int:
+        """Count a piece before it passes; return how much of it may. Less cuts the connection."""
+        with self._lock:
+            passed = 0 if relay.is_cut else min(size, self._left_bytes(account))
+            account.spent_bytes += passed
+            account.sent_bytes += passed * is_sent
+            relay.is_cut |= passed < size
+            return passed
+
+    def ended(self, account: _Account, relay: _UpstreamRelay) -> None:
+        """Forget a connection that is over."""
+        with self._lock:
+            account.relays.remove(relay)
+
     def close(self, number: int) -> None:
         """End a range's connections; its bytes stay counted. Idempotent."""
         with self._lock:
             self._closed.add(number)
             for account in self._of(number):
                 for relay in account.relays:
-                    relay.cut()
+                    relay.is_cut = True
+                    relay.shut_down()
 
     def spent_bytes(self, host: str) -> int:
         """By all ranges of the run until now."""
         with self._lock:
-            return sum(a.spent_bytes for (_, name), a in self._accounts.items() if name == host)
+            return self._of_host(host)
 
     def sent_bytes(self, number: int) -> dict[str, int]:
         """Bytes that a range sent to each host."""
@@ -125,18 +124,22 @@ class RunSpending:
     def _of(self, number: int) -> list[_Account]:
         return [account for (owner, _), account in self._accounts.items() if owner == number]
 
+    def _of_host(self, host: str) -> int:
+        return sum(a.spent_bytes for (_, name), a in self._accounts.items() if name == host)
+
+    def _left_bytes(self, account: _Account) -> int:
+        plan = account.plan
+        of_run = plan.run_budget_bytes - self._of_host(plan.host)
+        return min(plan.budget_bytes - account.spent_bytes, of_run)
+
 
 class _UpstreamRelay:
     """One connection: `inner` leads to the gateway, `outer` to the upstream."""
 
     def __init__(
-        self,
-        account: _Account,
-        lock: threading.Lock,
-        inner: socket.socket,
-        outer: socket.socket,
+        self, spending: RunSpending, account: _Account, inner: socket.socket, outer: socket.socket
     ) -> None:
-        self._account, self._lock = account, lock
+        self._spending, self._account = spending, account
         self._inner, self._outer = inner, outer
         self.is_cut = False
 
@@ -149,8 +152,7 @@ class _UpstreamRelay:
             self._pass_on(self._inner, self._outer)
             answers.join()
         finally:
-            with self._lock:
-                self._account.relays.remove(self)
+            self._spending.ended(self._account, self)
             self._inner.close()
             self._outer.close()
 
@@ -158,29 +160,19 @@ class _UpstreamRelay:
         is_sent = source is self._inner
         with suppress(OSError):  # one side is gone
             while data := source.recv(PIECE_BYTES):
-                with self._lock:
-                    if self.is_cut:
-                        return
-                    account = self._account
-                    passed = data[: account.plan.budget_bytes - account.spent_bytes]
-                    account.spend(len(passed), is_sent=is_sent)
-                to.sendall(passed)
-                if len(passed) < len(data):
-                    with self._lock:
-                        self.cut()
+                passed = self._spending.spend(self._account, self, len(data), is_sent=is_sent)
+                to.sendall(data[:passed])
+                if passed < len(data):
+                    break
+            else:
+                if not is_sent:
+                    # Not both ways: a gateway must tell an answer's end from a cut
+                    to.shutdown(socket.SHUT_WR)
                     return
-            if not is_sent:
-                # Not both ways: a gateway must tell an answer's end from a cut
-                to.shutdown(socket.SHUT_WR)
-                return
-        self._shut_down()
+        self.shut_down()
 
-    def cut(self) -> None:
-        """End both sides; the caller holds the lock."""
-        self.is_cut = True
-        self._shut_down()
-
-    def _shut_down(self) -> None:
+    def shut_down(self) -> None:
+        """End both sides."""
         for end in (self._inner, self._outer):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import struct
 import threading
@@ -26,33 +27,16 @@ from belljar.errors import (
     LedgerError,
     ProtocolViolation,
 )
-from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.events import Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
-from belljar.network.ipc import (
-    DIAL,
-    MAX_DATAGRAM_BYTES,
-    EventDecoder,
-    GatewayEvent,
-    GatewayNotice,
-    GatewayRequest,
-    WireViolationError,
-    encode_ack,
-    encode_end,
-    encode_reply,
-)
+from belljar.network.ipc import GatewayMessage, WireViolationError
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
-from belljar.network.owner.processes import wait_readable
-from belljar.network.owner.range_state import (
-    HeartbeatTimeout,
-    RangeOverError,
-    RangeProcesses,
-    RangeState,
-    RequestHandler,
-)
+from belljar.network.owner.processes import RangeProcesses, wait_readable
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+_REPLY_TIMEOUT_S: Final = 30.0
 SEND_TIMEOUT_S: Final = 10
 # The longest that a process's silence goes unseen beyond its timeout.
 POLL_INTERVAL_S: Final = 1.0
@@ -74,6 +58,8 @@ _HINT_RECORD_LIMIT: Final = (
 HINT_ENDED: Final = (
     "nothing of the range runs on: start again; `belljar ledger show last` shows what came before"
 )
+# Answers a gateway's request (kind, body); `ValueError` refuses.
+RequestHandler = Callable[[str, bytes], bytes]
 
 
 def cost_bytes(event: Event) -> int:
@@ -85,14 +71,42 @@ def cost_bytes(event: Event) -> int:
     return _LINE_BYTES + len(json.dumps(event.data, separators=(",", ":"))) + bodies
 
 
+class HeartbeatTimeout:
+    """Heartbeat timeout of one child process. Pure: the caller passes elapsed time.
+
+    Counts only time spent waiting on the socket: a late parent reads queued messages first, so its
+    own delay never expires a healthy child.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        # Nothing expires before the first message: the start has a deadline of its own.
+        self._silent_s = float("-inf")
+
+    def message_received(self) -> None:
+        """Reset the timer; the first message starts it."""
+        self._silent_s = 0.0
+
+    def waited(self, duration_s: float) -> None:
+        """Add time spent waiting without a message."""
+        self._silent_s += duration_s
+
+    @property
+    def expired(self) -> bool:
+        """Whether the child was silent beyond the timeout."""
+        return self._silent_s > self.timeout_s
+
+
 class RangeWatch:
-    """One range's thread; `closing`: its processes may end."""
+    """One range's thread; what its processes have reported, and the `error` that ended it.
+
+    `closing`: its processes may end. `milestones`: `unshared`, `started`, `ready`; None ends them.
+    """
 
     def __init__(
         self,
         range_id: str,
         processes: RangeProcesses,
-        state: RangeState,
         recorder: Recorder,
         *,
         on_failure: Callable[[BelljarError], None],
@@ -103,22 +117,26 @@ class RangeWatch:
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
         """`max_recorded_bytes`: of its events. `killed`: the kill order that ends its processes."""
-        self.state = state
+        self.error: BelljarError | None = None
+        self.certificate = b""
         self.closing = False
+        self.milestones = queue.SimpleQueue[str | None]()
+        # The supervisor's answers, in order; None ends them.
+        self._replies = queue.SimpleQueue[Mapping[str, Any] | None]()
+        self._supervisor_counters: dict[str, int] = {}
+        self._last_request = 0
         self._where = f"range {range_id}"
         self._range, self._processes, self._recorder = range_id, processes, recorder
         self._on_failure, self._handle_request, self._dialler = on_failure, handle_request, dialler
-        self._decoder = EventDecoder()
+        self._decoder = ipc.EventDecoder()
         self._open = {processes.control, processes.events}
-        self._is_ending = self._has_ended = False
+        self._is_ending = self._has_ended = self._is_full = False
         self._killed = killed
-        self._unreported = 0
+        self._unreported = self._recorded_bytes = self._recorded_events = 0
+        self._max_recorded_bytes = max_recorded_bytes
         self._gateway_done = threading.Event()
         self._stderr = b""
-        self._max_recorded_bytes = max_recorded_bytes
-        self._recorded_bytes = self._recorded_events = 0
-        self._is_full = False
-        self._send_lock = threading.Lock()
+        self._requesting, self._send_lock = threading.Lock(), threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
         self._heartbeats = {name: HeartbeatTimeout(timeout_s) for name in ("supervisor", "gateway")}
         self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)
@@ -142,7 +160,7 @@ class RangeWatch:
     def counters(self) -> Mapping[str, int]:
         """The supervisor's last counts, and what was recorded."""
         return {
-            **self.state.counters,
+            **self._supervisor_counters,
             "events_recorded": self._recorded_events,
             "recorded_bytes": self._recorded_bytes,
             "unreported_at_end": self._unreported,
@@ -152,6 +170,35 @@ class RangeWatch:
         """Both processes' standard error, escaped and bounded."""
         self._drain_stderr()
         return printable(self._stderr.strip(), max_chars=2000)
+
+    def ask_supervisor(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send a request, with copies of the descriptors, and wait until it is done. Thread-safe.
+
+        Raises what the range died of; `CellError`: refused, or no reply within 30 s.
+        """
+        with self._requesting:
+            self._last_request += 1
+            request = {**message, "id": self._last_request}
+            with suppress(ipc.ClosedError, OSError):  # the thread sees its end
+                ipc.send(self._processes.control, request, fds)
+            reply = self._reply_to(self._last_request)
+        if "refused" in reply:
+            what = f"the range's supervisor could not: {printable(str(reply.get('reason')))}"
+            raise CellError(what, where=self._where)
+        if self.error is not None:
+            raise self.error
+
+    def _reply_to(self, number: int) -> Mapping[str, Any]:
+        give_up = time.monotonic() + _REPLY_TIMEOUT_S
+        with suppress(queue.Empty):
+            while (left_s := give_up - time.monotonic()) > 0:
+                reply = self._replies.get(timeout=left_s)
+                if reply is None:
+                    self._replies.put(None)  # for the next caller
+                    raise self.error or CellError("the range has ended", where=self._where)
+                if number in (reply.get("done"), reply.get("refused")):
+                    return reply
+        raise CellError("the range's supervisor does not answer", where=self._where)
 
     def end_gateway(self) -> None:
         """Have the gateway report what is in progress, and wait two seconds at most.
@@ -163,7 +210,8 @@ class RangeWatch:
         self._is_ending = True
         if self._send_lock.acquire(timeout=SHUTDOWN_GRACE_S):
             try:
-                self._processes.events.send(encode_end(FLUSH_INTERVAL_S), socket.MSG_DONTWAIT)
+                end = ipc.encode_end(FLUSH_INTERVAL_S)
+                self._processes.events.send(end, socket.MSG_DONTWAIT)
             except OSError:
                 self._gateway_done.set()  # it is gone, or reads nothing
             finally:
@@ -175,12 +223,12 @@ class RangeWatch:
     def die(self, error: BelljarError) -> None:
         """End the range, once: kill, then notify. Thread-safe."""
         with self._dying:
-            if self.state.error is not None:
+            if self.error is not None:
                 return
             # Nothing else can be the kill order's doing: a breach stays a breach.
             if type(error) is CellError:
                 error = killed_error(self._killed(), where=self._where) or error
-            self.state.error = error
+            self.error = error
         # Behind the thread's end both are gone, and their descriptors may be others' already.
         if self._thread.is_alive():
             for child in (self._processes.supervisor, self._processes.gateway):
@@ -202,8 +250,8 @@ class RangeWatch:
         finally:
             self._dialler.close()
             # Wakes what still waits for an answer or a milestone.
-            self.state.replies.put(None)
-            self.state.milestones.put(None)
+            self._replies.put(None)
+            self.milestones.put(None)
 
     def _read_to_the_end(self) -> None:
         processes = self._processes
@@ -224,16 +272,11 @@ class RangeWatch:
             for fd in [fd for fd in read if fd in ready]:
                 self._ended(ends.pop(fd)[0])
             self._drain_stderr()
-            self._end_if_hung()
-
-    def _end_if_hung(self) -> None:
-        if self.closing or self.state.error is not None:
-            return
-        for name, heartbeat in self._heartbeats.items():
-            if heartbeat.expired:
-                silent = f"it has sent nothing for {heartbeat.timeout_s:.0f} s"
-                what = f"the range's {name} hangs: {silent}"
-                self.die(CellError(what, where=self._where, hint=HINT_ENDED))
+            for name, heartbeat in self._heartbeats.items():
+                if heartbeat.expired and not self.closing:
+                    silent = f"it has sent nothing for {heartbeat.timeout_s:.0f} s"
+                    what = f"the range's {name} hangs: {silent}"
+                    self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _receive(self, source: socket.socket) -> None:
         try:
@@ -263,11 +306,12 @@ class RangeWatch:
                 self._record(Kind.NETWORK_FLOW, flow)
             case {"counters": counters}:  # the rules were checked
                 self._heartbeats["supervisor"].message_received()
-                self.state.counters = {str(name): int(count) for name, count in counters.items()}
+                counted = {str(name): int(count) for name, count in counters.items()}
+                self._supervisor_counters = counted
             case {"done": _} | {"refused": _}:
-                self.state.replies.put(message)
+                self._replies.put(message)
             case {"unshared": True} | {"started": True}:
-                self.state.milestones.put(next(iter(message)))
+                self.milestones.put(next(iter(message)))
             case {"breach": differences}:
                 changes = printable("; ".join(str(difference) for difference in differences))
                 what = f"the range's network was changed: {changes}"
@@ -282,46 +326,49 @@ class RangeWatch:
 
     def _receive_from_gateway(self) -> None:
         # One byte more than allowed, so that a longer datagram is seen as one.
-        datagram = ipc.receive_bytes(self._processes.events, MAX_DATAGRAM_BYTES + 1)
+        datagram = ipc.receive_bytes(self._processes.events, ipc.MAX_DATAGRAM_BYTES + 1)
         self._heartbeats["gateway"].message_received()
-        if self.state.error is not None:
+        if self.error is not None:
             return
         try:
             message = self._decoder.feed(datagram)
         except WireViolationError as exc:
-            what = f"the gateway broke its protocol: {exc}"
-            raise ProtocolViolation(what, where=self._where) from exc
+            raise self._violation(str(exc)) from exc
         match message:
-            case GatewayEvent():
-                unreported = self._unreported
-                self._record(message.kind, message.data, message.bodies)
-                if self._unreported == unreported:  # else it isn't on record: nobody is answered
-                    self._send(encode_ack(message.id))
-            case GatewayNotice(kind=ipc.READY):
-                self.state.certificate = str(message.data.get("certificate", "")).encode()
-                self._send(encode_ack(message.id))
-                self.state.milestones.put("ready")
-            case GatewayNotice(kind=ipc.ALIVE):
-                self._send(encode_ack(message.id))
-            case GatewayNotice():
+            case None:
+                pass
+            case GatewayMessage(kind=ipc.READY):
+                self.certificate = str(message.data.get("certificate", "")).encode()
+                self._send(ipc.encode_ack(message.id))
+                self.milestones.put("ready")
+            case GatewayMessage(kind=ipc.ALIVE):
+                self._send(ipc.encode_ack(message.id))
+            case GatewayMessage(kind=ipc.ENDED):
                 if not self._is_ending:
-                    what = "the gateway broke its protocol: it has ended without a request"
-                    raise ProtocolViolation(what, where=self._where)
+                    raise self._violation("it has ended without a request")
                 self._has_ended = True
                 self._unreported += message.data["unreported"]
                 self._gateway_done.set()
-            case GatewayRequest():
+            case GatewayMessage(kind=ipc.ASK):
                 if not self._may_request.acquire(blocking=False):
-                    what = f"more than {MAX_PENDING_REQUESTS} requests at once"
-                    raise ProtocolViolation(what, where=self._where)
+                    raise self._violation(f"more than {MAX_PENDING_REQUESTS} requests at once")
                 name = f"range-{self._range}-request"
+                arguments = (message.id, message.data["what"], message.bodies[0].content)
                 threading.Thread(
-                    target=self._answer, args=(message,), name=name, daemon=True
+                    target=self._answer, args=arguments, name=name, daemon=True
                 ).start()
+            case _:
+                unreported = self._unreported
+                self._record(message.kind, message.data, message.bodies)
+                if self._unreported == unreported:  # else it isn't on record: nobody is answered
+                    self._send(ipc.encode_ack(message.id))
 
-    def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
+    def _violation(self, problem: str) -> ProtocolViolation:
+        return ProtocolViolation(f"the gateway broke its protocol: {problem}", where=self._where)
+
+    def _record(self, kind: str, data: Mapping[str, Any], bodies: tuple[Body, ...] = ()) -> None:
         named = {**data, "range": self._range}
-        event = Event(kind=kind, data=named, bodies=bodies, trust=Trust.HOST_OBSERVED)
+        event = Event(kind=Kind(kind), data=named, bodies=bodies, trust=Trust.HOST_OBSERVED)
         try:
             with self._recording:
                 self._spend(event)
@@ -334,62 +381,47 @@ class RangeWatch:
 
     def _spend(self, event: Event) -> None:
         """Record within the bound. Raises `CellError`: no room."""
-        after_bytes = self._recorded_bytes + cost_bytes(event)
-        if after_bytes <= self._max_recorded_bytes:
+        after_bytes, limit = self._recorded_bytes + cost_bytes(event), self._max_recorded_bytes
+        if after_bytes <= limit:
             self._recorded_bytes = after_bytes
             self._recorded_events += 1
             self._recorder.record(event)
-        else:
-            limit = self._max_recorded_bytes
-            if not self._is_full:
-                self._is_full = True
-                data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
-                data |= {"value": limit, "effect": "the range ends"}
-                self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
-            if self._is_ending:
-                self._unreported += 1
-                return
+            return
+        if not self._is_full:
+            self._is_full = True
+            data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
+            data |= {"value": limit, "effect": "the range ends"}
+            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
+        if not self._is_ending:
             what = f"the range has put {format_size(limit)} on record, which is all that it may"
             raise CellError(what, where=self._where, hint=_HINT_RECORD_LIMIT)
+        self._unreported += 1
 
-    def _answer(self, request: GatewayRequest) -> None:
+    def _answer(self, number: int, what: str, body: bytes) -> None:
         try:
-            (self._dial if request.what == DIAL else self._reply)(request)
+            if what == ipc.DIAL:
+                with self._dialler.dial(body, self._record_dial) as end:
+                    self._send(ipc.encode_reply(number, b"")[0], fds=(end.fileno(),))
+            elif self._handle_request is None:
+                raise ValueError("this range has no request handler")
+            else:
+                self._send(*ipc.encode_reply(number, self._handle_request(what, body)))
+        except NotAnUpstreamError as exc:  # outside the plan
+            self.die(self._violation(str(exc)))
+        except Exception as exc:  # noqa: BLE001 - the gateway gets the reason; the range goes on
+            if what == ipc.DIAL and isinstance(exc, BelljarError):
+                # It can't be recorded: then nothing is dialled, and nothing goes on
+                self.die(exc)
+            else:
+                reason = printable(str(exc), max_chars=500).encode()
+                self._send(*ipc.encode_reply(number, reason, ok=False))
         finally:
             self._may_request.release()
 
-    def _reply(self, request: GatewayRequest) -> None:
-        try:
-            if self._handle_request is None:
-                raise ValueError("this range has no request handler")
-            datagrams = encode_reply(request.id, self._handle_request(request.what, request.body))
-        except Exception as exc:  # noqa: BLE001 - the gateway gets the reason; the range goes on
-            self._refuse(request, exc)
-        else:
-            self._send(*datagrams)
-
-    def _dial(self, request: GatewayRequest) -> None:
-        # A request outside the plan ends the range.
-        try:
-            with self._dialler.dial(request.body, self._record_dial) as end:
-                self._send(encode_reply(request.id, b"")[0], fds=(end.fileno(),))
-                return
-        except NotAnUpstreamError as exc:
-            self.die(ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where))
-        # It can't be recorded: then nothing is dialled, and nothing goes on
-        except BelljarError as exc:
-            self.die(exc)
-        except Exception as exc:  # noqa: BLE001 - the gateway gets the reason; the range goes on
-            self._refuse(request, exc)
-
-    def _refuse(self, request: GatewayRequest, reason: Exception) -> None:
-        text = printable(str(reason), max_chars=500).encode()
-        self._send(*encode_reply(request.id, text, ok=False))
-
     def _record_dial(self, data: Mapping[str, Any]) -> None:
-        # Raises `LedgerError`, `RangeOverError`: what is not on record is not dialled.
-        if self.closing or self.state.error is not None:
-            raise RangeOverError("the range is over")
+        # Raises: what is not on record is not dialled.
+        if self.closing or self.error is not None:
+            raise ValueError("the range is over")
         self._record(Kind.NETWORK_UPSTREAM, data)
 
     def _send(self, *datagrams: bytes, fds: Sequence[int] = ()) -> None:
@@ -398,14 +430,13 @@ class RangeWatch:
                 for datagram in datagrams:
                     socket.send_fds(self._processes.events, [datagram], list(fds))
         except BlockingIOError:
-            what = "the gateway does not read what it is sent"
-            self.die(ProtocolViolation(what, where=self._where))
+            self.die(self._violation("it does not read what it is sent"))
         except OSError:  # one that is gone is seen elsewhere
             pass
 
     def _ended(self, name: str) -> None:
         child = self._processes.supervisor if name == "supervisor" else self._processes.gateway
-        if not self.closing and self.state.error is None:
+        if not self.closing and self.error is None:
             # SIGSYS is its wall's word: the strongest sign that it was taken over.
             how = self._processes.fork_server.how_ended(child)
             diagnosis = self.diagnosis()

@@ -12,7 +12,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -38,46 +38,44 @@ _IFREQ: Final = struct.Struct("16sP16x")  # ifreq: name, pointer, the rest of it
 # A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
 # for ten thousand.
 MAX_BYTES_PER_S: Final = 64 << 20
-# What recording a frame costs besides its bytes: as much as so many of them.
-FRAME_BYTES: Final = 2048
-_BURST_BYTES: Final = 256 << 10
-# More than a microVM's wire may have waiting, so that it waits and nothing is lost
-_QUEUE_BYTES: Final = 3 << 19
 _TCP_BUFFER: Final = "4096 32768 65536"  # Least, first and most (tcp(7))
-# Forwarding first: to set it sets others anew (ip-sysctl.rst).
-_IPV4: Final = (
-    ("ip_unprivileged_port_start", "0"),
+SETTINGS: Final = Path("/proc/sys/net")
+# Written in this order, forwarding first: to set it sets others anew (ip-sysctl.rst).
+_WRITTEN: Final = {
+    "ipv4/ip_forward": "0",
+    "ipv4/ip_unprivileged_port_start": "0",
     # Refusals are answered as often as the rules say: the kernel's own limit (six, then one a
     # second for each cell) would leave clients waiting.
-    ("icmp_ratemask", "0"),
-    ("tcp_rmem", _TCP_BUFFER),
-    ("tcp_wmem", _TCP_BUFFER),
-    *(
-        (f"conf/{name}/{setting}", value)
-        for name in ("all", "default")
-        for setting, value in (
-            ("arp_ignore", "8"),  # no ARP request is answered
-            ("accept_redirects", "0"),
-            ("secure_redirects", "0"),
-            ("send_redirects", "0"),
-            ("accept_source_route", "0"),
-            ("rp_filter", "1"),  # Strict (RFC 3704)
-            ("proxy_arp", "0"),
-        )
-    ),
+    "ipv4/icmp_ratemask": "0",
+    "ipv4/tcp_rmem": _TCP_BUFFER,
+    "ipv4/tcp_wmem": _TCP_BUFFER,
+}
+_WRITTEN_OF_DEVICE: Final = {
+    "ipv4/conf/%s/arp_ignore": "8",  # no ARP request is answered
+    "ipv4/conf/%s/accept_redirects": "0",
+    "ipv4/conf/%s/secure_redirects": "0",
+    "ipv4/conf/%s/send_redirects": "0",
+    "ipv4/conf/%s/accept_source_route": "0",
+    "ipv4/conf/%s/rp_filter": "1",  # Strict (RFC 3704)
+    "ipv4/conf/%s/proxy_arp": "0",
+    # Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an
+    # address of it.
+    "ipv6/conf/%s/addr_gen_mode": "1",  # IN6_ADDR_GEN_MODE_NONE
+    "ipv6/conf/%s/accept_ra": "0",
+    "ipv6/conf/%s/accept_redirects": "0",
+    "ipv6/conf/%s/forwarding": "0",
+}
+# Read back and compared: what is written, and what else could lead packets past the rules.
+_READ_OF_DEVICE: Final = (
+    *_WRITTEN_OF_DEVICE,
+    *("ipv4/conf/%s/accept_local", "ipv4/conf/%s/bc_forwarding", "ipv4/conf/%s/forwarding"),
+    *("ipv4/conf/%s/route_localnet", "ipv6/conf/%s/accept_source_route"),
+    *("ipv6/conf/%s/disable_ipv6", "ipv6/conf/%s/proxy_ndp"),
 )
-# Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an
-# address of it.
-_IPV6: Final = tuple(
-    (f"conf/{name}/{setting}", value)
-    for name in ("all", "default")
-    for setting, value in (
-        ("addr_gen_mode", "1"),  # IN6_ADDR_GEN_MODE_NONE
-        ("accept_ra", "0"),
-        ("accept_redirects", "0"),
-        ("forwarding", "0"),
-    )
-)
+_ALWAYS: Final = ("all", "default", "lo")
+_MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each device
+_MAX_REPORTED: Final = 8
+_MAX_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,28 +91,37 @@ class LivePort:
 
 def prepare_namespace(layout: RangeLayout) -> socket.socket:
     """Settings, loopback and the range's addresses; returns its netlink socket."""
-    _write(SETTINGS / "ipv4/ip_forward", "0")
-    for name, value in _IPV4:
-        _write(SETTINGS / "ipv4" / name, value)
-    for name, value in _IPV6:
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            _write(SETTINGS / "ipv6" / name, value)
+    for_all = (
+        (pattern % device, value)
+        for device in ("all", "default")
+        for pattern, value in _WRITTEN_OF_DEVICE.items()
+    )
+    for name, value in (*_WRITTEN.items(), *for_all):
+        try:
+            fd = os.open(SETTINGS / name, os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if name.startswith("ipv6/"):  # a kernel without IPv6
+                continue
+            raise
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
     kernel = netlink.open_socket()
     loopback = socket.if_nametoindex("lo")
     netlink.exchange(kernel, netlink.set_link(loopback, up=True))
-    netlink.exchange(
-        kernel, *(netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
-    )
+    local = (netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
+    netlink.exchange(kernel, *local)
     if layout.sink_port is not None or layout.proxy_port is not None:
         taken = layout.prefix if layout.sink_port is None else "0.0.0.0/0"
-        local = netlink.local_route(loopback, taken, table=_LOCAL_TABLE)
+        route = netlink.local_route(loopback, taken, table=_LOCAL_TABLE)
         # Answers bear the mark too, and are to leave; first segments are sent again by loopback.
         own = netlink.rule_for_own(_LOCAL_PRIORITY - 1)
         marks = {_LOCAL_PRIORITY: LOCAL_MARK}
         if layout.proxy_port is not None:
             marks |= {_LOCAL_PRIORITY - 2: ENTER_MARK, _LOCAL_PRIORITY - 3: REFUSE_MARK}
         rules = (netlink.rule_for_mark(mark, _LOCAL_TABLE, at) for at, mark in marks.items())
-        netlink.exchange(kernel, local, own, *rules)
+        netlink.exchange(kernel, route, own, *rules)
     return kernel
 
 
@@ -143,8 +150,11 @@ def make_port(
     try:
         if not offloads:
             switch_off_offloads(port.outer_device)
-        _set_line(kernel, outer_index, bytes_per_s)
-        netlink.exchange(kernel, netlink.neighbour(outer_index, port.address, port.mac))
+        netlink.exchange(
+            kernel,
+            netlink.line(outer_index, bytes_per_s),
+            netlink.neighbour(outer_index, port.address, port.mac),
+        )
         _set_inner(inner, port, resolver, bytes_per_s)
         netlink.exchange(
             kernel,
@@ -169,23 +179,13 @@ def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
-def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
-    bounds = {"burst_bytes": _BURST_BYTES, "queue_bytes": _QUEUE_BYTES, "frame_bytes": FRAME_BYTES}
-    request = netlink.line(index, bytes_per_s=bytes_per_s, **bounds)
-    try:
-        netlink.exchange(kernel, request)
-    except FileNotFoundError as exc:
-        what = "it has no token bucket (sch_tbf), by which a port gets its rate"
-        raise OSError(exc.errno, what) from exc
-
-
 def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:
     index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
-    _set_line(inner, index, bytes_per_s)
     with contextlib.suppress(OSError):  # a kernel without IPv6
         netlink.exchange(inner, netlink.without_ipv6_address(index))
     netlink.exchange(
         inner,
+        netlink.line(index, bytes_per_s),
         netlink.address(index, port.address),
         netlink.neighbour(index, resolver, port.gateway_mac),
         netlink.set_link(index, up=True),
@@ -220,10 +220,19 @@ def all_down(kernel: socket.socket) -> None:
                 netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
-def socket_within(namespace_fd: int) -> socket.socket:
-    """Another namespace's tables; this thread must be able to return."""
-    with within(namespace_fd):
-        return netlink.open_socket()
+def socket_within(
+    namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
+) -> socket.socket:
+    """Another namespace's tables; this thread must be able to return. Raises `OSError`."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
+        try:
+            return make()
+        finally:
+            syscalls.enter(home, syscalls.CLONE_NEWNET)
+    finally:
+        os.close(home)
 
 
 def tables_of(namespace: int) -> socket.socket:
@@ -239,20 +248,6 @@ def tables_of(namespace: int) -> socket.socket:
             raise CellError(what) from exc
 
 
-@contextlib.contextmanager
-def within(namespace_fd: int) -> Iterator[None]:
-    """Move this thread to another network namespace, and back. Raises `OSError`."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
-        try:
-            yield
-        finally:
-            syscalls.enter(home, syscalls.CLONE_NEWNET)
-    finally:
-        os.close(home)
-
-
 def switch_off_offloads(device: str) -> None:
     """Frames leave whole, with checksums, none above the MTU."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -260,48 +255,6 @@ def switch_off_offloads(device: str) -> None:
             value = array.array("I", [command, 0])
             request = _IFREQ.pack(device.encode("ascii"), value.buffer_info()[0])
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
-
-
-def _write(path: Path, value: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, value.encode())
-    finally:
-        os.close(fd)
-
-
-SETTINGS: Final = Path("/proc/sys/net")
-_WHOLE: Final = (
-    "ipv4/ip_forward",
-    "ipv4/ip_unprivileged_port_start",
-    "ipv4/icmp_ratemask",
-    "ipv4/tcp_rmem",
-    "ipv4/tcp_wmem",
-)
-_OF_DEVICE: Final = (
-    "ipv4/conf/%s/accept_local",
-    "ipv4/conf/%s/accept_redirects",
-    "ipv4/conf/%s/accept_source_route",
-    "ipv4/conf/%s/arp_ignore",
-    "ipv4/conf/%s/bc_forwarding",
-    "ipv4/conf/%s/forwarding",
-    "ipv4/conf/%s/proxy_arp",
-    "ipv4/conf/%s/route_localnet",
-    "ipv4/conf/%s/rp_filter",
-    "ipv4/conf/%s/secure_redirects",
-    "ipv4/conf/%s/send_redirects",
-    "ipv6/conf/%s/accept_ra",
-    "ipv6/conf/%s/accept_redirects",
-    "ipv6/conf/%s/accept_source_route",
-    "ipv6/conf/%s/addr_gen_mode",
-    "ipv6/conf/%s/disable_ipv6",
-    "ipv6/conf/%s/forwarding",
-    "ipv6/conf/%s/proxy_ndp",
-)
-_ALWAYS: Final = ("all", "default", "lo")
-_MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each device
-_MAX_REPORTED: Final = 8
-_MAX_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,33 +269,26 @@ class Baseline:
 def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
     """This thread's namespace, as `kernel` sees it. Raises `OSError`."""
     families = (socket.AF_INET, socket.AF_INET6)
-    return Baseline(
-        routes=frozenset(
-            route for family in families for route in netlink.list_routes(kernel, family)
-        ),
-        policy=frozenset(
-            rule for family in families for rule in netlink.list_rules(kernel, family)
-        ),
-        settings={**dict(_read_settings(_WHOLE)), **read_settings((*_ALWAYS, *devices))},
-    )
+    routes = (route for family in families for route in netlink.list_routes(kernel, family))
+    policy = (rule for family in families for rule in netlink.list_rules(kernel, family))
+    settings = read_settings((*_ALWAYS, *devices), _WRITTEN)
+    return Baseline(routes=frozenset(routes), policy=frozenset(policy), settings=settings)
 
 
-def read_settings(devices: Collection[str]) -> dict[str, str]:
-    """The devices' settings, by name. Raises `OSError`."""
-    return dict(_read_settings(pattern % device for device in devices for pattern in _OF_DEVICE))
-
-
-def _read_settings(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
+def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+    """The devices' settings, and others, by name. Raises `OSError`."""
+    found = {}
+    of_devices = (pattern % device for device in devices for pattern in _READ_OF_DEVICE)
+    for name in (*others, *of_devices):
         # A kernel without IPv6, an older one, a device that has gone
         with contextlib.suppress(FileNotFoundError):
             # Dozens at each check, and `Path.read_text` takes five times as long
             fd = os.open(f"{SETTINGS}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                value = os.read(fd, _MAX_BYTES)
+                found[name] = os.read(fd, _MAX_BYTES).decode().strip()
             finally:
                 os.close(fd)
-            yield name, value.decode().strip()
+    return found
 
 
 def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> tuple[str, ...]:
@@ -350,11 +296,13 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
-    added = sorted(found.routes - baseline.routes, key=str)
-    changed = [f"a route that was not there: {new}" for new in added if not _is_of_port(new, ports)]
-    changed += (
-        f"a route is gone: {old}" for old in sorted(baseline.routes - found.routes, key=str)
-    )
+    changed = [
+        f"a route that was not there: {new}"
+        for new in sorted(found.routes - baseline.routes, key=str)
+        if not _is_of_port(new, ports)
+    ]
+    gone = sorted(baseline.routes - found.routes, key=str)
+    changed += (f"a route is gone: {old}" for old in gone)
     if baseline.policy != found.policy:
         changed.append("the policy of routing is another")
     for name, value in baseline.settings.items():

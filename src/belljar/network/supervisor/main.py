@@ -17,7 +17,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -78,7 +78,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     try:
         _make_namespace(owner, document["uid"], parent)
         # Loaded while everything else is made: there is no port yet to reach it by
-        with netfilter.Loading(document["nft"], fds[4]) as loading:
+        with netfilter.load_rules(document["nft"], fds[4]) as loading:
             supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
             supervisor.make(gateway, loading)
         supervisor.confine()
@@ -86,10 +86,9 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     except ipc.ClosedError:
         os._exit(0)
     except (BelljarError, OSError) as exc:
-        if isinstance(exc, BelljarError):
-            hint = exc.hint
-        else:
-            hint = "free some space for the run directories" if exc.filename == RECORD else ""
+        hint = exc.hint if isinstance(exc, BelljarError) else ""
+        if isinstance(exc, OSError) and exc.filename == RECORD:
+            hint = "free some space for the run directories"
         failure = {"failed": _reason(exc), "host": isinstance(exc, HostError), "hint": hint}
         with suppress(ipc.ClosedError, BlockingIOError):
             ipc.send(owner, failure)
@@ -125,16 +124,9 @@ def _unshare(kind: int, name: str) -> None:
     try:
         syscalls.unshare(kind)
     except OSError as exc:
-        limit = f"user.max_{name}_namespaces"
-        hint = (
-            "let this user make it: a container's or a service's seccomp or AppArmor profile may "
-            "forbid it"
-        )
+        hint = "a container's or a service's seccomp or AppArmor profile may forbid it"
         if exc.errno == errno.ENOSPC:
-            hint = (
-                f"as root: raise {limit} (sysctl), here or in the user namespace around this one; "
-                f"or run fewer ranges"
-            )
+            hint = f"as root: raise user.max_{name}_namespaces (sysctl), or run fewer ranges"
         what = f"the kernel gives the range no {name} namespace of its own: {exc.strerror}"
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
@@ -159,7 +151,7 @@ class _Supervisor:
         self._known: KnownRules | None = None
         self._dialler: CellDialler | None = None
 
-    def make(self, gateway: socket.socket, loading: netfilter.Loading) -> None:
+    def make(self, gateway: socket.socket, loading: netfilter.NftRun) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
         self._kernel = links.prepare_namespace(task.layout)
@@ -254,9 +246,8 @@ class _Supervisor:
         except _OwnerTimeoutError:
             raise
         except (OSError, KeyError, StopIteration) as exc:
-            self._report(
-                refused=number, reason=_reason(exc) if isinstance(exc, OSError) else repr(exc)
-            )
+            reason = _reason(exc) if isinstance(exc, OSError) else repr(exc)
+            self._report(refused=number, reason=reason)
         else:
             self._report(done=number)
         finally:
@@ -274,17 +265,17 @@ class _Supervisor:
                     netlink.exchange(self._kernel, netlink.delete_link(link.index))
         # A copy, as `_handle` closes what came with the message.
         inner = netlink.open_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
+        layout = self._task.layout
+        bytes_per_s = links.line_bytes_per_s(self._tap.buffer_bytes, len(layout.cells))
         with inner:
             made = links.make_port(
                 self._kernel,
                 inner,
                 fds[0],
                 port,
-                self._task.layout.resolver,
+                layout.resolver,
                 offloads=bool(message["offloads"]),
-                bytes_per_s=links.line_bytes_per_s(
-                    self._tap.buffer_bytes, len(self._task.layout.cells)
-                ),
+                bytes_per_s=bytes_per_s,
             )
         self._ports[made.index] = made
         settings = {**self._baseline.settings, **read_settings((made.device,))}
@@ -293,24 +284,21 @@ class _Supervisor:
 
     def _check(self) -> None:
         """End, all ports down, when anything has changed."""
-        listed = self._look_at_rules(self._unexpected)
+        listed = self._look_at_rules(self._unexpected())
         # Only behind the last log can the rules' own count show that some were lost.
         if self._read_log(_ALL_LOGS):
             self._flows.count_lost(logged(listed))
         self._report(counters=self._counters(listed))
 
-    def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> Mapping[str, Any]:
+    def _look_at_rules(self, unexpected: Sequence[str] = ()) -> Mapping[str, Any]:
         # What has changed until now is in the listing
         notices = sum(1 for _ in netfilter.read_all(self._changes))
-        with netfilter.Listing(self._task.nft) as listing:
-            unexpected = meanwhile()
-            self._known = self._known or known_rules(ipc.from_file(self._rules))
-            listed = listing.read()
+        listed = netfilter.list_rules(self._task.nft)
+        self._known = self._known or known_rules(ipc.from_file(self._rules))
         # From the end of the last one: on a slow host there is time for other work.
         self._next_check = time.monotonic() + self._task.check_every_s
-        self._end_if_changed(
-            (*changed_rules(self._known, listed), *unexpected) or (_CHANGED_BACK,) * (notices > 0)
-        )
+        changed = (*changed_rules(self._known, listed), *unexpected)
+        self._end_if_changed(changed or (_CHANGED_BACK,) * (notices > 0))
         return listed
 
     def _end_as_changed(self) -> NoReturn:
@@ -322,9 +310,7 @@ class _Supervisor:
         except _OwnerTimeoutError:
             raise
         except (BelljarError, OSError) as exc:
-            self._end_if_changed(
-                [f"its rules were changed, and can't be read back: {_reason(exc)}"]
-            )
+            self._end_if_changed([f"its rules were changed, and can't be read: {_reason(exc)}"])
         self._end_if_changed([_CHANGED_BACK])
         os._exit(1)
 

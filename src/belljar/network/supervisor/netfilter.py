@@ -145,23 +145,20 @@ def _open() -> socket.socket:
 
 
 def _configure(kernel: socket.socket, group: int, attribute: int, value: bytes) -> None:
-    netlink.exchange(
-        kernel,
-        netlink.message(
-            _CONFIG,
-            _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
-            + netlink.attribute(attribute, value),
-        ),
-    )
+    head = _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
+    netlink.exchange(kernel, netlink.message(_CONFIG, head + netlink.attribute(attribute, value)))
 
 
 _NFT_TIMEOUT_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
 
 
-class _NftRun:
+class NftRun:
+    """A run of nft; the block's end kills it."""
+
     def __init__(self, nft: str, *words: str, stdin: int) -> None:
         """Raises `HostError`."""
+        self._nft = nft
         try:
             self._process = subprocess.Popen(
                 (nft, "-j", *words),
@@ -172,9 +169,7 @@ class _NftRun:
                 cwd="/",
             )
         except OSError as exc:
-            what = f"nft can't be run: {exc}"
-            raise HostError(what, where=nft, hint="install nftables 1.0 or newer") from exc
-        self._nft = nft
+            raise self._error(f"nft can't be run: {exc}") from exc
 
     def __enter__(self) -> Self:
         return self
@@ -188,50 +183,40 @@ class _NftRun:
         try:
             output, errors = self._process.communicate(timeout=_NFT_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
-            raise HostError(
-                f"nft did not answer in {_NFT_TIMEOUT_S:.0f} s",
-                where=self._nft,
-                hint="this host is too busy: run fewer cells at once",
-            ) from exc
+            raise self._error(f"nft did not answer in {_NFT_TIMEOUT_S:.0f} s") from exc
         if self._process.returncode != 0 or len(output) > _MAX_LISTING_BYTES:
-            raise HostError(
-                f"nft refused: {printable(errors.strip() or output[:200], max_chars=500)}",
-                where=self._nft,
-                hint="this kernel may lack a part of nftables; `belljar doctor` says which",
-            )
+            problem = printable(errors.strip() or output[:200], max_chars=500)
+            raise self._error(f"nft refused: {problem}")
         return output
 
-
-class Loading(_NftRun):
-    """Load rules; after `finish` all are in force, or none if it raised."""
-
-    def __init__(self, nft: str, rules: int) -> None:
-        """`rules`: a descriptor of a file that holds them (`ipc.fill`).
-
-        Raises `HostError`.
-        """
-        os.lseek(rules, 0, os.SEEK_SET)
-        super().__init__(nft, "-f", "-", stdin=rules)
+    def _error(self, what: str) -> HostError:
+        hint = "this kernel may lack a part of nftables; `belljar doctor` says which"
+        return HostError(what, where=self._nft, hint=hint)
 
 
-class Listing(_NftRun):
-    """List the rules now in force; `read` waits."""
+def load_rules(nft: str, rules: int) -> NftRun:
+    """Load rules from an open file (`ipc.fill`). Raises `HostError`.
 
-    def __init__(self, nft: str) -> None:
-        """Raises `HostError`."""
-        with Path(os.devnull).open("rb") as nothing:  # not DEVNULL, which is opened for writing too
-            super().__init__(nft, "list", "ruleset", stdin=nothing.fileno())
+    After `finish` all are in force, or none if it raised.
+    """
+    os.lseek(rules, 0, os.SEEK_SET)
+    return NftRun(nft, "-f", "-", stdin=rules)
 
-    def read(self) -> dict[str, Any]:
-        """The listing. Raises `HostError`."""
-        output = self.finish()
-        try:
-            document = json.loads(output)
-        except ValueError as exc:
-            raise HostError("nft's listing can't be read", where=self._nft) from exc
-        if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
-            raise HostError("nft's listing is none", where=self._nft)
-        return document
+
+def list_rules(nft: str) -> dict[str, Any]:
+    """The rules now in force. Raises `HostError`."""
+    with (
+        Path(os.devnull).open("rb") as nothing,  # not DEVNULL, which is opened for writing too
+        NftRun(nft, "list", "ruleset", stdin=nothing.fileno()) as run,
+    ):
+        output = run.finish()
+    try:
+        document = json.loads(output)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
+        raise HostError("nft's listing can't be read", where=nft)
+    return document
 
 
 # Of one cell and reason: so many refused destinations have an event of their own; the rest are
@@ -246,15 +231,6 @@ _Destination: TypeAlias = tuple[str, str, int | None]
 Flow = dict[str, Any]
 
 
-@dataclass(slots=True)
-class _SeenPackets:
-    """Of one cell and reason: the destinations with an event, and what was counted since."""
-
-    destinations: set[_Destination] = field(default_factory=set)
-    packets: int = 0
-    bytes: int = 0
-
-
 class Flows:
     """Logged packets in, events' data out, so few that no guest can flood the record.
 
@@ -263,12 +239,13 @@ class Flows:
     """
 
     def __init__(self, layout: RangeLayout) -> None:
-        self.taken = 0
-        self.lost = 0
+        self.taken = self.lost = 0
         self._cells: dict[int, str] = {}
         # The first name of an address
         self._names = {name.address: name.pattern for name in reversed(layout.names)}
-        self._seen: dict[tuple[str, str], _SeenPackets] = {}
+        # By cell and reason: destinations with an event, then packets and bytes counted since.
+        self._seen: dict[tuple[str, str], set[_Destination]] = {}
+        self._counted: dict[tuple[str, str], tuple[int, int]] = {}
 
     def attached(self, device: int, cell: str) -> None:
         """The device with this number is the cell's port."""
@@ -279,23 +256,22 @@ class Flows:
         self.taken += 1
         cell = self._cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
-        seen = self._seen.setdefault((cell, reason), _SeenPackets())
+        seen = self._seen.setdefault((cell, reason), set())
         destination = (logged.protocol, logged.destination, logged.port)
         most = FIRST_ALLOWED if _verdict(reason) == "allowed" else FIRST_LISTED
-        if destination in seen.destinations or len(seen.destinations) >= most:
-            seen.packets += 1
-            seen.bytes += logged.bytes
+        if destination in seen or len(seen) >= most:
+            packets, size = self._counted.get((cell, reason), (0, 0))
+            self._counted[cell, reason] = packets + 1, size + logged.bytes
             return None
-        seen.destinations.add(destination)
+        seen.add(destination)
         flow = self._flow(cell, reason, destination, logged.bytes, 1)
         return flow | {"source": logged.source}
 
     def flush(self) -> Iterator[Flow]:
         """What was counted since the last time."""
-        for (cell, reason), seen in self._seen.items():
-            if seen.packets:
-                yield self._flow(cell, reason, ("", "", None), seen.bytes, seen.packets)
-            seen.packets = seen.bytes = 0
+        counted, self._counted = self._counted, {}
+        for (cell, reason), (packets, size) in counted.items():
+            yield self._flow(cell, reason, ("", "", None), size, packets)
 
     def count_lost(self, logged: int) -> None:
         """Enough packets taken for the rules' own count."""

@@ -62,6 +62,11 @@ _MAX_REPLY_BYTES: Final = 1 << 16
 _MAX_DUMP_BYTES: Final = 4 << 20
 # The kernel carries a request out before `send` returns: nothing waits so long in practice.
 _TIMEOUT_S: Final = 5.0
+# What recording a frame costs besides its bytes: as much as so many of them.
+_FRAME_BYTES: Final = 2048
+_BURST_BYTES: Final = 256 << 10
+# More than a microVM's wire may have waiting, so that it waits and nothing is lost
+_QUEUE_BYTES: Final = 3 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,20 +193,13 @@ def neighbour(index: int, ip: str, mac: str) -> bytes:
     return message(_NEW_NEIGHBOUR, body, flags=_NEW)
 
 
-def line(
-    index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, frame_bytes: int
-) -> bytes:
-    """Rate limit of what leaves by the device (token bucket: linux/pkt_sched.h, tc-tbf(8)).
-
-    `frame_bytes` are added to the length of each frame, for the rate.
-    """
-    rate = _RATE.pack(0, _ETHERNET, frame_bytes, 0, 0, bytes_per_s)
-    limits = _LIMITS.pack(queue_bytes, 0, 0)
-    options = attribute(_TBF_PARMS, rate + bytes(_RATE.size) + limits)
-    options += _word(_TBF_BURST, burst_bytes)
+def line(index: int, bytes_per_s: int) -> bytes:
+    """Rate limit of what leaves by the device (token bucket: linux/pkt_sched.h, tc-tbf(8))."""
+    rate = _RATE.pack(0, _ETHERNET, _FRAME_BYTES, 0, 0, bytes_per_s)
+    parameters = rate + bytes(_RATE.size) + _LIMITS.pack(_QUEUE_BYTES, 0, 0)
+    options = attribute(_TBF_PARMS, parameters) + _word(_TBF_BURST, _BURST_BYTES)
     body = _QUEUE.pack(0, index, 0, _ROOT, 0) + _text(_TCA_KIND, "tbf")
-    body += attribute(_TCA_OPTIONS | _NESTED, options)
-    return message(_NEW_QUEUE, body, flags=_NEW)
+    return message(_NEW_QUEUE, body + attribute(_TCA_OPTIONS | _NESTED, options), flags=_NEW)
 
 
 def exchange(kernel: socket.socket, *requests: bytes) -> None:

@@ -54,7 +54,7 @@ def leaf_of(authority: Authority, name: str) -> x509.Certificate:
     """As any client gets it, whatever its clock."""
     curious = ssl.create_default_context()
     curious.check_hostname, curious.verify_mode = False, ssl.CERT_NONE
-    client = handshake(curious, authority.context(name, http=False), name)
+    client = handshake(curious, authority.context(name), name)
     sent = client.getpeercert(binary_form=True)
     assert sent is not None
     return x509.load_der_x509_certificate(sent)
@@ -64,7 +64,7 @@ def leaf_of(authority: Authority, name: str) -> x509.Certificate:
 def test_no_suite_that_pads_is_taken(tmp_path: Path) -> None:
     """In TLS 1.2 a record is as long as its plaintext and a constant: padding would hide bytes."""
     authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
-    server = authority.context("shop.example", http=True)
+    server = authority.context("shop.example")
     for end in ("AES128-GCM-SHA256", "AES256-GCM-SHA384", "CHACHA20-POLY1305"):
         suite = f"ECDHE-ECDSA-{end}"
         assert shaken(authority, server, "shop.example", suite).cipher() == (suite, "TLSv1.2", ANY)
@@ -113,11 +113,11 @@ def test_forks_of_a_warmed_up_process_draw_keys_of_their_own() -> None:
 def test_no_key_stays_on_disk(tmp_path: Path) -> None:
     """The file that OpenSSL reads is gone when it has read it; secrets are, once they are taken."""
     authority = Authority(tmp_path, NOW, 4)
-    context = authority.context("shop.example", http=False)
+    context = authority.context("shop.example")
     assert [path.name for path in tmp_path.iterdir()] == ["secrets"]
     shaken(authority, context, "shop.example")
-    assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.key_log.take()
-    assert ((tmp_path / "secrets").read_bytes(), authority.key_log.take()) == (b"", b"")
+    assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.take_secrets()
+    assert ((tmp_path / "secrets").read_bytes(), authority.take_secrets()) == (b"", b"")
 
 
 @pytest.mark.promise("3.3")
@@ -125,13 +125,13 @@ def test_two_authorities_have_nothing_in_common(tmp_path: Path) -> None:
     """Another range's certificate is not trusted."""
     one, two = (Authority(tmp_path, dt.datetime.now(dt.UTC), 4) for _ in range(2))
     with pytest.raises(ssl.SSLCertVerificationError):
-        shaken(one, two.context("shop.example", http=True), "shop.example")
+        shaken(one, two.context("shop.example"), "shop.example")
 
 
 def test_forgotten_leaves_hold_no_descriptor(tmp_path: Path) -> None:
     """A guest may have connections to any number of names."""
     authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 2)
-    held = [authority.context(f"{number}.example", http=False) for number in range(2)]
+    held = [authority.context(f"{number}.example") for number in range(2)]
     before = len(list(Path("/proc/self/fd").iterdir()))
-    held += [authority.context(f"{number}.example", http=False) for number in range(2, 8)]
+    held += [authority.context(f"{number}.example") for number in range(2, 8)]
     assert len(list(Path("/proc/self/fd").iterdir())) == before

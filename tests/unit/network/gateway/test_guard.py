@@ -15,8 +15,8 @@ from tests.fakes.gateway import RESOLVER, layout
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GuardConfig
-from belljar.network.gateway.dns_server import DnsServer
-from belljar.network.gateway.guard import Guard, GuardResult
+from belljar.network.gateway.dns import DnsServer
+from belljar.network.gateway.guard import Guard
 from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
 from belljar.policy.guarding import Action, Place
@@ -50,18 +50,18 @@ def test_only_what_the_policy_blocks_is_held(
     made = guard(range_action, upstream_action)
     assert (made.scans("shop"), made.scans("real")) == (shop, real)
     for stand_in, held in (("shop", shop), ("real", real)):
-        looked = made.scan(stand_in, Channel.HTTP, "body", SECRET.encode(), {"cell": "a"})
-        assert looked.blocked is held
-        assert len(looked.items) == held
+        items, is_blocked = made.scan(
+            stand_in, Channel.HTTP, "body", SECRET.encode(), {"cell": "a"}
+        )
+        assert (is_blocked, len(items)) == (held, held)
 
 
 @pytest.mark.promise("5.7")
 def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
     """Class, place, digest and what was done, never the value."""
-    looked = guard(Action.BLOCK, Action.BLOCK).scan(
+    [item], _ = guard(Action.BLOCK, Action.BLOCK).scan(
         "real", Channel.HTTP, "body", b"x=" + SECRET.encode(), {"cell": "a"}
     )
-    [item] = looked.items
     assert item.kind == Kind.GUARD_HIT
     check_data(Kind.GUARD_HIT, dict(item.data))
     assert SECRET not in str(item.data)
@@ -81,9 +81,8 @@ def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host(
         data, reason = b"an ordinary text of some length", "time"
     made = guard(Action.BLOCK, Action.BLOCK, ScanBounds(decoded_bytes=0))
     for stand_in, blocked in (("shop", False), ("real", True)):
-        looked = made.scan(stand_in, Channel.HTTP, "body", data, {"cell": "a"})
-        assert looked.blocked is blocked
-        (item,) = looked.items
+        (item,), is_blocked = made.scan(stand_in, Channel.HTTP, "body", data, {"cell": "a"})
+        assert is_blocked is blocked
         assert item.kind == Kind.GUARD_UNSCANNED
         assert reason == "size" or item.data["reason"] == reason
         check_data(Kind.GUARD_UNSCANNED, dict(item.data))
@@ -97,7 +96,7 @@ def test_connections_of_one_stand_in_are_apart() -> None:
     def is_blocked(connection: int, data: str) -> bool:
         return made.scan(
             "shop", Channel.STREAM, "data", data.encode(), {"cell": "a", "connection": connection}
-        ).blocked
+        )[1]
 
     assert not is_blocked(1, SECRET[:9])
     assert not is_blocked(2, "something else")
@@ -125,9 +124,9 @@ def test_the_loop_turns_between_two_scans() -> None:
         def scans(self, _: str) -> bool:
             return True
 
-        def scan(self, *_: object) -> GuardResult:
+        def scan(self, *_: object) -> tuple[list[Item], bool]:
             scanned_at.append(turns)
-            return GuardResult()
+            return [], False
 
     async def flood() -> None:
         nonlocal turns
@@ -154,9 +153,9 @@ def test_what_a_cut_exchange_held_is_on_record() -> None:
         def scans(self, _: str) -> bool:
             return True
 
-        def scan(self, *_: object) -> GuardResult:
+        def scan(self, *_: object) -> tuple[list[Item], bool]:
             asked[0].cancel()
-            return GuardResult(items=(found,), blocked=True)
+            return [found], True
 
     async def cut() -> None:
         site = site_with(cast("Guard", Hits()), items)

@@ -14,12 +14,12 @@ from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.reporter import Reporter, TooManyRequestsError
 from belljar.network.ipc import (
+    ALIVE,
     DIAL,
+    ENDED,
     MAX_DATA_BYTES,
     EventDecoder,
-    GatewayEvent,
-    GatewayNotice,
-    GatewayRequest,
+    GatewayMessage,
     Item,
     encode_ack,
     encode_event,
@@ -57,11 +57,11 @@ def run(scene: Scene, **bounds: float) -> None:
     asyncio.run(whole())
 
 
-async def heard(sock: socket.socket, decoder: EventDecoder) -> GatewayEvent | GatewayRequest:
+async def heard(sock: socket.socket, decoder: EventDecoder) -> GatewayMessage:
     """The next whole event, at the owner's end."""
     while True:
         message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
-        if isinstance(message, GatewayEvent | GatewayRequest):
+        if message is not None and message.kind not in (ALIVE, ENDED):
             return message
 
 
@@ -93,15 +93,15 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
     run(scene)
 
 
-async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayNotice]:
+async def until_ended(sock: socket.socket) -> tuple[list[GatewayMessage], GatewayMessage]:
     """All events, and the last word."""
     decoder = EventDecoder()
-    events: list[GatewayEvent] = []
+    events: list[GatewayMessage] = []
     while True:
         message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
-        if isinstance(message, GatewayNotice):
+        if message is not None and message.kind == ENDED:
             return events, message
-        if isinstance(message, GatewayEvent):
+        if message is not None and message.kind != ALIVE:
             events.append(message)
 
 
@@ -135,7 +135,6 @@ def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
         decoder = EventDecoder()
         for number in range(3000):
             message = await heard(there, decoder)
-            assert isinstance(message, GatewayEvent)
             assert message.data["what"] == str(number)
             assert (reporter.posted - number) * 1000 < 100_000 + 2_000
             there.send(encode_ack(message.id))
@@ -185,9 +184,8 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
         decoder = EventDecoder()
         first = group.create_task(reporter.dial(*WHERE))
         message = await heard(there, decoder)
-        assert isinstance(message, GatewayRequest)
         asked = dict(zip(("host", "port", "stand_in"), WHERE, strict=True))
-        assert (message.what, json.loads(message.body)) == (DIAL, asked)
+        assert (message.data["what"], json.loads(message.bodies[0].content)) == (DIAL, asked)
         first.cancel()
         second = group.create_task(reporter.dial(*WHERE))
         number = (await heard(there, decoder)).id

@@ -9,7 +9,7 @@ from typing import Any, cast
 from tests.fakes.gateway import layout
 
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.site import Account, Peer, Site
+from belljar.network.gateway.site import Peer, Site
 from belljar.network.gateway.stream import RecordedStream
 from belljar.network.ipc import Item
 
@@ -45,7 +45,7 @@ def test_what_comes_behind_a_stand_ins_close_is_counted_and_no_fault() -> None:
     async def run() -> None:
         reporter = cast("Any", SimpleNamespace(record=record, post=items.append))
         site = Site(layout=layout(), stand_ins=(), bounds=Bounds(), reporter=reporter)
-        peer = Peer(cell="agent", address="127.0.76.2", port=22, account=Account(1))
+        peer = Peer(cell="agent", address="127.0.76.2", port=22, number=1)
         async with asyncio.timeout(60):
             await RecordedStream(site, peer, cast("Any", OnePipe()), "shop").run(app)
 

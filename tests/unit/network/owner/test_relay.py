@@ -111,23 +111,21 @@ def test_a_budget_ends_a_connection_to_the_byte(is_sent: bool) -> None:
 
 @pytest.mark.promise("2.7")
 def test_a_run_has_its_budget_over_all_ranges() -> None:
-    """Of a range that is using it the whole budget is set aside; of one that is not, what it used;
-    also after the range's end."""
+    """To the byte, whichever range uses it; also after a range's end."""
     spending, plan = RunSpending(), upstream(10_000, 16_000)
-    first, second, third = (spending.new_range() for _ in range(3))
+    first, second, last = (spending.new_range() for _ in range(3))
     with relayed(spending, first, plan) as (end, theirs):
-        with pytest.raises(SpentError, match="the run"), spending.dialling(second, plan):
-            pass
-        end.sendall(b"x" * 4000)
-        assert take(theirs, 4000)
+        end.sendall(b"x" * 8000)
+        assert len(take(theirs, 8000)) == 8000
         spending.close(first)
         assert (end.recv(1), theirs.recv(1)) == (b"", b"")
-    with spending.dialling(second, plan):
-        pass
-    with relayed(spending, third, plan) as (end, theirs):
-        end.sendall(b"x" * 6000)
-        assert take(theirs, 6000)
-    last = spending.new_range()
+    left = plan.run_budget_bytes - spending.spent_bytes(HOST) - DIAL_BYTES
+    with relayed(spending, second, plan) as (end, theirs):
+        end.sendall(b"x" * (left + 1))
+        assert len(take(theirs, left + 1)) == left < plan.budget_bytes - DIAL_BYTES
+        with pytest.raises(OSError, match=r"."):
+            end.send(b"")
+    assert spending.spent_bytes(HOST) == plan.run_budget_bytes
     with pytest.raises(SpentError, match="the run"), spending.dialling(last, plan):
         pass
 

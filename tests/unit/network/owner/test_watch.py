@@ -20,9 +20,8 @@ from belljar.events import Body, Event, Kind, Recorder
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
 from belljar.network.ipc import ALIVE, Item, encode_event
-from belljar.network.owner.processes import Child
-from belljar.network.owner.range_state import HeartbeatTimeout, RangeProcesses, RangeState
-from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
+from belljar.network.owner.processes import Child, RangeProcesses
+from belljar.network.owner.watch import BLOCK_BYTES, HeartbeatTimeout, RangeWatch, cost_bytes
 
 MAX_BYTES, TIMEOUT_S = 20_000, 60.0
 
@@ -51,7 +50,6 @@ class Watched:
         self.watch = RangeWatch(
             "range",
             self.processes,
-            RangeState(),
             recorder,
             on_failure=self.fail,
             handle_request=None,
@@ -160,8 +158,8 @@ def test_whoever_waits_is_woken_though_the_end_could_not_be_told() -> None:
         watched(MemoryRecorder(), timeout_s=0.0) as scene,
     ):
         scene.send(Item(ALIVE, {}))
-        assert scene.watch.state.milestones.get(timeout=TIMEOUT_S) is None
-    assert "hangs" in str(scene.watch.state.error)
+        assert scene.watch.milestones.get(timeout=TIMEOUT_S) is None
+    assert "hangs" in str(scene.watch.error)
 
 
 def test_a_process_that_ends_later_than_its_range_is_waited_for_no_longer() -> None:
