@@ -332,7 +332,7 @@ class FakeCells(RealCells):
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None
     ) -> AsyncIterator[Any]:
         """As the real one, if `are_revertible`."""
         make = partial(self._one, policy, run)
@@ -386,14 +386,12 @@ class RecordedCells(FakeCells):
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None
     ) -> AsyncIterator[Any]:
         """As the real one."""
-        async with super().open_range(policy, run=run, home=home, ahead=ahead) as opened:
+        async with super().open_range(policy, run=run, home=home) as opened:
             cell = opened.cell
-            early = {"ahead": True} if ahead else {}
             planned: dict[str, Any] = {
-                **early,
                 "policy_sha256": "0" * 64,
                 "tier": "microvm",
                 "emulated": True,

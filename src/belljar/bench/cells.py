@@ -14,7 +14,6 @@ from belljar.bench.figures import BenchRow, Figures, Measure
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
-from belljar.cell.pool import Pool, open_pool
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.isolation.cgroup import memory_bytes
 from belljar.ledger.rundir import RunDirectory
@@ -70,9 +69,6 @@ async def time_tier(work: Workload, figures: Figures, report: Callable[[str], No
         report(f"{work.tier}: snapshots and forks")
         async with open_cell({**work.policy, "snapshots": True}, run=run) as cell:
             await _save(cell, work, figures)
-        report(f"{work.tier}: cells made ahead")
-        async with open_pool(work.policy, run=run, size=2) as pool:
-            await _use_pool(pool, work, figures)
         for count in work.in_flight:
             report(f"{work.tier}: {count} at once")
             for _ in range(work.rounds if count == 1 else 1):
@@ -111,26 +107,6 @@ async def _save(cell: Cell, work: Workload, figures: Figures) -> None:
             output = await fork.exec(["cat", _BLOB])
         if output.stdout != b"used\n":
             raise CellError("a fork lacks what its cell had", where=f"cell {fork.id}")
-
-
-async def _use_pool(pool: Pool, work: Workload, figures: Figures) -> None:
-    for _ in range(work.rounds):
-        pool.refill()
-        await pool.filled()
-        began = perf_counter()
-        async with pool.cell() as cell:
-            figures.add(BenchRow(work.tier, Measure.POOL_CREATE), (perf_counter() - began) * 1e3)
-            await _hello(cell)
-            figures.add(
-                BenchRow(work.tier, Measure.POOL_FIRST_OUTPUT), (perf_counter() - began) * 1e3
-            )
-    async with pool.cell() as cell:
-        for _ in range(work.rounds):
-            pool.refill()
-            await pool.filled()
-            await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])
-            with figures.timed(BenchRow(work.tier, Measure.POOL_REVERT)):
-                await cell.revert(verify=False)
 
 
 async def _lives(work: Workload, run: RunDirectory, figures: Figures, count: int) -> None:

@@ -17,10 +17,7 @@ class Measure(StrEnum):
     CREATE = "cold create"
     FIRST_OUTPUT = "create to first output"
     LIFE = "create to destroyed"
-    POOL_CREATE = "from pool"
-    POOL_FIRST_OUTPUT = "from pool to first output"
-    REVERT = "revert, cold"
-    POOL_REVERT = "revert from pool"
+    REVERT = "revert"
     SNAPSHOT = "snapshot"
     FORK = "fork"
     EXEC = "exec of true"
@@ -31,11 +28,9 @@ class Measure(StrEnum):
 
 SHARES: Final = (50, 95, 99)  # the percentiles that are shown
 PEER: Final = "docker run --rm"  # the subject that others are compared with
-# Each measure is compared with this one of Docker. Cells made ahead are compared with a whole
-# `docker run`, though their making is moved, not saved: the user waits for the one or the other.
+# Each measure is compared with this one of Docker.
 PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
     Measure.FIRST_OUTPUT: Measure.LIFE,
-    Measure.POOL_FIRST_OUTPUT: Measure.LIFE,
     **{each: each for each in Measure if each.name in {"LIFE", "EXEC", "FILE_IN", "FILE_OUT"}},
     Measure.DESTROY: Measure.DESTROY,
 }

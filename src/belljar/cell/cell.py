@@ -140,7 +140,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         return await take_snapshot(self, Snapshot, name)
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
-        """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
+        """Go on in another machine, in the policy's clean state.
 
         The files of the policy are in place, with decoys of its own; nothing else of the old
         machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the

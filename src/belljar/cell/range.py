@@ -97,7 +97,6 @@ class Range:
         network: None when no cell is on one.
         routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
         model_requests: what the gateway asks of the evaluated model; None without a network.
-        from_pool: it was made ahead of use.
         rules: what records it under its policy's `on`, of a cell without a network.
     """
 
@@ -106,7 +105,6 @@ class Range:
     network: Network | None = None
     routers: Mapping[str, Router] = field(default_factory=dict)
     model_requests: ModelRequests | None = None
-    from_pool: bool = False
     rules: StopRulesRecorder | None = None
 
     @property

@@ -44,7 +44,7 @@ def bench(
 ) -> int:
     """Measure cells on this host, and Docker in the same run where it is installed.
 
-    Create, first output, exec, files, revert, a pool and destruction in each tier; whole lives at
+    Create, first output, exec, files, revert and destruction in each tier; whole lives at
     once. Docker runs the same command with the same root file system. The ratio is a row's median
     over Docker's.
 
