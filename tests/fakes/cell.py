@@ -243,19 +243,10 @@ class FakeCell:
         self._alive()
         return 0.0
 
-    async def wait_dead(self) -> str:
-        """As the real one."""
-        await self.death.wait()
-        return "it died"
-
     def die(self) -> None:
         """End it."""
         self.dead = True
         self.death.set()
-
-    def disconnect(self) -> None:
-        """As the real one."""
-        self.die()
 
     def mark_failed(self, _error: Exception) -> None:
         """As the real one."""

@@ -119,11 +119,6 @@ class Range:
         late = None if self.rules is None else self.rules.stopper.order
         return self.cell._live.killed() or late
 
-    def disconnect(self) -> None:
-        """End all operations in its cells, in any event loop. From any thread."""
-        for cell in self.cells.values():
-            cell.disconnect()
-
     def raise_if_dead(self) -> None:
         """Raise what the network died of, if it has."""
         if self.network is not None and self.network.error is not None:

@@ -198,7 +198,6 @@ class Cell(_Facade[AsyncCell]):
     note = _at_once(AsyncCell.note)
     check_health = _waiting(AsyncCell.check_health)
     ping = _waiting(AsyncCell.ping)
-    wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
     snapshot = _mirrored(AsyncCell.snapshot, lambda call, loop: Snapshot(loop.call(call), loop))
 

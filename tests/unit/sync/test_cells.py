@@ -24,12 +24,11 @@ OPENERS = [
 # By class or opener: what is for ranges, the harness or services' programs, of the thread
 # that works in it, of anyio's streams, or done by leaving a block.
 NOT_OFFERED = {
-    "Cell": "disconnect failure mark_failed record_death run_probe_program make_directory last_op"
-    " guard watch",
+    "Cell": "failure mark_failed record_death run_probe_program make_directory last_op guard watch",
     "RunningCommand": "leave take_output left end",
     "CellStream": "aclose abort extra extra_attributes",
     "open_range": "on_target",
-    "Range": "disconnect raise_if_dead routers model_requests killed rules",
+    "Range": "raise_if_dead routers model_requests killed rules",
 }
 
 
