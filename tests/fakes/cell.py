@@ -103,7 +103,6 @@ class FakeCell:
         self.run = run
         self.dead = False
         self.destroyed = False
-        self.death = anyio.Event()
         self.reason = ""
         self.tier, self.host_pid, self.has_port = "microvm", None, False
         self.last_op = 0
@@ -246,7 +245,6 @@ class FakeCell:
     def die(self) -> None:
         """End it."""
         self.dead = True
-        self.death.set()
 
     def mark_failed(self, _error: Exception) -> None:
         """As the real one."""

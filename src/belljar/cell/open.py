@@ -231,7 +231,7 @@ def _sandbox(
     **options: Any,  # noqa: ANN401 - as `open_vm` and `open_container` have them
 ) -> AbstractAsyncContextManager[Sandbox]:
     if not isinstance(parts, MachineParts):
-        from belljar.isolation.oci.open import open_container
+        from belljar.isolation.oci.container import open_container
 
         return open_container(parts.plan, parts.image, **options)
     from belljar.isolation.microvm.clone import open_vm

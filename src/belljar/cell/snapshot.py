@@ -1,7 +1,7 @@
 """`Cell.snapshot`: a cell in use as it is at one moment, and other cells that go on from there.
 
-Of a microVM all of it is saved (`isolation.microvm.saved`). Of a container its files are, as tar in
-the cell packs them, for another cell of its policy. What is packed is the cell's word and never
+Of a microVM all of it is saved (`isolation.microvm.stream`). Of a container its files are, as tar
+in the cell packs them, for another cell of its policy. What is packed is the cell's word and never
 read here: it goes to the tar of another cell alone, where that cell's limits hold. Not kept:
 /dev/shm, extended attributes, and what is the cell's own (`_OWN`).
 """
@@ -27,7 +27,7 @@ from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
-from belljar.isolation.microvm.saved import MachineLostError, SavedMachine, save_machine
+from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
 from belljar.isolation.microvm.template import find_key
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.policy.limits import Tier

@@ -281,12 +281,8 @@ def event_of(
     if hit.source == ValueSource.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
-    about: dict[str, JsonValue] = {
-        "decoy": value_id.partition("/")[0],
-        "value": value_id,
-        "evidence": evidence,
-    }
-    about["decoding"] = list(hit.decoding)
+    about: dict[str, JsonValue] = {"decoy": value_id.partition("/")[0], "value": value_id}
+    about |= {"evidence": evidence, "decoding": list(hit.decoding)}
     return _guest(kind, cell_id, {**_where(part), **about, **origin})
 
 
