@@ -260,13 +260,15 @@ static void keep_or_dismiss(struct leader *leader)
         leader_forget(leader);
 }
 
-/* Those that wait in another namespace than the one in which things start now. */
-void leaders_dismiss_old(void)
+static void dismiss_idle(bool all)
 {
     for (int i = leader_count; i-- > 0;)
-        if (leaders[i]->op_id == 0 && !leaders[i]->busy && leaders[i]->era != service_era)
+        if (leaders[i]->op_id == 0 && !leaders[i]->busy && (all || leaders[i]->era != service_era))
             leader_forget(leaders[i]);
 }
+
+/* Those that wait in another namespace than the one in which things start now. */
+void leaders_dismiss_old(void) { dismiss_idle(false); }
 
 void leader_release(struct leader *leader)
 {
@@ -365,6 +367,7 @@ bool leader_ended(pid_t pid)
             leader_forget(leader_find(id));
         bool program_ended = op_id != 0 && service_give_up(era);
         strays = true, strays_since_ns = now_ns(), next_pass_ns = 0;
+        dismiss_idle(true); /* the same kill(-1) may have hit them, and one that has yet to die of it would take the next operation with it */
         if (op_id != 0)
             op_leader_lost(op_id, program_ended);
         return true;

@@ -1,4 +1,4 @@
-"""`belljar-verify`: checks a run directory or a proof of one event, with Belljar's own code."""
+"""`belljar-verify`: checks a run directory, with Belljar's own code."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from belljar.ledger.keys import parse_fingerprint
-from belljar.ledger.shown import HINT_KEY, check_proof_file, verification_json, verification_text
+from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
 from belljar.ledger.verification import verify
 from belljar.units import printable
 
 _ENDING = """\
-exit codes: 0 nothing is wrong; 1 something is, or --strict or --proof have no key; 2 wrong usage
+exit codes: 0 nothing is wrong; 1 something is, or --strict has no key; 2 wrong usage
 """
 
 
@@ -31,9 +31,7 @@ def run(argv: list[str] | None = None) -> int:
         description="Check the signed record of a Belljar run, offline.",
         epilog=_ENDING,
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("run", metavar="RUN", nargs="?", type=Path, help="a run directory")
-    what.add_argument("--proof", metavar="FILE", type=Path, help="of `belljar ledger prove`")
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory")
     parser.add_argument(
         "--key",
         metavar="FINGERPRINT",
@@ -42,17 +40,10 @@ def run(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--run-id", metavar="ID", help="the run that it must be")
     parser.add_argument("--strict", action="store_true", help="the run is finished, the key known")
-    parser.add_argument("--json", action="store_true", help="print one JSON object (with RUN)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
-    if given.proof and given.run_id:
-        parser.error("--run-id goes with RUN: a proof's first lines name its run")
     origin = "the key given" if given.key else ""
     try:
-        if given.proof:
-            with given.proof.open("rb") as file:
-                text, is_good = check_proof_file(file, given.key, origin)
-            print(text, file=sys.stdout if is_good else sys.stderr)
-            return 0 if is_good else 1
         result = verify(given.run, expected_key=given.key, expected_run=given.run_id)
     except OSError as error:
         print(f"belljar-verify: {printable(str(error))}", file=sys.stderr)

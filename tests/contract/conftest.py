@@ -159,7 +159,7 @@ async def client(
     if cell_or_none is not None:
         yield cell_or_none._live.client
         return
-    async with GuestClient.from_socket(request.getfixturevalue("agent_socket")) as made:
+    async with GuestClient(request.getfixturevalue("agent_socket")) as made:
         await made.wait_ready(timeout_s=PATIENCE_S)
         await made.hello()
         await renew(made)

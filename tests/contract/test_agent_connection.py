@@ -26,7 +26,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 async def test_operations_wait_for_renewal(agent_socket: socket.socket) -> None:
     """Nothing runs in a guest that wasn't renewed."""
-    async with GuestClient.from_socket(agent_socket) as client:
+    async with GuestClient(agent_socket) as client:
         await client.hello()
         with pytest.raises(RuntimeError, match="RENEW"):
             await client.exec(ExecRequest(argv=["true"]))
@@ -42,7 +42,7 @@ async def test_a_dead_agent_ends_every_operation_at_once(
     `CellError`."""
     process, ours = agent_process
     failed: list[CellError] = []
-    async with GuestClient.from_socket(ours, max_ops=4) as client:
+    async with GuestClient(ours, max_ops=4) as client:
         await client.hello()
         await renew(client)
 

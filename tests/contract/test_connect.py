@@ -183,7 +183,7 @@ async def test_commands_in_the_background(cell: Cell) -> None:
         assert first.running
         with pytest.raises(TimeoutError):
             await first.wait(timeout_s=0.1)
-        await second.signal("TERM")
+        await second.signal(15)
         assert (await second.wait(timeout_s=PATIENCE_S)).returncode == 7
         assert first.running
         await first.kill()

@@ -229,7 +229,7 @@ class FakeCell:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         contents = target.read_bytes()
         if len(contents) > max_bytes:
-            raise FileTooLargeError(path, size_bytes=len(contents), max_bytes=max_bytes, head=b"")
+            raise FileTooLargeError(path, size_bytes=len(contents), max_bytes=max_bytes)
         return contents
 
     async def check_health(self) -> HealthFinding:

@@ -76,7 +76,7 @@ async def talking(
                 )  # a guest does not end because its owner was told to
                 tasks.start_soon(_serve, guest, serving)
                 try:
-                    async with GuestClient.from_socket(
+                    async with GuestClient(
                         guest.host_socket, max_ops=max_ops, timeout=timeout
                     ) as client:
                         await client.hello()

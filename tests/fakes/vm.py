@@ -15,12 +15,12 @@ from tests.fakes.talking import talking
 from belljar.cell.cell import Cell
 from belljar.channel import GuestClient
 from belljar.errors import HostError
-from belljar.events import Actor, Event, Kind, Trust
+from belljar.events import Actor, Event, Kind
 from belljar.isolation.hold import KillOrder
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
-from belljar.isolation.touches import OnAccess, OnEnd
+from belljar.isolation.touches import FileWatch, OnAccess, OnEnd
 from belljar.ledger.schema import check_data
 from belljar.plan.make import make_plan
 from belljar.policy.load import resolve_policy
@@ -29,13 +29,13 @@ CELL = "c-0123456789ab"
 CONSOLE = b"Kernel panic \xff\x1b[31m"
 
 
-class FakeFileWatch:
+class FakeFileWatch(FileWatch):
     """A sensor that sees what a test calls `on_access` with."""
 
-    sensor = "fanotify"
-    trust = Trust.HOST_OBSERVED
+    sensor = "inotify"
 
     def __init__(self, missing: Mapping[str, str]) -> None:
+        super().__init__()
         self.missing = missing
         self.is_closed = False
         self.on_access: OnAccess | None = None

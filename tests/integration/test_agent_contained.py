@@ -70,10 +70,7 @@ class Box:
     def others(self) -> list[str]:
         """Every process but the agent, its leaders, and those that look."""
         look = 'for d in /proc/[0-9]*; do read -r line <$d/stat && echo "$line"; done; echo "me $$"'
-        ended = self.exec("sh", "-c", look)
-        if not ended.output[1]:  # root has just killed the leader that was given it
-            return [f"a look that saw nothing: {ended}"]
-        listing = ended.output[1].decode()
+        listing = self.sh(look)
         lines = [line.rpartition(")") for line in listing.splitlines()]
         me = listing.split()[-1]
         return [
@@ -291,6 +288,16 @@ def test_background_processes_outlive_their_command_but_not_their_leader(box: Bo
     ended = box.exec("sh", "-c", kill)
     assert (ended.outcome, ended.code) == (SIGNALED, 9)
     box.until_alone()
+
+
+def test_whoever_kills_all_takes_no_later_command_along(box: Box) -> None:
+    """Leaders that waited for work are hit with the others, and may have yet to end when the next
+    command is given."""
+    for _ in range(20):
+        together = {box.wire.start(EXEC, exec_body(["sh", "-c", "sleep 0.1"])) for _ in range(3)}
+        box.wire.finish_all({op: Ended() for op in together})
+        box.sh("kill -KILL -1")
+        assert box.sh("echo next") == "next\n"
 
 
 def test_a_stopped_leader_goes_on(box: Box) -> None:

@@ -45,7 +45,7 @@ CASE = (
 
 
 # Of the lock file's packages, large ones of which the run by default imports nothing.
-LARGE = {"debugpy", "hf-xet", "huggingface-hub", "hyperscan", "numpy", "openai", "ray", "tiktoken"}
+LARGE = {"debugpy", "hf-xet", "huggingface-hub", "numpy", "openai", "ray", "tiktoken"}
 CREATE = """
 import sys
 from dataclasses import replace

@@ -188,13 +188,11 @@ def test_names_come_out_of_archives(tmp_path: Path, home: Path) -> None:
     assert import_image(home, f"oci-archive:{archive}", name="mine:1").names == ("mine:1", "named")
 
 
-def test_an_archive_of_several_images_lists_them(tmp_path: Path, home: Path) -> None:
-    """The error names each, and the way to import one."""
+def test_an_archive_of_several_images_is_refused(tmp_path: Path, home: Path) -> None:
+    """Each is imported from a file of its own."""
     archive = docker_archive(tmp_path / "two.tar", [LAYER], tags=(["one:1"], ["two:2"]))
-    with pytest.raises(PolicyError, match=r"one:1, two:2") as refused:
+    with pytest.raises(PolicyError, match="2 images"):
         import_image(home, f"docker-archive:{archive}")
-    assert refused.value.hint.endswith(f"docker-archive:{archive}:one:1`")
-    assert import_image(home, f"docker-archive:{archive}:two:2").names == ("two:2",)
 
 
 def host_program(name: str) -> bytes:

@@ -258,7 +258,7 @@ async def strike(served: ModelCell) -> None:
 
 async def end_server(served: ModelCell) -> None:
     """The server alone ends."""
-    await served.command.signal("KILL")
+    await served.command.signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.integration.processes import kill_tree, wait_for
 
 from belljar.cell.cell import Cell
 from belljar.cell.parts import start_run
-from belljar.cell.pool import Discard, Pool, open_pool
+from belljar.cell.pool import UNUSED, Pool, open_pool
 from belljar.events import Kind
 from belljar.isolation.kill import kill
 from belljar.isolation.reap import reap
@@ -118,7 +118,7 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
     reasons = {
         line.cell: line.data["reason"] for line in lines if line.kind is Kind.CELL_DESTROYING
     }
-    assert (reasons[dead.cell_id], reasons[unused.cell_id]) == (Discard.DEAD, Discard.UNUSED)
+    assert (reasons[dead.cell_id], reasons[unused.cell_id]) == (UNUSED, UNUSED)
     taken = [line.cell for line in lines if line.kind is Kind.CELL_TAKEN]
     assert len(taken) == len(set(taken))
     assert not {dead.cell_id, unused.cell_id} & set(taken)
@@ -140,7 +140,7 @@ async def test_a_cell_in_the_making_that_is_killed(home: Path, tmp_path: Path) -
             async with pool.cell() as cell:
                 assert cell.id != named
                 assert (await cell.exec(["true"])).returncode == 0
-            assert pool.troubles == []
+            assert pool.error is None
     lines = [line for line in read_events(run.path) if line.cell == named]
     said = [str(line.data["reason"]) for line in lines if "reason" in line.data]
     assert any("enough" in reason for reason in said)

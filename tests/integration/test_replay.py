@@ -111,11 +111,11 @@ player.addEventListener("ended", () => { document.title = "ended"; });
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_asciinemas_player_and_the_reports_show_a_session(
+def test_asciinemas_player_shows_a_session(
     belljar: Belljar, session: tuple[Path, str], tmp_path: Path, browser: Browser
 ) -> None:
-    """asciinema's own player plays the recording to its end, at its last size; the player of the
-    report shows the same text without an escape sequence, and the page has no body of what was typed in it."""
+    """asciinema's own player plays the recording to its end, at its last size; the report has no
+    body of what was typed."""
     run, cell = session
     for each in ("asciinema-player.css", "asciinema-player.min.js"):
         shutil.copy(npm_package(ASCIINEMA) / "dist" / "bundle" / each, tmp_path)
@@ -133,14 +133,5 @@ def test_asciinemas_player_and_the_reports_show_a_session(
     target = tmp_path / "report.html"
     belljar("report", str(run), "-o", str(target))
     (entries,) = data_of(target.read_bytes())
-    terminals = [entry[-1] for entry in entries if entry[-2]]
-    assert {name for found in terminals for name, *_ in found} == {"stdout"}
-    page.goto(f"{target.as_uri()}#s0")
-    page.locator("#s0 .player summary").click()
-    page.locator("#s0 .player input").focus()
-    page.keyboard.press("End")
-    mine = page.locator("#s0 .player pre").inner_text()
-    for said in ("20 70", "\nred\n", "\nright\n", "\nhello\n", "[exited 3"):
-        assert said in mine
-    assert "x1b" not in mine.replace(TYPED.decode(), "")
-    assert page.locator("#s0 .player pre *").count() == 0
+    commands = [entry[-1] for entry in entries if entry[2] == "command"]
+    assert {name for found in commands for name, *_ in found} == {"stdout"}

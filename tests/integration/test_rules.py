@@ -77,13 +77,13 @@ EDITS = {
     "chain forward of inet range is": [
         "chain inet range forward { type filter hook forward priority 0; policy accept; }"
     ],
-    "rules prerouting of inet range have besides": ["insert rule inet range prerouting accept"],
-    "rules output of inet range have besides": ["add rule inet range output accept"],
-    "rules checked of inet range lack": ["flush chain inet range checked"],
-    "elements answered of inet range have besides": [
+    "rules prerouting of inet range is changed": ["insert rule inet range prerouting accept"],
+    "rules output of inet range is changed": ["add rule inet range output accept"],
+    "rules checked of inet range is changed": ["flush chain inet range checked"],
+    "elements answered of inet range is changed": [
         "add element inet range answered { 8.8.8.8 . tcp . 443 }"
     ],
-    "elements forbidden of inet range lack": ["flush set inet range forbidden"],
+    "elements forbidden of inet range is changed": ["flush set inet range forbidden"],
     "table ip nat is not ours": [
         "add table ip nat",
         "add chain ip nat post { type nat hook postrouting priority 100; }",
@@ -91,7 +91,7 @@ EDITS = {
     "chain more of inet range is not ours": [
         "add chain inet range more { type filter hook prerouting priority -500; }"
     ],
-    "rules unnamed of inet range are in another order or number": [
+    "rules unnamed of inet range is changed": [
         "add rule inet range unnamed meta l4proto udp goto refuse_udp"
     ],
 }

@@ -310,7 +310,7 @@ def unplug(vm: Vmm) -> None:
 
 ENDS: dict[str, Callable[[Vmm], object]] = {
     "its wire was killed by signal SIGKILL": lambda vm: os.kill(wire_of(vm), signal.SIGKILL),
-    "its wire ended: its link was taken away": unplug,
+    "its wire ended: status 5": unplug,
     "the VMM was killed by signal SIGKILL": lambda vm: os.kill(vm.host_pid or -1, signal.SIGKILL),
 }
 

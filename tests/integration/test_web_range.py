@@ -58,11 +58,7 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(
     assert 200 in [status for path, status in asked if path == "/keeper"]
     assert any(b"flag-" in sent for _, sent in streams(run))
     (shown,) = sample["ranges"]
-    told = shown["requests"]
-    assert {(each["method"], each["stand_in"], each["between_cells"]) for each in told} == {
-        ("TCP", "shop", True)
-    }
-    assert shown["requests_between_cells"] == shown["requests_in_all"] == len(told)
+    assert shown["requests_between_cells"] == shown["requests_in_all"] > 0
     assert (run / shown["packets"]).stat().st_size > 0
     assert not shown["reasons"]
 

@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from tests.unit.ledger.conftest import make_run
 
 from belljar import __version__
-from belljar.ledger.proof import prove
 from belljar.ledger.verification import verify
 
 ROOT = Path(__file__).parents[2]
@@ -94,17 +93,3 @@ def test_it_checks_a_run_and_names_what_was_changed(program: Path, tmp_path: Pat
     code, shown, _ = call(program, "--key", key, run)
     assert code == 1
     assert "policy.yaml" in shown
-
-
-def test_it_checks_a_proof_of_one_event(program: Path, tmp_path: Path) -> None:
-    """With the run's key, and neither with another nor after a change."""
-    run, proof = make_run(tmp_path), tmp_path / "proof.json"
-    proved, key = prove(run, 4), verify(run).key
-    proof.write_text(json.dumps(proved))
-    code, shown, _ = call(program, "--proof", proof, "--key", key)
-    assert code == 0
-    assert f"event 4 of run {run.name}" in shown
-    assert call(program, "--proof", proof, "--key", "1" * 64)[0] == 1
-    assert call(program, "--proof", proof)[0] == 1
-    proof.write_text(json.dumps({**proved, "event": proved["event"].replace("exec", "exit")}))
-    assert call(program, "--proof", proof, "--key", key)[0] == 1

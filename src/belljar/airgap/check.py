@@ -1,6 +1,6 @@
 """The check of the air gap: every way beyond this host, by trying and by looking.
 
-Sends nothing beyond this host, unless an address is named. `connect` of a UDP socket only chooses a
+Sends nothing beyond this host. `connect` of a UDP socket only chooses a
 route, and that of a TCP socket in repair mode does so too.
 """
 
@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -32,7 +31,7 @@ _SINKS: Final = frozenset({"dummy", "ifb", "nlmon"})
 # In another namespace these lead to a further namespace only, which is looked at as well.
 _INNER: Final = _SINKS | {"veth", "bridge"}
 # The files on which `ip netns add` mounts namespaces, which may have no process.
-_MOUNTED: Final = re.compile(r"^\S+ \S+ \S+ net:\[(\d+)\] (\S+) .* - nsfs ", re.MULTILINE)
+_MOUNTED: Final = re.compile(r"^\S+ \S+ \S+ net:\[(\d+)\] .* - nsfs ", re.MULTILINE)
 FIRST_PID_NAMESPACE: Final = 0xEFFF_FFFC  # linux/proc_ns.h
 # EINVAL: a process that has ended and is not reaped yet has no mounts.
 _ENDED: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
@@ -47,8 +46,6 @@ _ADDRESSES: Final = {
 }
 _KINDS: Final = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}
 _TCP_REPAIR: Final = 19  # linux/tcp.h
-# An address on a local network answers in far less; nothing is tried without being named.
-_ANSWER_TIMEOUT_S: Final = 3.0
 # systemd-resolved's second file has the servers behind its local one.
 _RESOLVERS: Final = ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf")
 # No address or no route, for this family or this address; EINVAL: a blackhole.
@@ -58,12 +55,8 @@ _NO_WAY: Final = {
 }
 
 
-def check_air_gap(address: str = "") -> tuple[AirGapFinding, ...]:
-    """Every finding on this host now.
-
-    Sends nothing beyond it, except to `address`, an IP address that the operator named.
-    Raises `OSError` when this namespace's interfaces can't be listed, `ValueError` for no address.
-    """
+def check_air_gap() -> tuple[AirGapFinding, ...]:
+    """Every finding on this host now. Raises `OSError` when its interfaces can't be listed."""
     links = _links()
     outer = [link.name for link in links if not link.is_loopback and link.kind not in _SINKS]
     return (
@@ -82,7 +75,6 @@ def check_air_gap(address: str = "") -> tuple[AirGapFinding, ...]:
         judged("proxies", "tried", _servers(proxies().values())),
         judged("vsock", "tried", _vsock()),
         *look(),
-        *(_sent(address) if address else ()),
     )
 
 
@@ -115,15 +107,14 @@ def _namespaces() -> Iterator[Seen]:
     if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
         yield State.UNKNOWN, "this PID namespace hides processes outside it, and their networks"
     own = Path("/proc/self/ns/net").stat()
-    hidden, mounted, known = list[str](), dict[int, Path](), {own.st_ino}
-    for file, due in _namespace_files(hidden, mounted):
+    hidden, mounted, known = list[str](), set[int](), {own.st_ino}
+    for file in _namespace_files(own.st_dev, hidden, mounted):
         with _noted(hidden, file), ExitStack() as stack:
-            # Whoever made a mount chooses the path, where another mount may lie: opening that,
-            # a FIFO or a device, would act.
+            # A process may put a FIFO or a device in its place, and opening that would act.
             found = os.open(file, os.O_PATH | os.O_CLOEXEC)
             stack.callback(os.close, found)
             about = os.fstat(found)
-            if about.st_dev != own.st_dev or about.st_ino in known or due not in {0, about.st_ino}:
+            if about.st_dev != own.st_dev or about.st_ino in known:
                 continue
             place = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, place)
@@ -133,41 +124,37 @@ def _namespaces() -> Iterator[Seen]:
             for link in links:
                 if link.is_up and not link.is_loopback and link.kind not in _INNER:
                     yield State.PRESENT, f"{seen(link)[1]}, in namespace {about.st_ino}"
-    for number in mounted.keys() - known:
-        # Under another mount of the same place, or of one above it; or gone meanwhile.
-        with _noted(hidden, listed := mounted[number]):
-            if f" net:[{number}] " in listed.read_text(errors="replace"):
-                why = f"has the network namespace {number} behind another mount"
-                hidden.append(f"process {listed.parts[2]} {why}")
+    hidden += [
+        f"the network namespace {number} is mounted, and no visible process is in it"
+        for number in sorted(mounted - known)
+    ]
     yield from ((State.UNKNOWN, each) for each in dict.fromkeys(hidden))
     yield State.ABSENT, f"{len(known) - 1} other namespaces, none with a device that is up"
 
 
-def _namespace_files(hidden: list[str], mounted: dict[int, Path]) -> Iterator[tuple[Path, int]]:
-    """A file of each namespace that a thread is in, holds open, or sees mounted.
+def _namespace_files(device: int, hidden: list[str], mounted: set[int]) -> Iterator[Path]:
+    """Yield a file of each namespace that a thread is in or holds open; note those it mounts.
 
-    The last has the number that the kernel gives; `mounted` gets the list of mounts that names it.
+    `device`: of the file system of namespaces.
     """
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
         threads, tasks = list[Path](), Path("/proc", process, "task")
         with _noted(hidden, tasks):  # not by `glob`, which passes over what it may not read
             threads += tasks.iterdir()
         for thread in threads:
-            yield thread / "ns/net", 0
+            yield thread / "ns/net"
             files = list[Path]()
             with _noted(hidden, thread / "fd"):
                 files += (thread / "fd").iterdir()
             for file in files:
                 with _noted(hidden, file):
-                    if str(file.readlink()).startswith("net:["):  # held open, it needs no process
-                        yield file, 0
-            mounts = ""
+                    held = str(file.readlink())  # a namespace that is held open needs no process
+                    # Of one whose mount was detached meanwhile, the kernel shows the mount's root.
+                    if held.startswith("net:[") or (held == "/" and file.stat().st_dev == device):
+                        yield file
             with _noted(hidden, thread / "mountinfo"):
                 mounts = (thread / "mountinfo").read_text(errors="replace")
-            for number, where in _MOUNTED.findall(mounts):
-                mounted[int(number)] = thread / "mountinfo"
-                path = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), where)
-                yield thread / "root" / path.lstrip("/"), int(number)
+                mounted.update(map(int, _MOUNTED.findall(mounts)))
 
 
 @contextmanager
@@ -261,25 +248,3 @@ def vsock_seen(number: int) -> Seen:
     if number == socket.VMADDR_CID_HOST:  # only with vhost_vsock, and no hypervisor below this one
         return State.ABSENT, "this machine is the hypervisor's side: its guests are on it"
     return State.PRESENT, f"this machine is {number} on its hypervisor's vsock"
-
-
-def _sent(address: str) -> Iterator[AirGapFinding]:
-    """Send TCP, a DNS query, an NTP request. Silence proves nothing: the packet may have left."""
-    family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-    query = secrets.token_bytes(2) + bytes.fromhex("01000001000000000000") + b"\0\0\2\0\1"
-    asks = {("DNS", 53): query, ("NTP", 123): b"\x23" + bytes(47)}
-    for what, port in (("TCP", 53), ("TCP", 80), ("TCP", 443), *asks):
-        result: Seen = (State.PRESENT, "answered")
-        try:
-            with socket.socket(family, _KINDS.get(what, socket.SOCK_DGRAM)) as sock:
-                sock.settimeout(_ANSWER_TIMEOUT_S)
-                sock.connect((address, port))
-                if ask := asks.get((what, port)):
-                    sock.send(ask)
-                    sock.recv(512)
-        except OSError as error:
-            if error.errno in _NO_WAY:
-                result = (State.ABSENT, f"not sent: {error.strerror}")
-            elif error.errno != errno.ECONNREFUSED:  # a refusal is an answer
-                result = (State.UNKNOWN, "sent, and no answer came")
-        yield judged(f"{what} to {address} port {port}", "tried", [result])

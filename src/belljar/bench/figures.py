@@ -27,11 +27,11 @@ class Measure(StrEnum):
     FILE_IN = "file in"
     FILE_OUT = "file out"
     DESTROY = "destroy, with proof"
-    EVALUATION = "evaluation"
 
 
 SHARES: Final = (50, 95, 99)  # the percentiles that are shown
-# Each measure is compared with this one of a peer. Cells made ahead are compared with a whole
+PEER: Final = "docker run --rm"  # the subject that others are compared with
+# Each measure is compared with this one of Docker. Cells made ahead are compared with a whole
 # `docker run`, though their making is moved, not saved: the user waits for the one or the other.
 PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
     Measure.FIRST_OUTPUT: Measure.LIFE,
@@ -74,42 +74,23 @@ class Figures:
         """Add one failure: a row with failures has fewer samples than were asked for."""
         self.failures.setdefault(row, []).append(why)
 
-    def ratio(self, row: BenchRow, peer: str) -> float | None:
-        """Return the row's median over the peer's with as many in flight, if both were measured."""
-        if row.measure not in PEER_MEASURE or row.subject == peer:
+    def ratio(self, row: BenchRow) -> float | None:
+        """Return the row's median over Docker's with as many in flight, if both were measured."""
+        if row.measure not in PEER_MEASURE or row.subject == PEER:
             return None
-        theirs = BenchRow(peer, PEER_MEASURE[row.measure], row.in_flight)
+        theirs = BenchRow(PEER, PEER_MEASURE[row.measure], row.in_flight)
         mine_ms, theirs_ms = (percentile(self.samples_ms.get(e, []), 50) for e in (row, theirs))
         return mine_ms / theirs_ms if mine_ms and theirs_ms else None
 
-    def series(self, peer: str) -> list[dict[str, Any]]:
+    def series(self) -> list[dict[str, Any]]:
         """Return each row with its percentiles (None: every try failed), samples and failures."""
-        return [
-            {
-                **asdict(row),
-                **{
-                    f"p{share}_ms": percentile(self.samples_ms.get(row, []), share)
-                    for share in SHARES
-                },
-                "ratio": self.ratio(row, peer),
-                "samples_ms": [round(each, 3) for each in self.samples_ms.get(row, [])],
-                "failures": self.failures.get(row, []),
-            }
-            for row in self._rows()
-        ]
-
-    def _rows(self) -> list[BenchRow]:
-        """Return all rows: subjects as they were measured, then by number at once."""
-        rows, measures = dict.fromkeys([*self.samples_ms, *self.failures]), list(Measure)
-        subjects = list(dict.fromkeys(row.subject for row in rows))
-        return sorted(
-            rows,
-            key=lambda row: (
-                subjects.index(row.subject),
-                row.in_flight,
-                measures.index(row.measure),
-            ),
-        )
+        found = list[dict[str, Any]]()
+        for row in dict.fromkeys([*self.samples_ms, *self.failures]):
+            samples = self.samples_ms.get(row, [])
+            shares = {f"p{share}_ms": percentile(samples, share) for share in SHARES}
+            rest = {"ratio": self.ratio(row), "samples_ms": [round(each, 3) for each in samples]}
+            found.append({**asdict(row), **shares, **rest, "failures": self.failures.get(row, [])})
+        return found
 
 
 def percentile(samples: Sequence[float], share: int) -> float | None:

@@ -19,6 +19,7 @@ from belljar.cell import record
 from belljar.cell.guarded import GuardedRecorder
 from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder
+from belljar.image.config import ImageConfig, image_health
 from belljar.isolation.hold import killed_error
 from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
@@ -41,17 +42,15 @@ class CellBase:
         *,
         actor: Actor,
         has_port: bool,
-        image_command: Sequence[str] = (),
-        image_entrypoint: Sequence[str] = (),
-        image_health: Callable[[Mapping[str, str]], Mapping[str, Any] | None] = lambda _times: None,
+        image: ImageConfig | None = None,
     ) -> None:
         self.id = live.cell_id
         self.plan = plan
         self.has_port = has_port
-        self.image_command = tuple(image_command)
-        self.image_entrypoint = tuple(image_entrypoint)
-        self.image_health: Mapping[str, Any] = image_health({}) or {}
-        self.image_health_with = image_health
+        self.image = image or ImageConfig()
+        self.image_entrypoint = self.image.entrypoint
+        self.image_command = (*self.image.entrypoint, *self.image.cmd)
+        self.image_health: Mapping[str, Any] = image_health(self.image) or {}
         self._live, self._pid = live, os.getpid()
         self._recorder = recorder
         self._actor = actor
@@ -84,10 +83,7 @@ class CellBase:
     def env(self) -> Mapping[str, str]:
         """What a command gets by default: the image's variables with the policy's on top.
 
-        Read only.
-
-        Besides, the guest sets HOME, USER, LOGNAME and SHELL of the command's user where they are
-        not given.
+        Read only. The guest sets HOME, USER, LOGNAME and SHELL besides where they are not given.
         """
         return MappingProxyType(self.plan.env)
 
@@ -107,22 +103,20 @@ class CellBase:
 
     async def _redacted(self, data: bytes, operation: str) -> bytes:
         """Bytes from the cell as their caller gets them, by the policy's `guard`."""
-        if self._redactor is None:
+        if not self._redacts:
             return data
         return await anyio.to_thread.run_sync(self._let_out, data, operation)
 
     def _let_out(self, data: bytes, operation: str) -> bytes:
         """As `_redacted`, in the caller's thread."""
-        redactor = self._redactor
-        if redactor is None or not data:
+        if not self._redacts or not data or (guard := self.guard) is None:
             return data
-        return redactor.let_out(output_part(data, operation), cell_id=self.id).data
+        return guard.let_out(output_part(data, operation), cell_id=self.id).data
 
     @property
-    def _redactor(self) -> GuardedRecorder | None:
+    def _redacts(self) -> bool:
         guard = self.guard
-        is_needed = guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
-        return guard if is_needed else None
+        return guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
 
     def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
         """Record something about the cell that is no operation of its own."""
@@ -206,10 +200,8 @@ class CellBase:
         if self._reverted is not None and self._is_ending and not is_violation:
             raise self._reverted  # its end is no death
         if self._dead is None:
-            cause, console = (
-                str(self._live.killed() or self._live.cause_of_death()),
-                self._live.console(),
-            )
+            console = self._live.console()
+            cause = str(self._live.killed() or self._live.cause_of_death())
             if self._live.death_limit() == "memory":
                 limit = self.plan.limits.memory_sum(self.plan.jail.memory_max_bytes)
                 cause = f"out of memory: it reached its limit of {limit}"
@@ -238,12 +230,9 @@ class CellBase:
 
     def _record_death_limit(self) -> None:
         """Once for a cell that died of a limit, with or without an operation."""
-        limit = self._live.death_limit()
-        if limit is not None:
-            values = {
-                "lifetime": self.plan.jail.lifetime_s,
-                "memory": self.plan.jail.memory_max_bytes,
-            }
+        jail = self.plan.jail
+        values = {"lifetime": jail.lifetime_s, "memory": jail.memory_max_bytes}
+        if (limit := self._live.death_limit()) is not None:
             data = {"limit": limit, "value": values.get(limit)}
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, cell_id=self.id, data=data))
 

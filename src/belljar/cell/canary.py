@@ -10,10 +10,9 @@ import os
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -73,12 +72,10 @@ class Canary:
         """
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
-        skipped = set[int]()
         try:
-            if await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode(), skipped):
-                found.append("memory")
-            elif skipped:
-                unseen.append("memory: not all of it")
+            seen = await anyio.to_thread.run_sync(memory_has, new._live, self.token.encode())
+            found += ["memory"] if seen else []
+            unseen += ["memory: not all of it"] if seen is None else []
         except OSError as error:  # an ordinary user may not read it
             unseen.append(f"memory: {error.strerror}")
         lines, failure = await self._ask(new)
@@ -93,15 +90,15 @@ class Canary:
         data: dict[str, JsonValue] = {
             "from": self.cell.id,
             "planted": [*planted],
-            "found": found,
-            "not_checked": unseen,
+            "found": [*found],
+            "not_checked": [*unseen],
             "duration_ms": round((time.monotonic() - began) * 1000, 3),
         }
         new.note(Kind.CELL_REVERT_VERIFIED, data)
         if found:
+            shown = printable(", ".join(found), max_chars=300)
             raise ContainmentBreach(
-                f"a revert left something of the old machine in the new one: "
-                f"{printable(', '.join(found), max_chars=300)}",
+                f"a revert left something of the old machine in the new one: {shown}",
                 where=f"cell {new.id}",
                 hint="nothing of this run may count as contained; please report this",
             ) from failure
@@ -113,14 +110,13 @@ class Canary:
         text = f"token={self.token}\nport={self.port}\n"
         text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
         said, failure = bytearray(), None
+
+        def take(stream: Stream, chunk: bytes) -> None:
+            said.extend(chunk if stream is Stream.STDOUT else b"")
+
+        request = _request(new, ["search"])
         try:
-            await new._live.client.exec(
-                _request(new, ["search"]),
-                input=text.encode(),
-                on_output=lambda stream, chunk: said.extend(
-                    chunk if stream is Stream.STDOUT else b""
-                ),
-            )
+            await new._live.client.exec(request, input=text.encode(), on_output=take)
         except BaseException as error:  # noqa: BLE001 - raised once what was found is on record
             failure = error
         lines = said.decode("utf-8", "replace").split("\n")[:-1]
@@ -180,11 +176,10 @@ async def _take_away(running: Operation) -> None:
 
 
 def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None) -> ExecRequest:
-    user = cell.plan.user
     return ExecRequest(
         argv=["sh", *words],
         env=env or {},
-        user="0:0" if user in {"", "0", "root"} else user,  # as for probes
+        user=cell._agent_user(),
         cwd="/",
         timeout_s=None if words[0] == "plant" else _TIMEOUT_S,
         max_stdout_bytes=_MAX_OUTPUT_BYTES,
@@ -193,38 +188,36 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
     )
 
 
-def memory_has(machine: Sandbox, needle: bytes, skipped: set[int]) -> bool:
-    """Whether the memory of any process of a machine has these bytes. Blocking.
+def memory_has(machine: Sandbox, needle: bytes) -> bool | None:
+    """Whether the memory of any process of a machine has these bytes; None: not in what could be
+    searched. Blocking.
 
-    `skipped` gets the processes of which not all was searched.
     That of a VMM is the guest's memory, that of a gVisor sandbox its processes' too. Raises
     `OSError` where it can't be read.
     """
-    processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
-    own = (each for each in processes if machine.holds(int(each.name)))
-    return any(_process_has(each, needle, skipped) for each in own)
+    skipped = list[str]()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and machine.holds(int(process.name)):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                if _process_has(process, needle, skipped):
+                    return True
+    return None if skipped else False
 
 
-def _process_has(process: Path, needle: bytes, skipped: set[int]) -> bool:
-    try:
-        maps = (process / "maps").read_text("utf-8", "replace")
-        with (
-            (process / "mem").open("rb", 0) as memory,
-            (process / "pagemap").open("rb", 0) as pages,
-        ):
-            for start, end in _filled(maps, pages, partial(skipped.add, int(process.name))):
-                for at in range(start, end, _CHUNK_BYTES):
-                    # with the end of the next chunk, where a needle may lie across
-                    size = min(_CHUNK_BYTES + len(needle), end - at)
-                    with suppress(OSError):  # it was unmapped meanwhile, or is a device's
-                        if needle in os.pread(memory.fileno(), size, at):
-                            return True
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
-        pass
+def _process_has(process: Path, needle: bytes, skipped: list[str]) -> bool:
+    maps = (process / "maps").read_text("utf-8", "replace")
+    with (process / "mem").open("rb", 0) as memory, (process / "pagemap").open("rb", 0) as pages:
+        for start, end in _filled(maps, pages, skipped):
+            for at in range(start, end, _CHUNK_BYTES):
+                # with the end of the next chunk, where a needle may lie across
+                size = min(_CHUNK_BYTES + len(needle), end - at)
+                with suppress(OSError):  # it was unmapped meanwhile, or is a device's
+                    if needle in os.pread(memory.fileno(), size, at):
+                        return True
     return False
 
 
-def _filled(maps: str, pages: BinaryIO, on_skip: Callable[[], object]) -> Iterator[tuple[int, int]]:
+def _filled(maps: str, pages: BinaryIO, skipped: list[str]) -> Iterator[tuple[int, int]]:
     """The stretches of memory that are there and are not just a file's content."""
     for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
         fields = line.split(maxsplit=5)
@@ -232,7 +225,7 @@ def _filled(maps: str, pages: BinaryIO, on_skip: Callable[[], object]) -> Iterat
         if "r" not in fields[1] or fields[-1] in {"[vvar]", "[vsyscall]"} or start >= 1 << 63:
             continue
         if end - start > _MAX_MAPPING_BYTES:
-            on_skip()
+            skipped.append(line)
             continue
         # Shared memory has an inode, too, whose file is gone
         is_file = fields[4] != "0" and not fields[-1].endswith("(deleted)")

@@ -95,10 +95,9 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         id: the cell's name in the ledger, the journal and on the host.
         plan: what it was made by.
         has_port: it has a network device, on its range's network.
-        image_command: what the image says is to be run: its entrypoint and command, often nothing.
-        image_entrypoint: the first of these alone.
-        image_health: the image's own health check, as `health` of a target cell; empty where it has
-            none. `image_health_with`: with other times.
+        image: the image's configuration. image_command: its entrypoint and command, often nothing.
+        image_entrypoint: the first of these. image_health: its health check, as `health` of a
+            target cell; empty where it has none.
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """

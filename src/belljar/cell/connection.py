@@ -21,7 +21,6 @@ from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.base import CellBase
 from belljar.channel import ExecRequest, Operation
-from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, JsonValue, Kind
 from belljar.units import format_duration, printable
@@ -35,43 +34,33 @@ _MAX_PATH_BYTES: Final = 107  # sockaddr_un
 _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the channel's window
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a stream leads to: `tcp` and a port, or `unix` and a path."""
+def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
+    """`tcp` and a port (1 to 65535), or `unix` and the absolute path of a socket.
 
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"port {self.name}" if self.kind == "tcp" else self.name
-
-
-def parse_target(target: int | str | os.PathLike[str]) -> Target:
-    """A port (1 to 65535), or the absolute path of a socket. Raises `ValueError`, `TypeError`."""
+    Raises `ValueError`.
+    """
     if isinstance(target, int):
         if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
             raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
-        return Target("tcp", str(target))
+        return "tcp", str(target)
     path = os.fspath(target)
-    if not isinstance(path, str):
-        raise TypeError("a port's number or a socket's path as text")
-    if not path.startswith("/") or "\0" in path:
-        raise ValueError(f"{path!r} is neither a port's number nor the absolute path of a socket")
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise ValueError(f"the path of a socket has at most {_MAX_PATH_BYTES} bytes")
-    return Target("unix", path)
+    if not path.startswith("/") or "\0" in path or len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ValueError(
+            f"{path!r} is neither a port's number nor the absolute path of a socket, of at most "
+            f"{_MAX_PATH_BYTES} bytes"
+        )
+    return "unix", path
 
 
-def connect_error(code: int, target: Target) -> OSError | None:
+def connect_error(code: int, shown: str) -> OSError | None:
     """What the relay's first byte means: any value, as the guest chooses it."""
     if code == 0:
         return None
-    where = printable(str(target))
     if code == errno.ECONNREFUSED:
-        return ConnectionRefusedError(code, f"nothing listens on {where} in the cell")
+        return ConnectionRefusedError(code, f"nothing listens on {shown} in the cell")
     if code == errno.ENOENT:
-        return FileNotFoundError(code, "the cell has no such socket", target.name)
-    return OSError(code, f"connecting to {where} in the cell: {os.strerror(code)}")
+        return FileNotFoundError(code, "the cell has no such socket", shown)
+    return OSError(code, f"connecting to {shown} in the cell: {os.strerror(code)}")
 
 
 class CellStream(ByteStream):
@@ -88,11 +77,11 @@ class CellStream(ByteStream):
     def __init__(
         self,
         running: Operation,
-        target: Target,
+        target: str,
         died: Callable[[BaseException], None],
         keep_bytes: int,
     ) -> None:
-        self.target = str(target)
+        self.target = target
         self.sent, self.received = (
             Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
         )
@@ -198,19 +187,15 @@ class ConnectOperations(CellBase):
                 socket. TimeoutError: not connected in time. `OSError`: another error of the
                 guest's. `ValueError`: no port and no absolute path. `CellError`: the cell died.
         """
-        where, who = parse_target(target), self._user(user)
+        (kind, name), who = parse_target(target), self._user(user)
         operation = self._operation()
-        started: dict[str, JsonValue] = {
-            "target": where.kind,
-            "name": record.text(where.name),
-            "user": who,
-        }
+        started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}
         self._recorder.record(operation.event(Kind.CONNECT_STARTED, started))
         began = anyio.current_time()
         stream: CellStream | None = None
         try:
             async with AsyncExitStack() as stack:
-                stream = await self._connected(stack, where, who, timeout_s)
+                stream = await self._connected(stack, kind, name, who, timeout_s)
                 try:
                     yield stream
                 except BaseException:
@@ -229,10 +214,10 @@ class ConnectOperations(CellBase):
         self._record_closed(operation, stream, began)
 
     async def _connected(
-        self, stack: AsyncExitStack, target: Target, user: str, timeout_s: float
+        self, stack: AsyncExitStack, kind: str, name: str, user: str, timeout_s: float
     ) -> CellStream:
         request = ExecRequest(
-            argv=["connect", "connect", target.kind, target.name],
+            argv=["connect", "connect", kind, name],
             user=user,
             cwd="/",
             max_stdout_bytes=_ENDLESS,
@@ -240,6 +225,8 @@ class ConnectOperations(CellBase):
             stdin=True,
             probe=True,
         )
+        target = f"port {name}" if kind == "tcp" else name
+        shown = printable(target)
         with anyio.move_on_after(timeout_s):
             running = await stack.enter_async_context(self._live.client.open_exec(request))
             model = self.plan.policy.model
@@ -251,14 +238,12 @@ class ConnectOperations(CellBase):
                 output = await running.wait()
                 why = output.why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
-            if (refused := connect_error(answer[0], target)) is not None:
+            if (refused := connect_error(answer[0], shown)) is not None:
                 raise refused
             stream._held = answer[1:]
             return stream
-        raise TimeoutError(
-            f"{printable(str(target))} in the cell took no connection within "
-            f"{format_duration(timeout_s)}"
-        )
+        limit = format_duration(timeout_s)
+        raise TimeoutError(f"{shown} in the cell took no connection within {limit}")
 
     def _record_closed(
         self, operation: record.RecordedOperation, stream: CellStream, began: float

@@ -23,7 +23,7 @@ from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import asdict, replace
 from belljar.errors import BelljarError, CellError, PolicyError
-from belljar.events import Actor, Event, Kind
+from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.isolation.touches import Access
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
@@ -76,18 +76,13 @@ def home_of(passwd: bytes, user: str) -> str:
     wanted = user.partition(":")[0]
     for line in passwd.decode("utf-8", "replace").splitlines():
         fields = line.split(":")
-        if len(fields) == 7 and wanted in (fields[0], fields[2]) and _is_plain(fields[5]):
-            return posixpath.normpath(fields[5])
+        if len(fields) != 7 or wanted not in (fields[0], fields[2]):
+            continue
+        home = fields[5]
+        is_plain = home.startswith("/") and home.isprintable() and len(home) <= 1024
+        if is_plain and ".." not in home.split("/"):
+            return posixpath.normpath(home)
     return "/root" if wanted in ("", "0", "root") else "/"
-
-
-def _is_plain(path: str) -> bool:
-    return (
-        path.startswith("/")
-        and path.isprintable()
-        and len(path) <= 1024
-        and ".." not in path.split("/")
-    )
 
 
 @asynccontextmanager
@@ -98,24 +93,20 @@ async def decoys_in(
 
     `snapshot`: those of the cell that was saved are replaced. Raises as `place_decoys`.
     """
-    specs, recorder = loaded.policy.decoys, cell._recorder
-    services = recorder.services if isinstance(recorder, GuardedRecorder) else ()
+    specs, guard = loaded.policy.decoys, cell.guard
+    services = () if guard is None else guard.services
     replaced = None if snapshot is None else snapshot.placed_decoys
     if snapshot is not None and snapshot.state == "files":  # they were not packed
         replaced = ()
-    minted = await place_decoys(cell, specs, decoy_key(run), services, replaced)
-    cell.decoys = minted
-    own = [value for decoy in minted for value in decoy.values]
+    minted = cell.decoys = await place_decoys(cell, specs, decoy_key(run), services, replaced)
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
-
     if replaced and files:
         # What was running goes on between the new file and its watch, and can put one in its place.
         of, why = sorted(set(files.values())), "not watched while the fork's files were replaced"
         cell.note(Kind.SENSOR_FAILED, {"sensor": "guest", "decoys": of, "reason": why})
-
-    watching = watch_files(cell, files, record=recorder.record) if files else nullcontext()
+    watching = watch_files(cell, files, record=cell._recorder.record) if files else nullcontext()
     async with watching:
-        with _known(run, cell, own):
+        with _known(run, cell, [value for decoy in minted for value in decoy.values]):
             yield minted
 
 
@@ -133,11 +124,9 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
     """Have the cell's guard look for its own values, and the run's guards for each other's."""
     from belljar.signals.values import ValueSource
 
-    recorder = cell._recorder
-    if not isinstance(recorder, GuardedRecorder):
+    if (recorder := cell.guard) is None:
         yield
         return
-
     recorder.lineage.add(cell.id)
     values = run.enter_once("decoy values", lambda: nullcontext(_RunValues()))
     theirs = [
@@ -189,7 +178,11 @@ async def place_decoys(
     if (changed := await find_changed(cell, replaced)) is not None:
         refuse(changed, ValueError("it was changed or moved"))
     old = {file.path for decoy in replaced for file in decoy.files}
-    home = await _home(cell)
+    try:
+        passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
+    except (OSError, FileTooLargeError):
+        passwd = b""
+    home = home_of(passwd, cell.plan.user)
     times_s = {"/": await _image_time(cell)}
     placed = [replace(service, cell_id=cell.id) for service in services]
     for service in placed:
@@ -198,23 +191,18 @@ async def place_decoys(
     for spec in specs:
         if spec.is_service:
             continue
-        login = logins.get(spec.service)
-        minted = mint(key, cell.id, spec, home=home, login=login)
+        minted = mint(key, cell.id, spec, home=home, login=logins.get(spec.service))
         try:
             times = [await _check_free(cell, file.path, times_s, old) for file in minted.files]
-        except (OSError, ValueError, TimeoutError) as error:
-            refuse(minted, error)
-        _note_placed(cell, minted, key)
-        try:
+            _note_placed(cell, minted, key)
             in_home = home != "/" and minted.place.startswith(home + "/")
             await _put(cell, minted, min(times), in_home=in_home, overwrite=bool(old))
         except (OSError, ValueError, TimeoutError) as error:
             refuse(minted, error)
         placed.append(minted)
+    new = {file.path for decoy in placed for file in decoy.files}
     for decoy in replaced:  # elsewhere when its user has another home now
-        if {file.path for file in decoy.files} - {
-            file.path for new in placed for file in new.files
-        }:
+        if {file.path for file in decoy.files} - new:
             refuse(decoy, ValueError("its new place is another"))
     return tuple(placed)
 
@@ -241,33 +229,23 @@ async def find_changed(cell: Cell, decoys: Sequence[Minted]) -> Minted | None:
 
 
 def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
-    cell.note(
-        Kind.DECOY_PLACED,
-        {
-            "decoy": minted.id,
-            "kind": minted.kind,
-            "place": minted.place,
-            "values": dict(digests(key, minted)),
-            "files": [file.path for file in minted.files],
-        },
-    )
-
-
-async def _home(cell: Cell) -> str:
-    try:
-        passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
-    except (OSError, FileTooLargeError):
-        passwd = b""
-    return home_of(passwd, cell.plan.user)
+    data: dict[str, JsonValue] = {
+        "decoy": minted.id,
+        "kind": minted.kind,
+        "place": minted.place,
+        "values": dict(digests(key, minted)),
+        "files": [file.path for file in minted.files],
+    }
+    cell.note(Kind.DECOY_PLACED, data)
 
 
 def _refuse(cell: Cell, minted: Minted, error: Exception, *, is_fork: bool) -> NoReturn:
-    place = minted.place
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    at = getattr(error, "filename", None) or place
-    what = {"decoy": minted.id, "kind": minted.kind, "place": place}
-    cell.note(Kind.DECOY_FAILED, {**what, "reason": f"{printable(str(at))}: {printable(reason)}"})
-    said = f"decoy {minted.id} can't be placed at {printable(str(at))}: {printable(reason)}"
+    at = getattr(error, "filename", None) or minted.place
+    why = f"{printable(str(at))}: {printable(reason)}"
+    what = {"decoy": minted.id, "kind": minted.kind, "place": minted.place, "reason": why}
+    cell.note(Kind.DECOY_FAILED, what)
+    said = f"decoy {minted.id} can't be placed at {why}"
     if is_fork:
         hint = "save the cell before its workload changes what is at that place"
         raise CellError(said, where=f"cell {cell.id}", hint=hint) from error
@@ -335,11 +313,11 @@ async def _put(
             target=folder,
             entries=len(files),
             total_bytes=sum(len(file.content) for file in files),
-            user=cell.plan.user if in_home else "0",
             overwrite=overwrite,
             mode=0o700 if set(folder.split("/")) & set(PRIVATE) else 0o755,
             times=True,
             owner="" if in_home else cell.plan.user,
+            user=cell.plan.user if in_home else "0",
         )
 
 
@@ -390,16 +368,15 @@ async def watch_files(
 
     def touched(seen: Access) -> None:
         data = {each: value for each, value in asdict(seen).items() if value not in ("", None)}
-        data["decoy"], trust = files[seen.path], watch.trust
-        record(
-            Event(
-                kind=Kind.DECOY_TOUCHED,
-                cell_id=cell.id,
-                actor=Actor.GUEST,
-                trust=trust,
-                data=data,
-            )
+        data["decoy"] = files[seen.path]
+        touch = Event(
+            kind=Kind.DECOY_TOUCHED,
+            cell_id=cell.id,
+            actor=Actor.GUEST,
+            trust=watch.trust,
+            data=data,
         )
+        record(touch)
 
     try:
         watch = await cell.watch(list(files))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from signal import SIGKILL, Signals
-from threading import Event, Thread
 from typing import Final, Literal, TypeAlias
 
 import anyio
-import anyio.from_thread
 from anyio.lowlevel import current_token
 
 from belljar.capture import Capture
@@ -26,7 +24,7 @@ from belljar.errors import CellError
 from belljar.events import Kind
 from belljar.units import format_duration
 
-Input: TypeAlias = bytes | str | AsyncIterator[bytes] | Iterable[bytes] | None
+Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
 _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 
 
@@ -41,6 +39,9 @@ class OutputSoFar(OutputTexts):
     stderr: bytes
     stdout_dropped_bytes: int
     stderr_dropped_bytes: int
+
+
+_OUTPUTS: Final = (Stream.STDOUT, Stream.STDERR)
 
 
 class RunningCommand:
@@ -60,12 +61,10 @@ class RunningCommand:
     ) -> None:
         self.id = seen.operation.op
         self.argv = tuple(seen.request.argv)
-        self._channel = channel
-        self._seen = seen
-        self._let_out = let_out
-        self._is_taken = False
-        self._stdout, self._stderr = _captures(0)
         self.outcome: ExecOutput | None = None
+        self._channel, self._seen, self._let_out = channel, seen, let_out
+        self._is_taken = False  # by a task of its own
+        self._kept = {stream: Capture(max_kept_bytes=0, hashed=False) for stream in _OUTPUTS}
         self._error: BaseException | None = None
         self._done = anyio.Event()
         self._scope = anyio.CancelScope()
@@ -96,13 +95,14 @@ class RunningCommand:
 
     def output(self) -> OutputSoFar:
         """What it has written so far, if it is one of `start`."""
-        ended = self.outcome
-        unsent = (ended.stdout_dropped_bytes, ended.stderr_dropped_bytes) if ended else (0, 0)
+        ended, stdout, stderr = self.outcome, *(self._kept[stream] for stream in _OUTPUTS)
         return OutputSoFar(
-            stdout=self._stdout.kept,
-            stderr=self._stderr.kept,
-            stdout_dropped_bytes=self._stdout.dropped_bytes + unsent[0],
-            stderr_dropped_bytes=self._stderr.dropped_bytes + unsent[1],
+            stdout=stdout.kept,
+            stderr=stderr.kept,
+            stdout_dropped_bytes=stdout.dropped_bytes
+            + (ended.stdout_dropped_bytes if ended else 0),
+            stderr_dropped_bytes=stderr.dropped_bytes
+            + (ended.stderr_dropped_bytes if ended else 0),
         )
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
@@ -117,12 +117,12 @@ class RunningCommand:
         """End its standard input; its output goes on."""
         await self._channel.close_stdin()
 
-    async def signal(self, number: int | str, *, whole_tree: bool = False) -> None:
-        """Send a signal (15, `SIGTERM`, `"TERM"`) to its main process, or to all it started.
+    async def signal(self, number: int, *, whole_tree: bool = False) -> None:
+        """Send a signal (15, `signal.SIGTERM`) to its main process, or to all it started.
 
         Nothing happens when it has ended. Raises `ValueError` for what is no signal.
         """
-        sent = signal_number(number)
+        sent = Signals(number)
         if self.running:
             self._seen.signalled(sent, whole_tree=whole_tree)
             await self._channel.signal(sent, whole_tree=whole_tree)
@@ -178,21 +178,24 @@ class RunningCommand:
     def take_output(self, opened: AsyncExitStack, keep_bytes: int) -> None:
         """Have its output taken in a task of its own, which closes `opened` at its end."""
         self._is_taken = True
-        self._stdout, self._stderr = _captures(keep_bytes)
-        spawn_task(partial(self._take_output, opened))
+        self._kept = {
+            stream: Capture(max_kept_bytes=keep_bytes, hashed=False) for stream in _OUTPUTS
+        }
 
-    async def _take_output(self, opened: AsyncExitStack) -> None:
-        try:
-            with self._scope:
-                async with opened:
-                    await self.close_stdin()
-                    async for stream, chunk in self:
-                        (self._stdout if stream is Stream.STDOUT else self._stderr).feed(chunk)
-                    self._finish()
-        except BaseException as error:  # noqa: BLE001 - raised by `wait`
-            self._error, self.outcome = error, None  # it ended with a machine that was reverted
-        finally:
-            self._done.set()
+        async def take() -> None:
+            try:
+                with self._scope:
+                    async with opened:
+                        await self.close_stdin()
+                        async for stream, chunk in self:
+                            self._kept[stream].feed(chunk)
+                        self._finish()
+            except BaseException as error:  # noqa: BLE001 - raised by `wait`
+                self._error, self.outcome = error, None  # it ended with a reverted machine
+            finally:
+                self._done.set()
+
+        spawn_task(take)
 
     def left(self) -> None:
         """The block of `open_exec` was left: so it has ended, unless `take_output` goes on."""
@@ -213,58 +216,6 @@ class RunningCommand:
             pass  # a dead cell's commands have ended
         self._scope.cancel()
         await self._done.wait()
-
-
-def _captures(keep_bytes: int) -> tuple[Capture, Capture]:
-    made = (Capture(max_kept_bytes=keep_bytes, hashed=False) for _ in range(2))
-    return next(made), next(made)
-
-
-def signal_number(number: int | str) -> Signals:
-    """A signal by number, `Signals`, or name with or without `SIG`. Raises `ValueError`."""
-    if isinstance(number, str):
-        name = number.upper()
-        name = name if name.startswith("SIG") else f"SIG{name}"
-        if name not in Signals.__members__:
-            raise ValueError(f"{number!r} is no signal; write a name such as TERM, or its number")
-        return Signals[name]
-    try:
-        return Signals(number)
-    except ValueError:
-        raise ValueError(f"{number!r} is no signal; write 15, SIGTERM or 'TERM'") from None
-
-
-async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
-    # A daemon thread: a source that gives nothing more must hold up neither its caller, once the
-    # command has ended, nor the interpreter's end.
-    token = current_token()
-    send, receive = anyio.create_memory_object_stream[bytes | Exception](0)
-    is_over = Event()
-
-    def deliver(piece: bytes | Exception) -> None:
-        if is_over.is_set():  # and maybe its loop, which would leave a coroutine unawaited
-            raise anyio.BrokenResourceError
-        anyio.from_thread.run(send.send, piece, token=token)
-
-    def read() -> None:
-        with suppress(BaseException):  # nobody reads on, or the loop has ended
-            try:
-                for piece in source:
-                    deliver(piece)
-            except Exception as error:  # noqa: BLE001 - its reader's to handle
-                deliver(error)
-            anyio.from_thread.run_sync(send.close, token=token)
-        send.close()
-
-    Thread(target=read, name="exec-input", daemon=True).start()
-    try:
-        with receive:
-            async for piece in receive:
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
-    finally:
-        is_over.set()
 
 
 class ExecOperations(CellBase):
@@ -289,7 +240,7 @@ class ExecOperations(CellBase):
 
         Args:
             argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
-            input: its standard input; text is sent as UTF-8. An iterable is read in a thread.
+            input: its standard input; text is sent as UTF-8.
             env: added to `Cell.env`; the values given here win.
             cwd: relative to the work directory of the policy or image, the default.
             user: name, uid or `uid:gid`; default the policy's or image's user.
@@ -305,8 +256,6 @@ class ExecOperations(CellBase):
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
-        elif isinstance(input, Iterable) and not isinstance(input, bytes):
-            input = _read_in_thread(input)  # noqa: A001
         seen = self._begin(argv, env, cwd, user, timeout_s, stdin=input is not None)
 
         def see(stream: Stream, chunk: bytes) -> None:
@@ -324,7 +273,7 @@ class ExecOperations(CellBase):
             )
         output = seen.with_limits(output)
         seen.end(output)
-        if self._redactor is None:
+        if not self._redacts:
             return output
         return replace(
             output,
@@ -413,9 +362,7 @@ class ExecOperations(CellBase):
         self._operation()
         request = ExecRequest(
             argv=list(argv),
-            # Root needs nothing of the cell's account files, which hostile root may have
-            # rewritten: then a user with fewer rights would be probed.
-            user="0:0" if (who := self._user(user)) in {"", "0", "root"} else who,
+            user=self._agent_user(user),
             cwd="/",
             timeout_s=timeout_s,
             max_stdout_bytes=1 << 20,
@@ -424,6 +371,14 @@ class ExecOperations(CellBase):
             alone=alone,
         )
         return await self._exec_unrecorded(request, input)
+
+    def _agent_user(self, user: str | None = None) -> str:
+        """Who the agent's own program runs as: the workload's user, by number if that is root.
+
+        Root needs nothing of the cell's account files, which hostile root may have rewritten: then
+        a user with fewer rights would be probed.
+        """
+        return "0:0" if (who := self._user(user)) in {"", "0", "root"} else who
 
     async def _exec_unrecorded(self, request: ExecRequest, stdin: bytes | None) -> ExecOutput:
         try:
@@ -468,14 +423,9 @@ class ExecOperations(CellBase):
     ) -> CommandRecord:
         """Record a command that is about to be sent. Raises `TypeError` for what is no argv."""
         # A string is a sequence of strings, too: each letter would become a word.
-        if isinstance(argv, str | bytes):
-            raise TypeError(
-                "argv is a list of strings, one for each word; for a line of shell: "
-                '["sh", "-c", line]'
-            )
-        for word in argv:
-            if not isinstance(word, str | bytes):
-                raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")
+        if isinstance(argv, str | bytes) or not all(isinstance(word, str | bytes) for word in argv):
+            line = '["sh", "-c", line]'
+            raise TypeError(f"argv is a list of strings, a word each; a line of shell: {line}")
         limits, workdir = self.plan.limits, self.plan.workdir
         request = ExecRequest(
             argv=list(argv),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import posixpath
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import anyio
 import anyio.to_thread
@@ -26,7 +26,6 @@ from belljar.cell.local_tree import (
     Transfer,
     TreeDestination,
     TreeManifest,
-    destination,
     fed,
     list_source,
     records_of,
@@ -97,16 +96,22 @@ class FileOperations(CellBase):
         `CellError`.
         """
         contents = contents.encode() if isinstance(contents, str) else contents
-        await self._write(
-            path, contents, user=self._user(user), mode=mode, owner=owner, timeout_s=timeout_s
-        )
+        options = self._options(user, timeout_s)
+        await self._write(path, contents, mode=mode, owner=owner, **options)
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
         """Make a directory with its parents, as root; one that is there gets `mode` and `owner`.
 
         None keeps a mode; a new one has 0755. Raises as `write_file`.
         """
-        await self._write(path, b"", user="0", mode=mode, owner=owner, is_directory=True)
+        # The work directory may be the one to be made
+        options = self._options("0", None) | {"cwd": "/"}
+        await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
+
+    def _options(self, user: str | None, timeout_s: float | None) -> dict[str, Any]:
+        """What every operation on files gives the channel."""
+        limit_s = timeout_s or self.plan.limits.exec_timeout_s
+        return {"user": self._user(user), "cwd": self.plan.workdir, "timeout_s": limit_s}
 
     async def _write(
         self,
@@ -115,28 +120,13 @@ class FileOperations(CellBase):
         *,
         user: str,
         mode: int | None,
-        owner: str,
-        timeout_s: float | None = None,
-        is_directory: bool = False,
+        **options: Any,  # noqa: ANN401 - as `GuestClient.write_file` has them
     ) -> None:
-        started: dict[str, JsonValue] = {
-            "path": record.text(path),
-            "bytes": len(contents),
-            "user": user,
-            "mode": mode,
-        }
-        sent = [body_of("content", contents)]
+        started: dict[str, JsonValue] = {"path": record.text(path), "bytes": len(contents)}
+        started |= {"user": user, "mode": mode}
+        sent, client = [body_of("content", contents)], self._live.client
         with self._recorded(_WRITE, started, sent=sent, limits=record.write_limits):
-            await self._live.client.write_file(
-                path,
-                contents,
-                user=user,
-                cwd="/" if is_directory else self.plan.workdir,  # which may be the one to be made
-                mode=mode,
-                owner=owner,
-                is_directory=is_directory,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
+            await client.write_file(path, contents, user=user, mode=mode, **options)
 
     async def read_file(
         self,
@@ -151,21 +141,11 @@ class FileOperations(CellBase):
         Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLargeError`
         (beyond `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
         """
-        who, seen = self._user(user), list[Body]()
-        started: dict[str, JsonValue] = {
-            "path": record.text(path),
-            "max_bytes": max_bytes,
-            "user": who,
-        }
+        options, seen = self._options(user, timeout_s), list[Body]()
+        started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
         too_large = partial(record.too_large, limit="read_file", value=max_bytes)
         with self._recorded(_READ, started, seen=lambda: seen, limits=too_large) as result:
-            contents = await self._live.client.read_file(
-                path,
-                user=who,
-                cwd=self.plan.workdir,
-                max_bytes=max_bytes,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
+            contents = await self._live.client.read_file(path, max_bytes=max_bytes, **options)
             seen.append(body_of("content", contents))
             result["bytes"] = len(contents)
         return await self._redacted(contents, "file.read")
@@ -202,9 +182,7 @@ class FileOperations(CellBase):
         if not source.tree.is_directory:
             directory, name = posixpath.split(target)
             if not name or name in (".", ".."):
-                raise ValueError(
-                    f"{target!r} names no file; give the file's whole path in the cell"
-                )
+                raise ValueError(f"{target!r} names no file; give its whole path in the cell")
         manifest = TreeManifest()
         return await self._put_records(
             directory,
@@ -213,9 +191,9 @@ class FileOperations(CellBase):
             target=target,
             entries=len(source.tree.entries),
             total_bytes=source.tree.total_bytes,
-            user=user,
             overwrite=overwrite,
             mode=root_mode(source) if source.tree.is_directory else None,
+            user=user,
             timeout_s=timeout_s,
         )
 
@@ -230,14 +208,12 @@ class FileOperations(CellBase):
         total_bytes: int,
         user: str | None,
         overwrite: bool = False,
-        mode: int | None,
-        times: bool = False,
-        owner: str = "",
         timeout_s: float | None = None,
+        **more: Any,  # noqa: ANN401 - as `trees.put` has them
     ) -> Transfer:
-        """Put records, whose iterator fills the manifest, into a directory; `times`, `owner`: as
-        `trees.put`. Raises as `upload`."""
-        staging, who = f".{secrets.token_hex(8)}", self._user(user)
+        """Put records, whose iterator fills the manifest, into a directory. Raises as `upload`."""
+        options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
+        who, cwd = options["user"], options["cwd"]
         data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
         with self._files_recorded("upload", target, who, manifest, **data) as result:
             try:
@@ -245,18 +221,14 @@ class FileOperations(CellBase):
                     self._live.client,
                     directory or ".",
                     fed(records),
-                    user=who,
-                    cwd=self.plan.workdir,
                     replace=overwrite,
-                    mode=mode,
                     staging=staging,
-                    times=times,
-                    owner=owner,
-                    timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+                    **options,
+                    **more,
                 )
             except BaseException as error:
                 if not isinstance(error, CellError):
-                    await self._clean_up(posixpath.join(directory, staging), who)
+                    await self._clean_up(posixpath.join(directory, staging), who, cwd)
                 raise
             transfer = manifest.transfer()
             result |= transfer.counts()
@@ -293,31 +265,36 @@ class FileOperations(CellBase):
             OSError: `E2BIG` for more than `max_files`; others as `read_file`. `TimeoutError`,
                 `CellError`: as `read_file`.
         """
-        who, bounds = self._user(user), {"max_files": max_files, "max_bytes": max_bytes}
-        async with destination(
-            Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe
-        ) as copy:
+        in_thread, options = anyio.to_thread.run_sync, self._options(user, timeout_s)
+        bounds = {"max_files": max_files, "max_bytes": max_bytes}
+        copy = await in_thread(
+            partial(TreeDestination, Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe)
+        )
 
-            async def take(items: Iterator[TreeRecord | bytes]) -> None:
-                await anyio.to_thread.run_sync(copy.take, items)
+        async def take(items: Iterator[TreeRecord | bytes]) -> None:
+            await in_thread(copy.take, items)
 
-            with self._files_recorded("download", path, who, copy.manifest, **bounds) as result:
+        recording = self._files_recorded("download", path, options["user"], copy.manifest, **bounds)
+        try:
+            with recording as result:
                 await trees.walk(
                     self._live.client,
                     path,
                     take,
-                    user=who,
-                    cwd=self.plan.workdir,
                     depth=MAX_DEPTH,
                     contents=True,
                     max_entries=max_files,
                     max_bytes=max_bytes,
-                    timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+                    **options,
                 )
-                await anyio.to_thread.run_sync(self._let_out_files, copy)
-                await anyio.to_thread.run_sync(copy.place)
+                await in_thread(self._let_out_files, copy)
+                await in_thread(copy.place)
                 transfer = copy.manifest.transfer()
                 result |= transfer.counts()
+        finally:
+            # A cancelled download leaves no half of a tree behind.
+            with anyio.CancelScope(shield=True):
+                await in_thread(copy.discard)
         return transfer
 
     def _let_out_files(self, copy: TreeDestination) -> None:
@@ -352,9 +329,8 @@ class FileOperations(CellBase):
         Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`, `OSError` with `E2BIG`
         for more than `max_entries`; `TimeoutError`, `CellError`.
         """
-        found = await self._look(
-            "list", path or ".", user, depth=1, max_entries=max_entries, timeout_s=timeout_s
-        )
+        options = self._options(user, timeout_s)
+        found = await self._look("list", path or ".", options, depth=1, max_entries=max_entries)
         return tuple(sorted((_info(r) for r in found if r.path), key=lambda info: info.name))
 
     async def stat(
@@ -367,9 +343,8 @@ class FileOperations(CellBase):
     ) -> FileInfo:
         """What a path is. Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`,
         `TimeoutError`, `CellError`."""
-        (found,) = await self._look(
-            "stat", path, user, depth=0, max_entries=1, timeout_s=timeout_s, follow=follow_symlinks
-        )
+        options = self._options(user, timeout_s) | {"follow": follow_symlinks}
+        (found,) = await self._look("stat", path, options, depth=0, max_entries=1)
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
     async def remove(
@@ -389,27 +364,13 @@ class FileOperations(CellBase):
         """
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
-        who = self._user(user)
-        with self._files_recorded("remove", path, who, recursive=recursive) as result:
-            result["entries"] = await trees.remove(
-                self._live.client,
-                path.rstrip("/"),
-                user=who,
-                cwd=self.plan.workdir,
-                recursive=recursive,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
+        options = self._options(user, timeout_s) | {"recursive": recursive}
+        with self._files_recorded("remove", path, options["user"], recursive=recursive) as result:
+            count = await trees.remove(self._live.client, path.rstrip("/"), **options)
+            result["entries"] = count
 
     async def _look(
-        self,
-        action: str,
-        path: str,
-        user: str | None,
-        *,
-        depth: int,
-        max_entries: int,
-        timeout_s: float | None,
-        follow: bool = True,
+        self, action: str, path: str, options: Mapping[str, Any], *, depth: int, max_entries: int
     ) -> list[TreeRecord]:
         found: list[TreeRecord] = []
 
@@ -417,25 +378,15 @@ class FileOperations(CellBase):
             wanted = (item for item in items if isinstance(item, TreeRecord))
             found.extend(item for item in wanted if item.kind is not RecordKind.LEAVE)
 
-        who, manifest = self._user(user), TreeManifest()
-        with self._files_recorded(action, path, who, manifest) as result:
-            await trees.walk(
-                self._live.client,
-                path,
-                take,
-                user=who,
-                cwd=self.plan.workdir,
-                depth=depth,
-                follow=follow,
-                max_entries=max_entries,
-                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
-            )
+        manifest, client = TreeManifest(), self._live.client
+        with self._files_recorded(action, path, options["user"], manifest) as result:
+            await trees.walk(client, path, take, depth=depth, max_entries=max_entries, **options)
             for item in found:
                 manifest.add(item)
             result["entries"] = len(found)
         return found
 
-    async def _clean_up(self, staging: str, user: str) -> None:
+    async def _clean_up(self, staging: str, user: str, cwd: str) -> None:
         """A put that was ended from outside leaves what it had made."""
         with (
             suppress(OSError, CellError, TimeoutError),
@@ -445,7 +396,7 @@ class FileOperations(CellBase):
                 self._live.client,
                 staging,
                 user=user,
-                cwd=self.plan.workdir,
+                cwd=cwd,
                 recursive=True,
                 timeout_s=_CLEAN_UP_S,
             )

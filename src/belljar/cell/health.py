@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 
 from belljar.dataclass import dataclass
-from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.events import Event, JsonValue, Kind, Trust
 
 if TYPE_CHECKING:
     from belljar.channel import ExecOutput
@@ -147,12 +147,13 @@ class HealthWatch:
             self.degraded["op"] = self._cell.last_op
 
     async def _check(self, phase: str) -> tuple[HealthFinding, Damage | None]:
-        self._record_check(Kind.CELL_CHECKING, phase=phase)
+        self._record_check(Kind.CELL_CHECKING, Trust.HOST_OBSERVED, phase=phase)
         began = anyio.current_time()
         health = await self._cell.check_health()
         found = damage(self._baseline, health) if self._baseline is not None else None
         self._record_check(
             Kind.CELL_CHECKED,
+            Trust.GUEST_REPORTED,
             phase=phase,
             op=self._cell.last_op,
             cause=found.cause.value if found is not None else "",
@@ -161,8 +162,5 @@ class HealthWatch:
         )
         return health, found
 
-    def _record_check(self, kind: Kind, **data: JsonValue) -> None:
-        trust = Trust.GUEST_REPORTED if kind is Kind.CELL_CHECKED else Trust.HOST_OBSERVED
-        self._record(
-            Event(kind=kind, data=data, cell_id=self._cell.id, actor=Actor.BELLJAR, trust=trust)
-        )
+    def _record_check(self, kind: Kind, trust: Trust, **data: JsonValue) -> None:
+        self._record(Event(kind=kind, data=data, cell_id=self._cell.id, trust=trust))

@@ -16,8 +16,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -149,8 +148,7 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if tree.total_bytes > max_bytes:
-        size = tree.total_bytes
-        raise FileTooLargeError(str(path), max_bytes=max_bytes, size_bytes=size, head=b"")
+        raise FileTooLargeError(str(path), max_bytes=max_bytes, size_bytes=tree.total_bytes)
     return Source(root=root, tree=tree)
 
 
@@ -212,41 +210,22 @@ def _file_records(
     manifest.add(record, digest.hexdigest())
 
 
-def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of a good size for the channel."""
-    gathered = bytearray()
-    for part in parts:
-        gathered += part
-        if len(gathered) >= _PIECE_BYTES:
-            yield bytes(gathered)
-            gathered.clear()
-    if gathered:
-        yield bytes(gathered)
-
-
 async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in pieces, each read in a thread: the host's disk may be slow."""
-    pieces = in_pieces(records)
-    while piece := await anyio.to_thread.run_sync(next, pieces, b""):
+    """The same bytes in larger pieces, each read in a thread: the host's disk may be slow."""
+
+    def take() -> bytes:
+        gathered = bytearray()
+        for part in records:
+            gathered += part
+            if len(gathered) >= _PIECE_BYTES:
+                break
+        return bytes(gathered)
+
+    while piece := await anyio.to_thread.run_sync(take):
         yield piece
 
 
 # ---- out of a cell
-
-
-@asynccontextmanager
-async def destination(
-    target: Path, *, overwrite: bool, skip_unsafe: bool
-) -> AsyncIterator[TreeDestination]:
-    """As `TreeDestination`; discarded after the block unless it was placed."""
-    making = partial(TreeDestination, target, overwrite=overwrite, skip_unsafe=skip_unsafe)
-    made = await anyio.to_thread.run_sync(making)
-    try:
-        yield made
-    finally:
-        # A cancelled download leaves no half of a tree behind.
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(made.discard)
 
 
 class TreeDestination:
@@ -307,12 +286,9 @@ class TreeDestination:
             case _ if self._skip_unsafe:
                 self.manifest.skipped.append(record.path)
             case _:
-                is_link = record.kind is RecordKind.LINK
-                what = "a link that may lead out of it" if is_link else "neither file nor directory"
+                what = "a link that may lead out" if record.link else "neither file nor directory"
                 path = os.fsencode(record.path).decode("utf-8", "backslashreplace")
-                raise ValueError(
-                    f"{path!r} in the directory is {what}; `skip_unsafe` leaves it out"
-                )
+                raise ValueError(f"{path!r} is {what}; `skip_unsafe` leaves it out")
 
     def _write(self, piece: bytes) -> None:
         if self._file is None:
@@ -351,17 +327,14 @@ class TreeDestination:
         elif not self._target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "a file is there", str(self._target))
         else:
-            # All are checked first: nothing is moved when one of them can't be.
-            self._merge(move=False)
-            self._merge(move=True)
+            with (
+                _directory(_ROOT, self._open[0][0]) as source,
+                _directory(self._target, None, _DIRECTORY & ~os.O_NOFOLLOW) as target,
+            ):
+                # All are checked first: nothing is moved when one of them can't be.
+                for move in (False, True):
+                    _bring(source, target, move=move, overwrite=self._overwrite)
         self.discard()
-
-    def _merge(self, *, move: bool) -> None:
-        with (
-            _directory(_ROOT, self._open[0][0]) as source,
-            _directory(self._target, None, _DIRECTORY & ~os.O_NOFOLLOW) as target,
-        ):
-            _bring(source, target, move=move, overwrite=self._overwrite)
 
     def discard(self) -> None:
         """Remove what is not in its place. Idempotent."""
@@ -396,11 +369,8 @@ def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
                 _bring(inner, other, move=move, overwrite=overwrite)
             continue
         if there is not None and (not overwrite or stat.S_ISDIR(mine) or stat.S_ISDIR(there)):
-            code = (
-                errno.EEXIST
-                if not overwrite
-                else (errno.EISDIR if stat.S_ISDIR(there) else errno.ENOTDIR)
-            )
+            code = errno.EISDIR if stat.S_ISDIR(there) else errno.ENOTDIR
+            code = code if overwrite else errno.EEXIST
             raise OSError(code, os.strerror(code), name)
         if move:
             os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)

@@ -29,7 +29,6 @@ from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import HostError
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.image.config import image_health
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.program_root import STORE_HINT
 from belljar.ledger.rundir import RunDirectory
@@ -228,16 +227,13 @@ async def ready_cell(
     ) as live:
         from belljar.cell.cell import Cell
 
-        image = parts.image
         cell = Cell(
             live,
             parts.plan,
             recorder,
             actor=actor,
             has_port=port is not None,
-            image_command=(*image.entrypoint, *image.cmd),
-            image_entrypoint=image.entrypoint,
-            image_health=partial(image_health, image.config),
+            image=parts.image.config,
         )
         try:
             _write_whose(cell, loaded, home=home, run_id=run_id, place=place)

@@ -8,16 +8,16 @@ end, so a task that ends when the cell is made can open it, and its taker can en
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    contextmanager,
     nullcontext,
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +41,6 @@ from belljar.store.home import belljar_home
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
-DEFAULT_SIZE: Final = 1
 # Each idle cell holds memory as a running one does.
 MAX_SIZE: Final = 16
 # Of a cell's lifetime, which counts from its making: one that has waited longer would be missed
@@ -51,17 +50,7 @@ STALE_SHARE: Final = 0.05
 _ANSWER_TIMEOUT_S: Final = 2.0
 # For takers to give their cells back by themselves when the pool ends.
 _END_TIMEOUT_S: Final = 10.0
-
-
-class Discard(StrEnum):
-    """Why a cell made ahead is destroyed untaken, as it is recorded."""
-
-    STALE = "it was made ahead and waited too long"
-    UNUSED = "it was made ahead and nobody took it"
-    DEAD = "it was made ahead and died before anyone took it"
-    VOID = "it was made ahead and its warm-up was void"
-    BREACHED = "it was made ahead and its warm-up found a way out"
-    KILLED = "it was made ahead and killed by order"
+UNUSED: Final = "it was made ahead and nobody took it"
 
 
 @dataclass(slots=True, eq=False)
@@ -72,11 +61,6 @@ class _Idle:
     owner: AsyncExitStack
     made_s: float
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-
-    def is_stale(self) -> bool:
-        """Return whether it has waited too long to be given out."""
-        useful_s = STALE_SHARE * self.opened.cell.plan.limits.lifetime_s
-        return time.monotonic() > self.made_s + useful_s
 
 
 class Pool:
@@ -91,7 +75,7 @@ class Pool:
         taken: entered before the taker gets a cell, left after it.
 
     Attributes:
-        troubles: errors of what nobody waits for. breach: what ended the pool.
+        error: the first of what nobody waits for; a breach, which ends the pool, before others.
     """
 
     def __init__(
@@ -100,17 +84,16 @@ class Pool:
         *,
         open_one: Callable[..., AbstractAsyncContextManager[Range]],
         warm_up: Callable[[Range], Awaitable[ProbeReport]],
-        size: int = DEFAULT_SIZE,
-        refuse: Callable[[], None] = lambda: None,
+        size: int,
+        refuse: Callable[[], None],
         taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
-        self.troubles: list[Exception] = []
-        self.breach: ContainmentBreach | None = None
+        self.error: Exception | None = None
         self._recorder, self._open_one, self._warm_up = recorder, open_one, warm_up
         self._size, self._refuse, self._taken = size, refuse, taken
         self._idle: list[_Idle] = []
         self._out: list[_Idle] = []
-        self._ending = 0  # cells that are looked at for a taker, or destroyed: `aclose` awaits them
+        self._working_on = 0  # cells that are looked at or destroyed: `aclose` awaits them
         self._filling: anyio.CancelScope | None = None
         self._is_closed = False
         self._changed = anyio.Event()
@@ -133,30 +116,26 @@ class Pool:
     async def _machine(self) -> AsyncIterator[Range]:
         self._refuse()
         idle = await self._take()
-        if idle is None:
-            async with self._open_one(ahead=False) as opened:
-                self._refuse()
-                self._stop_if_breached()  # a warm-up may have found a way out meanwhile
-                self.refill()
-                yield opened
-            return
         async with AsyncExitStack() as stack:
-            stack.push_async_exit(partial(self._give_back, idle))
+            if idle is not None:
+                stack.push_async_exit(partial(self._give_back, idle))
+                opened = replace(idle.opened, from_pool=True)
+            else:
+                opened = await stack.enter_async_context(self._open_one(ahead=False))
+                self._stop_if_breached()  # a warm-up may have found a way out meanwhile
             self._refuse()  # the hold may have come while the cell was asked whether it answers
             self.refill()
-            await stack.enter_async_context(self._taken(idle.opened.cell))
-            yield replace(idle.opened, from_pool=True)
+            if idle is not None:
+                await stack.enter_async_context(self._taken(opened.cell))
+            yield opened
 
     async def _give_back(self, idle: _Idle, *error: Any) -> None:  # noqa: ANN401 - as `__aexit__`
         """Destroy it. Raises what leaving `open_cell` raises."""
-        self._ending += 1
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), self._working():
             try:
                 await idle.owner.__aexit__(*error)
             finally:
                 self._out.remove(idle)
-                self._ending -= 1
-                self._change()
 
     def refill(self) -> None:
         """Have idle cells made. Never waits."""
@@ -175,47 +154,47 @@ class Pool:
         asked_s = time.monotonic()
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
-            self._ending += 1
-            if idle.is_stale():  # beside the taker, who waits for none of them
-                spawn_task(partial(self._destroy, idle, Discard.STALE))
-                continue
             idle.watching.cancel()
-            reason: Discard | None = Discard.UNUSED  # if the taker is cancelled
-            try:
-                reason = await self._why_not(idle)
-                if reason is None:
-                    now_s = time.monotonic()
-                    data = {
-                        "waited_ms": round((now_s - asked_s) * 1000, 3),
-                        "age_ms": round((now_s - idle.made_s) * 1000, 3),
-                    }
-                    taken = Event(kind=Kind.CELL_TAKEN, cell_id=idle.opened.cell.id, data=data)
-                    self._recorder.record(taken)
-                    self._out.append(idle)
-                    self._ending -= 1
-                    return idle
-            finally:
-                if idle not in self._out:
-                    await self._destroy(idle, reason or Discard.UNUSED)
+            with self._working():
+                try:
+                    if await self._may_be_taken(idle):
+                        data = {
+                            "waited_ms": round((time.monotonic() - asked_s) * 1000, 3),
+                            "age_ms": round((time.monotonic() - idle.made_s) * 1000, 3),
+                        }
+                        cell_id = idle.opened.cell.id
+                        event = Event(kind=Kind.CELL_TAKEN, cell_id=cell_id, data=data)
+                        self._recorder.record(event)
+                        self._out.append(idle)
+                        return idle
+                finally:
+                    if idle not in self._out:
+                        await self._destroy(idle)
         self._stop_if_breached()
         return None
 
-    async def _why_not(self, idle: _Idle) -> Discard | None:
-        """Why an idle cell is given to nobody; None: it may be given out."""
-        is_alive = await _answers(idle.opened.cell)
-        if idle.opened.killed() is not None:
-            return Discard.KILLED
-        if self._is_ended():
-            return Discard.UNUSED
-        return None if is_alive else Discard.DEAD
+    async def _may_be_taken(self, idle: _Idle) -> bool:
+        useful_s = STALE_SHARE * idle.opened.cell.plan.limits.lifetime_s
+        if time.monotonic() > idle.made_s + useful_s or not await _answers(idle.opened.cell):
+            return False
+        return idle.opened.killed() is None and not self._is_ended()
 
     def _stop_if_breached(self) -> None:
-        if (found := self.breach) is not None:
+        if isinstance(found := self.error, ContainmentBreach):
             # An error of its own for each, since it comes to hold the taker's traceback
             raise ContainmentBreach(found.what, where=found.where, hint=found.hint)
 
     def _is_ended(self) -> bool:
-        return self._is_closed or self.breach is not None
+        return self._is_closed or isinstance(self.error, ContainmentBreach)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        self._working_on += 1
+        try:
+            yield
+        finally:  # whatever interrupts it: `aclose` waits for this
+            self._working_on -= 1
+            self._change()
 
     def _change(self) -> None:
         # An anyio event can't be cleared: each change has its own.
@@ -233,7 +212,7 @@ class Pool:
                         break
         except Exception as error:  # noqa: BLE001
             # Nothing that goes wrong here ends the cells that are out.
-            self._note_trouble(error)
+            self._note(error)
         finally:
             self._filling = None
             self._change()
@@ -244,62 +223,49 @@ class Pool:
         try:
             opened = await owner.enter_async_context(self._open_one(ahead=True))
         except Exception as error:  # noqa: BLE001 - on record; a taker meets it in its own
-            self.breach = self.breach or first_of(error, ContainmentBreach)
+            if (breach := first_of(error, ContainmentBreach)) is not None:
+                self._note(breach)
             return False
-        idle, reason = _Idle(opened, owner, made_s), Discard.UNUSED
+        idle = _Idle(opened, owner, made_s)
         try:
-            reason = self._judge(opened.cell, await self._warm_up(opened)) or reason
-            if opened.killed() is not None:  # it may still run: its processes take a moment to end
-                reason = Discard.KILLED
-            if reason is Discard.UNUSED and not self._is_ended():
+            report = await self._warm_up(opened)
+            if (breach := breach_of(report, opened.cell.id)) is not None:
+                self._note(breach)
+            # A killed one may still run: its processes take a moment to end
+            is_good = report.verdict is Verdict.CONTAINED and opened.killed() is None
+            if is_good and not self._is_ended():
                 self._idle.append(idle)
                 spawn_task(partial(self._watch, idle))
         finally:
             if idle not in self._idle:
-                await self._discard(idle, reason)
+                await self._destroy(idle)
         return idle in self._idle
 
-    def _judge(self, cell: Cell, report: ProbeReport) -> Discard | None:
-        """Why a cell is not given out after its warm-up; None: it is."""
-        if report.verdict is Verdict.CONTAINED:
-            return None
-        breach = breach_of(report, cell.id)
-        if breach is None:
-            return Discard.VOID
-        self.breach = self.breach or breach
-        return Discard.BREACHED
-
     async def _watch(self, idle: _Idle) -> None:
-        """Discard it when it dies before it is taken: whoever killed it waits for the proof."""
+        """Destroy it when it dies before it is taken: whoever killed it waits for the proof."""
         # A host out of descriptors can't watch it; whether it lives is asked when it is taken
         with idle.watching, suppress(OSError):
             await idle.opened.cell.wait_dead()
             if idle in self._idle:  # else it was taken at this moment
                 self._idle.remove(idle)
-                await self._discard(idle, Discard.DEAD)
+                with self._working():
+                    await _answers(idle.opened.cell)  # that it does not, and why, is on record
+                    await self._destroy(idle)
 
-    async def _discard(self, idle: _Idle, reason: Discard) -> None:
-        """Destroy it untaken. What that found is in `troubles`."""
-        self._ending += 1
-        await self._destroy(idle, reason)
-
-    async def _destroy(self, idle: _Idle, reason: Discard) -> None:
+    async def _destroy(self, idle: _Idle) -> None:
+        """Destroy it untaken. What that found is noted."""
         idle.watching.cancel()
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), self._working():
             try:
                 async with idle.owner:
-                    if reason is Discard.DEAD:
-                        await _answers(idle.opened.cell)  # that it does not, and why, is on record
-                    await idle.opened.cell.destroy(reason=reason)
+                    await idle.opened.cell.destroy(reason=UNUSED)
             except Exception as error:  # noqa: BLE001
-                self._note_trouble(error)
-            finally:  # whatever interrupts it: `aclose` waits for this
-                self._ending -= 1
-                self._change()
+                self._note(error)
 
-    def _note_trouble(self, error: Exception) -> None:
-        self.troubles.append(error)
-        self.breach = self.breach or first_of(error, ContainmentBreach)
+    def _note(self, error: Exception) -> None:
+        breach = first_of(error, ContainmentBreach)
+        if self.error is None or (breach and not isinstance(self.error, ContainmentBreach)):
+            self.error = breach or error
 
     async def aclose(self) -> None:
         """Make and give out nothing more; destroy idle cells, and ten seconds later those that were
@@ -312,7 +278,7 @@ class Pool:
             for idle in self._out:
                 idle.opened.disconnect()
             while self._idle:
-                await self._discard(self._idle.pop(), Discard.UNUSED)
+                await self._destroy(self._idle.pop())
             with anyio.move_on_after(_END_TIMEOUT_S):
                 while self._out:
                     await self._changed.wait()
@@ -321,8 +287,8 @@ class Pool:
                 try:
                     await idle.owner.aclose()
                 except Exception as error:  # noqa: BLE001
-                    self._note_trouble(error)
-            while self._filling is not None or self._ending:  # else their ends had no proof
+                    self._note(error)
+            while self._filling is not None or self._working_on:  # else their ends had no proof
                 await self._changed.wait()
 
 
@@ -330,7 +296,7 @@ class Pool:
 async def open_pool(
     policy: PolicyLike = None,
     *,
-    size: int = DEFAULT_SIZE,
+    size: int = 1,
     run: RunDirectory | None = None,
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
@@ -357,33 +323,29 @@ async def open_pool(
     home = home or belljar_home()
     refuse_if_held(home)
     loaded = resolve_here(policy)
-    if run is None:
-        with start_run("pool", loaded.source, [], home=home) as own:
-            async with open_pool(loaded, size=size, run=own, home=home, actor=actor) as pool:
-                yield pool
-        return
     taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
-    if loaded.policy.decoys:
-        from belljar.cell.decoys import decoys_in  # late: most policies have none
+    with nullcontext(run) if run else start_run("pool", loaded.source, [], home=home) as run:
+        if loaded.policy.decoys:
+            from belljar.cell.decoys import decoys_in  # late: most policies have none
 
-        taken = partial(decoys_in, loaded=loaded, run=run)
-    pool = Pool(
-        run.recorder,
-        open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
-        warm_up=partial(_probe, run.recorder),
-        size=size,
-        refuse=partial(refuse_to_give, home, run.run_id),
-        taken=taken,
-    )
-    pool.refill()
-    try:
-        yield pool
-    finally:
-        await pool.aclose()
-        if pool.breach is not None:  # whatever else was raised
-            raise pool.breach
-    for trouble in pool.troubles:
-        raise trouble
+            taken = partial(decoys_in, loaded=loaded, run=run)
+        pool = Pool(
+            run.recorder,
+            open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
+            warm_up=partial(_probe, run.recorder),
+            size=size,
+            refuse=partial(refuse_to_give, home, run.run_id),
+            taken=taken,
+        )
+        pool.refill()
+        try:
+            yield pool
+        finally:
+            await pool.aclose()
+            if isinstance(pool.error, ContainmentBreach):  # whatever else was raised
+                raise pool.error
+        if pool.error is not None:
+            raise pool.error
 
 
 async def _probe(recorder: Recorder, opened: Range) -> ProbeReport:

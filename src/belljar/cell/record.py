@@ -41,13 +41,12 @@ class RecordedOperation:
         bodies: Sequence[Body] = (),
     ) -> Event:
         """An event of this operation."""
-        full = {"op": self.op, **data}
         return Event(
             kind=kind,
             cell_id=self.cell_id,
             actor=self.actor,
             trust=trust,
-            data=full,
+            data={"op": self.op, **data},
             bodies=tuple(bodies),
         )
 
@@ -60,20 +59,18 @@ def exec_started(operation: RecordedOperation, request: ExecRequest) -> Event:
     pairs = b"".join(
         f"{name}={value}".encode(*_RAW) + b"\0" for name, value in sorted(request.env.items())
     )
-    return operation.event(
-        Kind.EXEC_STARTED,
-        {
-            "argv": [text(arg) for arg in request.argv],
-            "cwd": text(request.cwd),
-            "user": text(request.user),
-            "env_names": sorted(text(name) for name in request.env),
-            "env_sha256": hashlib.sha256(pairs).hexdigest(),
-            "timeout_s": request.timeout_s,
-            "stdin": request.stdin,
-            "pty": request.pty is not None,
-            **({} if request.pty is None else asdict(request.pty)),
-        },
-    )
+    data: dict[str, JsonValue] = {
+        "argv": [text(arg) for arg in request.argv],
+        "cwd": text(request.cwd),
+        "user": text(request.user),
+        "env_names": sorted(text(name) for name in request.env),
+        "env_sha256": hashlib.sha256(pairs).hexdigest(),
+        "timeout_s": request.timeout_s,
+        "stdin": request.stdin,
+        "pty": request.pty is not None,
+    }
+    data |= {} if request.pty is None else asdict(request.pty)
+    return operation.event(Kind.EXEC_STARTED, data)
 
 
 def exec_finished(
@@ -124,15 +121,14 @@ def limits_hit(
     operation: RecordedOperation, output: ExecOutput, *, timeout_s: float | None
 ) -> list[Event]:
     """One event for each limit that fired during the command."""
-    values: dict[str, JsonValue] = {
-        "exec_timeout": timeout_s,
-        "output": output.stdout_dropped_bytes + output.stderr_dropped_bytes,
-    }
+    dropped = output.stdout_dropped_bytes + output.stderr_dropped_bytes
+    values: dict[str, JsonValue] = {"exec_timeout": timeout_s, "output": dropped}
+    is_seen = dict.fromkeys(output.host_limits, Trust.HOST_OBSERVED)
     return [
         operation.event(
             Kind.LIMIT_HIT,
             {"limit": name, "value": values.get(name)},
-            trust=Trust.HOST_OBSERVED if name in output.host_limits else Trust.GUEST_REPORTED,
+            trust=is_seen.get(name, Trust.GUEST_REPORTED),
         )
         for name in output.limits_hit
     ]
@@ -194,31 +190,28 @@ class LimitWatch:
 
     def __init__(self, live: Sandbox) -> None:
         self._live = live
-        self._oom_kills = live.oom_kills()
-        self._refused_forks = live.refused_forks()
-        self._disk_was_full = live.disk_full()
-        self._disk = False
-        self._processes_were_full = live.processes_full()
-        self._processes = False
+        self._oom_kills, self._refused_forks = live.oom_kills(), live.refused_forks()
+        self._full_before = self._full()
+        self._fired = set[str]()
+
+    def _full(self) -> set[str]:
+        full = {"disk": self._live.disk_full(), "processes": self._live.processes_full()}
+        return {name for name, is_full in full.items() if is_full}
 
     def look(self) -> None:
         """See whether the disk or the process table is full now, if it was not when the operation
         began. Cheap.
         """
-        self._disk = self._disk or (not self._disk_was_full and self._live.disk_full())
-        self._processes = self._processes or (
-            not self._processes_were_full and self._live.processes_full()
-        )
+        self._fired |= self._full() - self._full_before
 
     def hit(self) -> tuple[str, ...]:
         """The limits that fired since the beginning."""
         self.look()
-        fired = {
-            "memory": self._live.oom_kills() > self._oom_kills,
-            "processes": self._processes or self._live.refused_forks() > self._refused_forks,
-            "disk": self._disk,
-        }
-        return tuple(name for name, did in fired.items() if did)
+        if self._live.oom_kills() > self._oom_kills:
+            self._fired.add("memory")
+        if self._live.refused_forks() > self._refused_forks:
+            self._fired.add("processes")
+        return tuple(sorted(self._fired))
 
 
 class StreamTimes:
@@ -279,15 +272,16 @@ class CommandRecord:
 
     def input(self, source: Pieces) -> Pieces:
         """The command's input, seen as it is sent."""
+
+        async def pieces(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for chunk in source:
+                self._sent(chunk)
+                yield chunk
+
         if source is None or isinstance(source, bytes):
             self._sent(source or b"")
             return source
-        return self._pieces(source)
-
-    async def _pieces(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for chunk in source:
-            self._sent(chunk)
-            yield chunk
+        return pieces(source)
 
     def _sent(self, chunk: bytes) -> None:
         self._stdin.feed(chunk)
@@ -310,13 +304,12 @@ class CommandRecord:
 
     def end(self, output: ExecOutput | None) -> None:
         """Record the end; None: it was left before that, and its tree was killed."""
+        times, timeout_s = self._times.data(), self.request.timeout_s
         if output is None:
             error = CellError("left before the command had ended; its tree was killed")
-            times, bodies = self._times.data(), self.bodies()
-            event = failed(self.operation, Kind.EXEC_FAILED, error, bodies=bodies, times=times)
-            self._recorder.record(event)
+            kind, bodies = Kind.EXEC_FAILED, self.bodies()
+            self._recorder.record(failed(self.operation, kind, error, bodies=bodies, times=times))
             return
-        timeout_s = self.request.timeout_s
         for event in limits_hit(self.operation, output, timeout_s=timeout_s):
             self._recorder.record(event)
         finished = exec_finished(
@@ -326,7 +319,7 @@ class CommandRecord:
             stdout=self._stdout.body(),
             stderr=self._stderr.body(),
             stdin=self._stdin.body() if self._stdin.total_bytes else None,
-            times=self._times.data(),
+            times=times,
         )
         self._recorder.record(finished)
 

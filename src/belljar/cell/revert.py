@@ -93,19 +93,18 @@ class Machines:
             self._refuse_if_ended()
             began, old = time.monotonic(), self.current
             await self._wait_for_room(old.cell)
-            where = f"cell {old.cell.id}"
+            where, make = f"cell {old.cell.id}", self._make
             if to is not None:
                 _check_snapshot(old.cell, to)
+                make = partial(to.origin.machine, snapshot=to)
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
-            make = self._make if to is None else partial(to.origin.machine, snapshot=to)
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
             made: Range | None = None
             try:
                 async with AsyncExitStack() as stack:
                     async with canary_in(old.cell) if is_verified else nullcontext() as canary:
-                        opened = await stack.enter_async_context(make())
-                        made = opened
-                        self._check(old.cell, opened.cell)
+                        made = opened = await stack.enter_async_context(make())
+                        _adopt(old.cell, opened.cell)
                         if canary is not None:
                             await canary.search(opened.cell)
                         if on_ready is not None:
@@ -161,19 +160,6 @@ class Machines:
             retiring and available_memory_bytes() < needs_bytes
         ):
             await retiring[0].wait()
-
-    def _check(self, old: Cell, new: Cell) -> None:
-        """The new machine is of the old one's kind, and its guard takes no decoy of the old one's
-        for another sample's. Raises `HostError`.
-        """
-        if (old.tier, old.plan.image) != (new.tier, new.plan.image):
-            raise HostError(
-                "the image was replaced in the store, or the tier is no longer possible",
-                where=f"cell {old.id}",
-                hint="open another cell for another image",
-            )
-        if old.guard is not None and new.guard is not None:
-            new.guard.adopt((*old.guard.ancestors, old.id), old.guard.lineage)
 
     def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
         cell, done = machine.cell, anyio.Event()
@@ -266,6 +252,18 @@ class RevertibleCell:
     async def snapshot(self, name: str | None = None) -> Snapshot:
         """See `Cell.snapshot`."""
         return await self.machines.snapshot(name)
+
+
+def _adopt(old: Cell, new: Cell) -> None:
+    """The new machine is of the old one's kind, and its guard takes no decoy of the old one's for
+    another sample's. Raises `HostError`.
+    """
+    if (old.tier, old.plan.image) != (new.tier, new.plan.image):
+        what = "the image was replaced in the store, or the tier is no longer possible"
+        hint = "open another cell for another image"
+        raise HostError(what, where=f"cell {old.id}", hint=hint)
+    if old.guard is not None and new.guard is not None:
+        new.guard.adopt((*old.guard.ancestors, old.id), old.guard.lineage)
 
 
 def _check_snapshot(old: Cell, snapshot: Snapshot) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -96,18 +97,17 @@ async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> S
     """See `Cell.snapshot`. `make`: the class, whose module imports this one."""
     origin: CellOrigin = cell.origin
     await _check(cell, origin)
-    began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
+    began, id_, guard = time.monotonic(), f"s-{secrets.token_hex(6)}", cell.guard
     name = id_ if name is None else name
     hooks = await _find_hooks(cell)
     cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
         saved = await _save(cell, origin, directory)
-        is_machine = isinstance(saved, SavedMachine)
         snapshot = make(
             id=id_,
             name=name,
-            state="machine" if is_machine else "files",
+            state="machine" if isinstance(saved, SavedMachine) else "files",
             digest=saved.digest,
             key=saved.key,
             cell=cell.id,
@@ -117,8 +117,8 @@ async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> S
             saved=saved,
             origin=origin,
             hooks=hooks,
-            ancestors=(*(() if cell.guard is None else cell.guard.ancestors), cell.id),
-            lineage=set() if cell.guard is None else cell.guard.lineage,
+            ancestors=(*(() if guard is None else guard.ancestors), cell.id),
+            lineage=set() if guard is None else guard.lineage,
             placed_decoys=cell.decoys,
         )
         data: dict[str, JsonValue] = {
@@ -137,9 +137,8 @@ async def _save(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine
     try:
         if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
             return await save_files(cell, directory, since=origin.since)
-        key, _root = await anyio.to_thread.run_sync(
-            find_key, parts.plan, parts.image, parts.kernel, origin.home
-        )
+        find = partial(find_key, parts.plan, parts.image, parts.kernel, origin.home)
+        key, _root = await anyio.to_thread.run_sync(find)
         return await save_machine(live, directory, key)
     except CellError as error:
         live.raise_if_killed(error)
@@ -150,20 +149,17 @@ async def _save(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine
 
 async def _check(cell: Cell, origin: CellOrigin) -> None:
     policy, why, hint = cell.plan.policy, "", ""
-    has_secret = any(file.secret for file in policy.files)
+    has_secrets = bool(policy.decoys) or any(file.secret for file in policy.files)
     if not policy.snapshots:
         why = "its policy doesn't allow it"
         hint = "write `snapshots: true` into the policy, and into the operator's if there is one"
-    elif policy.snapshots != "with_secrets" and (has_secret or policy.decoys):
-        why = "it has a file that the policy marks as `secret`" if has_secret else "it holds decoys"
+    elif policy.snapshots != "with_secrets" and has_secrets:
+        why = "it holds decoys, or a file that the policy marks as `secret`"
         hint = "write `snapshots: with_secrets`, or leave them out of a cell that is forked"
     elif origin.parts.weights is not None:
         why = "it serves a model"
-    elif (
-        # Elsewhere a guest that opens one meanwhile would be taken for the host, and not recorded
-        cell.plan.tier is Tier.MICROVM
-        and (changed := await find_changed(cell, cell.decoys)) is not None
-    ):
+    # Elsewhere a guest that opens one meanwhile would be taken for the host, and not recorded
+    elif cell.plan.tier is Tier.MICROVM and (changed := await find_changed(cell, cell.decoys)):
         why = f"its decoy {changed.id} was changed or moved, so that no fork could get another"
         hint = "revert the cell, and save that"
     if why:
@@ -176,10 +172,8 @@ async def _find_hooks(cell: Cell) -> tuple[str, ...]:
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
-        raise CellError(
-            f"{HOOKS} can't be read, or has more than {MAX_HOOKS} entries",
-            where=f"cell {cell.id}",
-        ) from error
+        what = f"{HOOKS} can't be read, or has more than {MAX_HOOKS} entries"
+        raise CellError(what, where=f"cell {cell.id}") from error
     return tuple(
         f"{HOOKS}/{each.name}" for each in found if each.kind == "file" and each.mode & 0o111
     )
@@ -198,9 +192,8 @@ def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
             data: dict[str, JsonValue] = {"snapshot": id_, "clean": is_gone}
             origin.run.recorder.record(Event(kind=Kind.SNAPSHOT_DELETED, data=data))
     if not is_gone:
-        raise HostError(
-            "a snapshot could not be deleted", where=str(directory), hint="remove it by hand"
-        )
+        what = "a snapshot could not be deleted"
+        raise HostError(what, where=str(directory), hint="remove it by hand")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,16 +250,14 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
     decoys = {b"." + file.path.encode() for decoy in cell.decoys for file in decoy.files}
     changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN - decoys
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
+    most = _PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES
     try:
         (directory / "names").write_bytes(b"\0".join(sorted(names)))
         with (directory / "files").open("xb") as file:
+            given = b"\0".join(sorted(changed))
+            # 1: a file changed while it was read
             await _run(
-                cell,
-                *packing,
-                given=b"\0".join(sorted(changed)),
-                taken=file.write,
-                max_bytes=_PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES,
-                allowed=(0, 1),  # 1: a file changed while it was read
+                cell, *packing, given=given, taken=file.write, max_bytes=most, allowed=(0, 1)
             )
         digest, _ = await anyio.to_thread.run_sync(_read, directory)
         size_bytes = (directory / "files").stat().st_size

@@ -22,9 +22,10 @@ from belljar.cell.task_data import put_directory
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
+from belljar.image.config import image_health
 from belljar.plan.network import StandInPlan
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
-from belljar.policy.limits import demanded_tier
+from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.reference import is_idle
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from belljar.cell.exec import RunningCommand
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
-# The risk is the whole range's; all else of a target is its own.
-_INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")
 # The first that the program's user can write has its output (native/guest/child.c).
 LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in the cell
@@ -63,20 +62,15 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
     if not isinstance(written, TargetStandIn):
         raise TypeError(f"the stand-in {stand_in.id} has no cell")
-    own = {
-        name: getattr(written, name) for name in _OWN if getattr(written, name, None) is not None
-    }
+    tier = max(demanded_tier(policy.risk, policy.tier), written.tier or Tier.CONTAINER)
+    # The risk is the whole range's; all else of a target is its own.
+    fields = {"belljar": policy.belljar, "risk": policy.risk, "name": stand_in.id, "tier": tier}
+    own = {name: value for name in _OWN if (value := getattr(written, name, None)) is not None}
     # Its `files` are a directory, which goes in as an archive
     if isinstance(written, PythonStandIn):
         del own["files"]
-    fields = {name: getattr(policy, name) for name in _INHERITED}
-    tier = demanded_tier(policy.risk, policy.tier)
-    if written.tier is not None:
-        tier = max(tier, written.tier)
     try:
-        made = Policy.model_validate(
-            {**fields, **own, "name": stand_in.id, "tier": tier, "network": "none"}, strict=False
-        )
+        made = Policy.model_validate({**own, **fields, "network": "none"}, strict=False)
     except ValueError as error:
         raise PolicyError(
             f"the target cell can't be meant: {printable(str(error), max_chars=600)}",
@@ -104,26 +98,27 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     Raises `CellError` with its last output when it can't be started or ends for good with another
     status, or when another service waits for its health and it has no check.
     """
+    settings = stand_in.settings
     if stand_in.kind == "python":
         packed = await anyio.to_thread.run_sync(server_archive)
         await cell.write_file(SERVER, packed, mode=0o644, user="0", owner=cell.plan.user)
         await _copy_app(cell, stand_in)
         command: Sequence[str] = serving_command(stand_in)
     else:
-        command = words_to_run(stand_in.settings, cell)
+        command = words_to_run(settings, cell)
     health = health_of(cell, stand_in, command)
-    for directory in stand_in.settings.get("directories") or ():
+    for directory in settings.get("directories") or ():
         path, mode, owner = directory_of(directory)
         try:
             await cell.make_directory(path, mode=mode, owner=owner)
         except (OSError, TimeoutError) as error:
             raise _failed(stand_in, cell, f"its directory {path} can't be made: {error}") from error
+    if not command and settings.get("completes"):
+        raise _failed(stand_in, cell, "there is nothing to run to its end")
     if not command:
-        if stand_in.settings.get("completes"):
-            raise _failed(stand_in, cell, "there is nothing to run to its end")
         return partial(_wait_healthy, stand_in, cell, health)
     program = Program(cell, stand_in, command)
-    if stand_in.settings.get("completes"):
+    if settings.get("completes"):
         await program.complete()
         return partial(_wait_healthy, stand_in, cell, {})
     await program.start(_EARLY_END_S if health else SETTLE_S)
@@ -170,25 +165,23 @@ class Program:
 
     async def wait_ready(self, health: Mapping[str, Any]) -> None:
         """Until it is healthy, or has run for `SETTLE_S`; then it is let go. Raises `CellError`."""
+        seen = 1  # the first start was watched
         try:
             if health:
                 await _wait_healthy(self._stand_in, self._cell, health, self)
-            else:
-                await self._settle()
+            while not health and not self._ended.is_set():
+                running = self._running
+                if self._starts == seen and running is not None and running.running:
+                    break
+                seen = self._starts
+                with anyio.move_on_after(SETTLE_S):
+                    await self._ended.wait()
+            if not health:
+                await self.check_runs()
         finally:
             self._is_wanted = False
         if self._running is not None:
             await self._running.leave()
-
-    async def _settle(self) -> None:
-        seen = 1  # the first start was watched
-        while not self._ended.is_set():
-            if self._starts == seen and self._running is not None and self._running.running:
-                return
-            seen = self._starts
-            with anyio.move_on_after(SETTLE_S):
-                await self._ended.wait()
-        await self.check_runs()
 
     async def _run(self, timeout_s: float | None = None) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -220,12 +213,14 @@ class Program:
         output = self._output
         if not self._ended.is_set() or output is None or output.success:
             return
-        what = f"its program ended with status {output.returncode}"
-        if output.timed_out or output.not_started_errno is not None:
-            verb = "did not end" if output.timed_out else "can't be started"
-            what = f"its program {verb}: {_error_text(output)}"
+        what = f"ended with status {output.returncode}"
+        if output.timed_out:
+            what = "did not end: it took too long"
+        elif output.not_started_errno is not None:
+            what = f"can't be started: {printable(output.why_not_started, max_chars=300)}"
         starts = f", the last of {self._starts} starts" if self._starts > 1 else ""
-        raise _failed(self._stand_in, self._cell, f"{what}{starts}{await log_tail(self._cell)}")
+        tail = await log_tail(self._cell)
+        raise _failed(self._stand_in, self._cell, f"its program {what}{starts}{tail}")
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
@@ -239,12 +234,11 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
     if wants_image and not cell.image_health:
         raise _failed(stand_in, cell, "neither the file nor its image has a check")
     if written.get("times"):
-        return cell.image_health_with(written["times"]) or {}
+        return image_health(cell.image, written["times"]) or {}
     if written and wants_image is None:
         return dict(written)
-    return (
-        {} if wants_image is False or (is_idle(command) and not wants_image) else cell.image_health
-    )
+    has_none = wants_image is False or (is_idle(command) and not wants_image)
+    return {} if has_none else cell.image_health
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
@@ -276,11 +270,8 @@ async def _wait_healthy(
             await program.check_runs()
         await anyio.sleep(float(health["interval"]))
     tail = await log_tail(cell) if program is not None else ""
-    raise _failed(
-        stand_in,
-        cell,
-        f"it did not become healthy in {tries} tries: {last or 'the check failed'}{tail}",
-    )
+    what = f"it did not become healthy in {tries} tries: {last}{tail}"
+    raise _failed(stand_in, cell, what)
 
 
 def health_command(health: Mapping[str, Any]) -> list[str]:
@@ -313,36 +304,22 @@ async def log_tail(cell: Cell) -> str:
     return ""
 
 
-def _error_text(output: ExecOutput) -> str:
-    if output.timed_out:
-        return "it took too long"
-    text = (
-        output.why_not_started
-        or (output.stderr or output.stdout).decode("utf-8", "replace").strip()
-    )
-    return printable(text, max_chars=300) or f"status {output.returncode}"
-
-
 def _last_line(output: ExecOutput) -> str:
     """A check's last line: an HTTP client prints its progress before."""
-    text = (output.stderr.strip() or output.stdout.strip()).decode("utf-8", "replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (
-        printable(lines[-1], max_chars=300)
-        if lines and not output.timed_out
-        else _error_text(output)
-    )
+    if output.timed_out:
+        return "it took too long"
+    said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
+    return printable(said.splitlines()[-1].strip() if said else "the check failed", max_chars=300)
 
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
+    hint = "fix its `command` or its `health`; `belljar exec` with its image shows what happens"
+    if not stand_in.id:
+        what = f"the image's program is not ready: {what}"
+        return CellError(what, where=f"cell {cell.id}", hint=hint)
+    where = f"network.stand_ins.{stand_in.id} (cell {cell.id})"
     return CellError(
-        f"the target cell {stand_in.id} does not serve: {what}"
-        if stand_in.id
-        else f"the image's program is not ready: {what}",
-        where=f"network.stand_ins.{stand_in.id} (cell {cell.id})"
-        if stand_in.id
-        else f"cell {cell.id}",
-        hint="fix its `command` or its `health`; `belljar exec` with its image shows what happens",
+        f"the target cell {stand_in.id} does not serve: {what}", where=where, hint=hint
     )
 
 
@@ -381,11 +358,9 @@ def server_archive() -> bytes:
     try:
         files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
     except importlib.metadata.PackageNotFoundError as error:
-        raise HostError(
-            f"the package {error.name} is missing",
-            where="stand-ins of kind `python`",
-            hint=NETWORK_EXTRA_HINT,
-        ) from error
+        what = f"the package {error.name} is missing"
+        where = "stand-ins of kind `python`"
+        raise HostError(what, where=where, hint=NETWORK_EXTRA_HINT) from error
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
@@ -396,12 +371,12 @@ def server_archive() -> bytes:
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
     """Copy the author's directory into the cell, in place of the image's. Raises `PolicyError`."""
-    if stand_in.directory is None:
-        raise _refused(stand_in, "it names no directory")
 
     def wrong(error: OSError | ValueError) -> PolicyError:
         return _refused(stand_in, getattr(error, "strerror", None) or str(error))
 
+    if stand_in.directory is None:
+        raise _refused(stand_in, "it names no directory")
     bounded = partial(list_source, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES)
     try:
         source = await anyio.to_thread.run_sync(bounded, stand_in.directory)

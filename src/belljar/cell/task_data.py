@@ -15,8 +15,8 @@ import anyio.to_thread
 
 from belljar.cell.local_tree import Source, Transfer, TreeManifest, records_of, root_mode
 from belljar.errors import CellError, PolicyError
-from belljar.events import Kind
-from belljar.policy.files import Entry, Tree, read_entry, reason
+from belljar.events import JsonValue, Kind
+from belljar.policy.files import Tree, read_entry, reason
 from belljar.policy.task_data import TaskData, TaskFile, trees_of
 from belljar.units import printable
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 HOSTS: Final = "/etc/hosts"
 # It is the image's file, and is read whole.
 _MAX_HOSTS_BYTES: Final = 64 << 10
-# A keytool takes seconds for each store, on an emulated processor a minute.
 _TIMEOUT_S: Final = 60.0
 
 
@@ -59,27 +58,19 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
         transfer = await put_directory(cell, source, file.target, user="0:0", wrong=_unreadable)
         number, size, sha256 = transfer.files, transfer.total_bytes, transfer.sha256
     else:
-        contents = await anyio.to_thread.run_sync(_contents, root, tree, first)
+        try:
+            contents = await anyio.to_thread.run_sync(read_entry, root, tree, first)
+        except (OSError, ValueError) as error:
+            raise _unreadable(error) from error
         await cell.write_file(file.target, contents, mode=first.mode, user="0", owner="0:0")
         number, size, sha256 = 1, len(contents), hashlib.sha256(contents).hexdigest()
-    cell.note(
-        Kind.TASK_FILES_COPIED,
-        {
-            "key": "volumes",
-            "source": file.source,
-            "target": file.target,
-            "files": number,
-            "bytes": size,
-            "sha256": sha256,
-        },
-    )
-
-
-def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
-    try:
-        return read_entry(root, tree, entry)
-    except (OSError, ValueError) as error:
-        raise _unreadable(error) from error
+    data: dict[str, JsonValue] = {
+        "key": "volumes",
+        "source": file.source,
+        "target": file.target,
+        "files": number,
+    }
+    cell.note(Kind.TASK_FILES_COPIED, {**data, "bytes": size, "sha256": sha256})
 
 
 async def put_directory(
@@ -111,8 +102,8 @@ async def put_directory(
         target=target,
         entries=len(source.tree.entries),
         total_bytes=source.tree.total_bytes,
-        user=user,
         mode=root_mode(source),
+        user=user,
     )
 
 
@@ -156,12 +147,6 @@ _BUNDLES: Final = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",  # Alpine's OpenSSL, and others'
 )
-_JAVA_STORES: Final = (
-    # Debian, to which those of each Java are links: a keytool takes seconds, so one is changed once
-    "/etc/ssl/certs/java/cacerts",
-    "/usr/lib/jvm/*/lib/security/cacerts",
-    "/opt/java/*/lib/security/cacerts",
-)
 # Where OpenSSL looks by a name's hash; Debian's Python reads no bundle by default.
 _HASHED: Final = "/etc/ssl/certs"
 # Where every cell of a range has all authorities together, whatever its image had.
@@ -181,10 +166,9 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 def trust_script() -> str:
     """A shell script that puts the certificate from standard input wherever the image looks.
 
-    What an image lacks is skipped. A Java store that can't be changed is reported on standard
-    error: the cell may never run Java.
+    What an image lacks is skipped. Java's own stores are not changed.
     """
-    anchors, bundles, stores = (" ".join(paths) for paths in (_ANCHORS, _BUNDLES, _JAVA_STORES))
+    anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
     return f"""set -e
 pem=$(cat)
 for d in {anchors}; do if [ -d "$d" ]; then printf '%s\\n' "$pem" > "$d/{_NAME}"; fi; done
@@ -198,15 +182,6 @@ if command -v openssl > /dev/null && [ -d {_HASHED} ]; then
   h=$(printf '%s\n' "$pem" | openssl x509 -noout -subject_hash) &&
     printf '%s\n' "$pem" > "{_HASHED}/$h.0"
 fi
-if command -v keytool > /dev/null; then
-  for j in {stores}; do
-    if [ -f "$j" ]; then readlink -f "$j"; fi
-  done | sort -u | while read -r j; do
-    error=$(printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root \\
-        -keystore "$j" -storepass changeit 2>&1) ||
-      printf 'programs that use %s will not trust the local root: %s\\n' "$j" "$error" >&2
-  done
-fi
 """
 
 
@@ -216,18 +191,14 @@ async def trust(cell: Cell, certificate_pem: bytes) -> None:
     Raises `CellError` when its image can't trust it (it has no shell, or its files can't be
     written).
     """
+    script = ["/bin/sh", "-c", trust_script()]
     output = await cell.exec(
-        ["/bin/sh", "-c", trust_script()],
-        input=certificate_pem,
-        user="0:0",
-        cwd="/",
-        timeout_s=_TIMEOUT_S,
+        script, input=certificate_pem, user="0:0", cwd="/", timeout_s=_TIMEOUT_S
     )
     if output.returncode != 0:
-        why = output.why_not_started or output.stderr.decode("utf-8", "replace")
+        why = printable(output.why_not_started or output.stderr_text, max_chars=300)
         raise CellError(
-            f"the range's certificate could not be put into the cell's trust stores: "
-            f"{printable(why, max_chars=300)}",
+            f"the range's certificate could not be put into the cell's trust stores: {why}",
             where=f"cell {cell.id}",
             hint="use an image with /bin/sh, or stand-ins without TLS",
         )

@@ -9,8 +9,14 @@ from belljar.channel.client import GuestClient
 from belljar.channel.frames import RenewedBit, Stage, Stream
 from belljar.channel.messages import Configured, Ready, Renewed, Welcome
 from belljar.channel.operations import Operation, Timeout
-from belljar.channel.outcomes import CommandError, ExecOutput, FileTooLargeError, OutputTexts
-from belljar.channel.requests import ExecRequest, PtySize
+from belljar.channel.outcomes import (
+    CommandError,
+    ExecOutput,
+    ExecRequest,
+    FileTooLargeError,
+    OutputTexts,
+    PtySize,
+)
 
 __all__ = [
     "CommandError",

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar, cast
 
 import anyio
 
@@ -46,9 +46,8 @@ from belljar.channel.operations import (
     feed_file,
     judge,
 )
-from belljar.channel.outcomes import ExecOutput, FileTooLargeError
-from belljar.channel.pump import SEND_DEADLINE_S, Pump, SocketPipe
-from belljar.channel.requests import ExecRequest
+from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError
+from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
 from belljar.units import format_duration, printable
@@ -88,43 +87,29 @@ class _Connection:
 
 
 class GuestClient:
-    """Owns the stream: `aclose` (or leaving `async with`) closes it.
+    """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it.
 
     Args:
-        stream: to the guest agent; bytes in, bytes out.
+        sock: to the guest agent.
         max_ops: operations at once, lowered to what the guest agent takes.
         timeout: how long the host waits beyond the guest's own timeouts.
     """
 
     def __init__(
         self,
-        stream: SocketPipe,
+        sock: socket.socket,
         *,
         max_ops: int = DEFAULT_MAX_OPS,
         timeout: Timeout = DEFAULT_TIMEOUT,
-        send_deadline_s: float = SEND_DEADLINE_S,
     ) -> None:
         self._connection = _Connection()
-        self._pump = Pump(stream, self._connection, send_deadline_s=send_deadline_s)
+        self._pump = Pump(SocketPipe(sock), self._connection)
         self._timeout = timeout
         self._max_ops = max_ops
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._held: anyio.Event | None = None
-        self._socket: socket.socket | None = None
-
-    @classmethod
-    def from_socket(
-        cls,
-        sock: socket.socket,
-        *,
-        max_ops: int = DEFAULT_MAX_OPS,
-        timeout: Timeout = DEFAULT_TIMEOUT,
-    ) -> Self:
-        """A client over a connected stream socket, which it owns from now on."""
-        client = cls(SocketPipe(sock), max_ops=max_ops, timeout=timeout)
-        client._socket = sock
-        return client
+        self._socket = sock
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,9 +126,8 @@ class GuestClient:
 
         From any thread; the stream stays to be closed.
         """
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def failure(self) -> CellError | None:
@@ -179,14 +163,10 @@ class GuestClient:
         configured = await self._ask(Configured, send, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
-            hint = (
-                "ask for fewer `cpus` or more `memory`" if configured.errno == errno.ENOMEM else ""
-            )
-            raise CellError(
-                f"the guest could not build the workload's container: {why}",
-                where="channel, CONFIG",
-                hint=hint,
-            )
+            what = f"the guest could not build the workload's container: {why}"
+            # ENOMEM is the usual one
+            hint = "ask for fewer `cpus` or more `memory`"
+            raise CellError(what, where="channel, CONFIG", hint=hint)
         return configured
 
     async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
@@ -208,30 +188,29 @@ class GuestClient:
 
         Raises `BusyError`; another `CellError` when the guest agent can't, or doesn't answer.
         """
+
+        async def freeze(*, on: bool) -> None:
+            def send() -> bytes:
+                return self._pump.wire.send_freeze(on=on, realtime_ns=time.time_ns())
+
+            # Shielded: a workload that nobody waits for would stay frozen
+            with anyio.CancelScope(shield=True):
+                frozen = await self._ask(Frozen, send, 10.0, "did not answer FREEZE")
+            if frozen.errno:
+                what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
+                raise BusyError if frozen.errno == errno.EBUSY else CellError(what, where="FREEZE")
+
         self.check_idle()
         held = self._held = anyio.Event()
         try:
-            await self._freeze(on=True)
+            await freeze(on=True)
             try:
                 yield
             finally:
-                await self._freeze(on=False)
+                await freeze(on=False)
         finally:
             self._held = None
             held.set()
-
-    async def _freeze(self, *, on: bool) -> None:
-        wire = self._pump.wire
-        with anyio.CancelScope(shield=True):  # a workload that nobody waits for would stay frozen
-            frozen = await self._ask(
-                Frozen,
-                lambda: wire.send_freeze(on=on, realtime_ns=time.time_ns()),
-                10.0,
-                "did not answer FREEZE",
-            )
-        if frozen.errno:
-            what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
-            raise BusyError if frozen.errno == errno.EBUSY else CellError(what, where="FREEZE")
 
     async def _released(self) -> None:
         while self._held is not None:
@@ -290,10 +269,7 @@ class GuestClient:
 
     async def _answer(self, kind: type[_Answer], timeout_s: float, what: str) -> _Answer:
         await self._within(lambda: kind in self._connection.answers, timeout_s, what)
-        answer = self._connection.answers[kind]
-        if not isinstance(answer, kind):
-            raise RuntimeError("an answer under another's name")
-        return answer
+        return cast("_Answer", self._connection.answers[kind])
 
     async def _within(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         with anyio.move_on_after(timeout_s):
@@ -330,24 +306,19 @@ class GuestClient:
         Cancelled, or when it raises, the command's whole tree has been killed in the guest. Raises
         `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
         """
-        limits = (request.max_stdout_bytes, request.max_stderr_bytes)
-        kept = {
-            stream: Capture(
-                max_kept_bytes=limit if keep_bytes is None else min(limit, keep_bytes),
-                keep=keep,
-                hashed=False,
-            )
-            for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
-        }
-        async with self.open_exec(
-            replace(request, stdin=request.stdin or input is not None)
-        ) as operation:
-            async with _feeding(operation, input if input is not None else b""):
+
+        def capture(limit: int) -> Capture:
+            most = limit if keep_bytes is None else min(limit, keep_bytes)
+            return Capture(max_kept_bytes=most, keep=keep, hashed=False)
+
+        stdout, stderr = capture(request.max_stdout_bytes), capture(request.max_stderr_bytes)
+        request = replace(request, stdin=request.stdin or input is not None)
+        async with self.open_exec(request) as operation:
+            async with _feeding(operation, b"" if input is None else input):
                 while (chunk := await operation.next_chunk()) is not None:
                     if on_output is not None:
                         on_output(*chunk)
-                    kept[chunk[0]].feed(chunk[1])
-            stdout, stderr = kept[Stream.STDOUT], kept[Stream.STDERR]
+                    (stdout if chunk[0] is Stream.STDOUT else stderr).feed(chunk[1])
             return operation.output(
                 kept=(stdout.kept, stderr.kept),
                 dropped=(stdout.dropped_bytes, stderr.dropped_bytes),
@@ -360,10 +331,10 @@ class GuestClient:
         The guest may be at most a window (1 MiB) ahead of the reader. Leaving the block kills
         what still runs.
         """
-        body, limit_s = frames.exec_body(request), request.timeout_s
+        limit_s = request.timeout_s
         async with self.operation(
             OpKind.EXEC,
-            body,
+            frames.exec_body(request),
             None if limit_s is None else limit_s + self._timeout.grace_s,
             stdout=request.max_stdout_bytes,
             # a terminal has no standard error of its own
@@ -399,12 +370,7 @@ class GuestClient:
         `TimeoutError`; `ValueError`; `CellError`.
         """
         body = frames.write_body(
-            user=user,
-            cwd=cwd,
-            path=path,
-            mode=mode,
-            owner=owner,
-            directory=is_directory,
+            user=user, cwd=cwd, path=path, mode=mode, owner=owner, directory=is_directory
         )
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
             await feed_file(operation, contents, path, timeout_s)
@@ -433,12 +399,10 @@ class GuestClient:
             if len(contents) > max_bytes or (
                 result.outcome is Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
             ):
-                size_bytes = max(operation.size_bytes, max_bytes + 1)
                 raise FileTooLargeError(
                     path,
                     max_bytes=max_bytes,
-                    size_bytes=size_bytes,
-                    head=bytes(contents[:max_bytes]),
+                    size_bytes=max(operation.size_bytes, max_bytes + 1),
                 )
             judge(operation, path, timeout_s)
         return bytes(contents)

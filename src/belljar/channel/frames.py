@@ -15,7 +15,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from belljar.channel.requests import ExecRequest
+    from belljar.channel.outcomes import ExecRequest
 
 # A guest agent of another one is refused: templates hold the agent they were made with.
 PROTOCOL_VERSION: Final = 1
@@ -219,7 +219,8 @@ def exec_body(request: ExecRequest) -> bytes:
     if limit_s is not None and not limit_s > 0:
         raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
     switches = (request.stdin, pty is not None, request.probe, request.alone, request.service)
-    head = (
+    head = pack(
+        _EXEC_HEAD,
         sum(1 << bit for bit, is_set in enumerate(switches) if is_set),
         # 0 means no timeout: one below a millisecond must not become it.
         0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
@@ -228,39 +229,26 @@ def exec_body(request: ExecRequest) -> bytes:
         *((0, 0) if pty is None else (pty.rows, pty.cols)),
     )
     words = (text_bytes(word, f"argv[{index}]") for index, word in enumerate(request.argv))
-    return b"".join(
-        (
-            pack(_EXEC_HEAD, *head),
-            counted(text_bytes(request.user, "user")),
-            counted(text_bytes(request.cwd, "cwd")),
-            counted_list(words),
-            counted_list(_variable(name, value) for name, value in request.env.items()),
-        )
-    )
+    user, cwd = text_bytes(request.user, "user"), text_bytes(request.cwd, "cwd")
+    variables = (_variable(name, value) for name, value in request.env.items())
+    return head + counted(user) + counted(cwd) + counted_list(words) + counted_list(variables)
 
 
 def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
     """The request of a file read."""
-    return _U32.pack(0) + place(user, cwd, path) + pack(struct.Struct("<Q"), max_bytes)
+    return place(user, cwd, path) + pack(struct.Struct("<Q"), max_bytes)
 
 
 def write_body(
-    *,
-    user: str,
-    cwd: str,
-    path: str,
-    mode: int | None,
-    owner: str,
-    directory: bool = False,
+    *, user: str, cwd: str, path: str, mode: int | None, owner: str, directory: bool = False
 ) -> bytes:
     """The request of a file write, or of a directory; parents are made. `mode` None keeps what
     there is."""
     if mode is not None and not 0 <= mode <= 0o7777:
         raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
-    head = _U32.pack(4 if directory else 0) + place(user, cwd, path)
-    return (
-        head + _U32.pack(KEEP_MODE if mode is None else mode) + counted(text_bytes(owner, "owner"))
-    )
+    number = _U32.pack(KEEP_MODE if mode is None else mode)
+    head = place(user, cwd, path, 4 if directory else 0)
+    return head + number + counted(text_bytes(owner, "owner"))
 
 
 def config_payload(
@@ -304,17 +292,9 @@ def renew_payload(
             "RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 "
             "characters"
         )
-    texts = (
-        text_bytes(machine_id, "machine id"),
-        text_bytes(boot_id, "boot id"),
-        text_bytes(hostname, "hostname"),
-    )
-    return (
-        pack(struct.Struct("<Q"), realtime_ns)
-        + counted(seed)
-        + b"".join(counted(text) for text in texts)
-        + network
-    )
+    texts = ((machine_id, "machine id"), (boot_id, "boot id"), (hostname, "hostname"))
+    parts = (seed, *(text_bytes(text, what) for text, what in texts))
+    return pack(struct.Struct("<Q"), realtime_ns) + b"".join(map(counted, parts)) + network
 
 
 def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
@@ -346,10 +326,7 @@ def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
     Raises `OSError(E2BIG)` when the body is over `MAX_REQUEST_BYTES`.
     """
     if len(body) > MAX_REQUEST_BYTES:
-        message = (
-            f"a request of {len(body)} bytes (arguments, environment and paths); at most "
-            f"{MAX_REQUEST_BYTES} fit"
-        )
+        message = f"a request of {len(body)} bytes; at most {MAX_REQUEST_BYTES} fit"
         raise OSError(errno.E2BIG, message)
     # START's payload begins with the kind: one byte less of the body fits in it.
     view, last = memoryview(body), max(0, len(body) - MAX_DATA_BYTES)
@@ -368,11 +345,11 @@ def pack(layout: struct.Struct, *values: int) -> bytes:
         raise ValueError(f"a number does not fit the protocol: {error}") from error
 
 
-def place(user: str, cwd: str, path: str) -> bytes:
-    """User, working directory and path: a part of every request for a file."""
+def place(user: str, cwd: str, path: str, flags: int = 0) -> bytes:
+    """Flags, user, working directory and path: the beginning of every request for a file."""
     if not path:
         raise ValueError("the path is empty")
-    return b"".join(
+    return _U32.pack(flags) + b"".join(
         counted(text_bytes(text, what))
         for text, what in ((user, "user"), (cwd, "cwd"), (path, "path"))
     )

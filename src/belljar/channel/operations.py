@@ -23,7 +23,7 @@ from belljar.channel.frames import Outcome, SignalScope, Stream
 from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
 from belljar.channel.outcomes import ExecOutput, file_error, output_of
 from belljar.dataclass import dataclass
-from belljar.errors import CellError
+from belljar.errors import CellError, first_of
 from belljar.units import format_duration
 
 if TYPE_CHECKING:
@@ -107,23 +107,20 @@ class Operation:
         False when the operation ended before all was sent; the rest is dropped.
         """
         left = memoryview(content)
+
+        def one_frame() -> bytes:
+            nonlocal left
+            size = min(len(left), self._pump.wire.stdin_credit(self.op), frames.MAX_DATA_BYTES)
+            message = self._pump.wire.send_data(self.op, left[:size]) if size else b""
+            left = left[size:]
+            return message
+
         while left and self.result is None:
             await self._wait(
                 lambda: self.result is not None or self._pump.wire.stdin_credit(self.op) > 0
             )
-            left = left[await self._send_some(left) :]
+            await self._pump.send(one_frame)
         return not left
-
-    async def _send_some(self, left: memoryview) -> int:
-        sent = 0
-
-        def one_frame() -> bytes:
-            nonlocal sent
-            sent = min(len(left), self._pump.wire.stdin_credit(self.op), frames.MAX_DATA_BYTES)
-            return self._pump.wire.send_data(self.op, left[:sent]) if sent else b""
-
-        await self._pump.send(one_frame)
-        return sent
 
     async def close_stdin(self) -> None:
         """End standard input; more than once does nothing."""
@@ -212,18 +209,16 @@ class Operation:
     def ended(self) -> Result:
         """The guest's RESULT. Raises `RuntimeError` before it has come."""
         if self.result is None:
-            raise RuntimeError(
-                "the operation has not ended: take its output to the end, or wait for it"
-            )
+            raise RuntimeError("the operation has not ended: take its output, or wait for it")
         return self.result
 
     async def _return_credit(self) -> None:
-        if self.result is None and self._credit_owed >= _CREDIT_BATCH_BYTES:
-            await self._pump.send(self._credit_frame)
+        def credit() -> bytes:
+            owed, self._credit_owed = self._credit_owed, 0
+            return self._pump.wire.send_credit(self.op, owed)
 
-    def _credit_frame(self) -> bytes:
-        owed, self._credit_owed = self._credit_owed, 0
-        return self._pump.wire.send_credit(self.op, owed)
+        if self.result is None and self._credit_owed >= _CREDIT_BATCH_BYTES:
+            await self._pump.send(credit)
 
     async def _wait(self, ready: Callable[[], bool]) -> None:
         """Wait within the host's deadline; at the deadline end the operation by force.
@@ -231,18 +226,15 @@ class Operation:
         `ready` must hold once there is a RESULT.
         """
         if self.result is not None:
-            return None
-        if anyio.current_time() >= self.deadline:
-            if self._was_late:
-                return await self._end_by_force()
+            return
+        if anyio.current_time() >= self.deadline and not self._was_late:
             # The caller may have been the slow one, and RESULT be waiting to be read: one more
             # chance, once.
             self._was_late, self.deadline = True, anyio.current_time() + _LATE_S
-        with anyio.move_on_at(self.deadline):
-            return await self._pump.wait_until(self, ready)
-        return await self._end_by_force()
-
-    async def _end_by_force(self) -> None:
+        if anyio.current_time() < self.deadline:
+            with anyio.move_on_at(self.deadline):
+                await self._pump.wait_until(self, ready)
+                return
         self.overdue = True
         with anyio.move_on_after(self._timeout.kill_s):
             await self._kill()
@@ -253,15 +245,10 @@ class Operation:
     def _give_up(self) -> None:
         what = (
             f"the guest agent did not end an operation within {self._timeout.kill_s:g} s of being "
-            f"told to kill it"
         )
-        self._pump.fail(
-            CellError(
-                what,
-                where=f"channel, operation {self.op}",
-                hint="The guest is wedged; open a new cell.",
-            )
-        )
+        what += "told to kill it"
+        hint = "The guest is wedged; open a new cell."
+        self._pump.fail(CellError(what, where=f"channel, operation {self.op}", hint=hint))
 
     async def finish(self) -> None:
         """Make sure that it is over: when it is not, kill its tree and wait for RESULT.
@@ -314,17 +301,17 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
         await operation.close_stdin()
         yield
         return
-    trouble: BaseException | None = None
+    failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(feed, operation, contents)
             yield
             # The command has ended, and reads nothing more.
             tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        trouble = _first(group)
-    if trouble is not None:
-        raise trouble
+    except BaseExceptionGroup as group:  # our own: its one error, best one that is no cancellation
+        failure = first_of(group, Exception) or first_of(group, BaseException)
+    if failure is not None:
+        raise failure
 
 
 async def feed(operation: Operation, contents: Contents) -> None:
@@ -343,19 +330,6 @@ async def feed(operation: Operation, contents: Contents) -> None:
             if isinstance(contents, AsyncGenerator):
                 await contents.aclose()
     await operation.close_stdin()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error to report of our own task group: best one that is no cancellation."""
-    leaves: list[BaseException] = []
-    groups: list[BaseException] = [group]
-    while groups:
-        error = groups.pop()
-        if isinstance(error, BaseExceptionGroup):
-            groups += error.exceptions
-        else:
-            leaves.append(error)
-    return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
 
 
 async def feed_file(

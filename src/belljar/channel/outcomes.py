@@ -1,4 +1,4 @@
-"""Outcomes of requests to a guest, as frozen data.
+"""Commands for a guest and how they ended, as frozen data.
 
 A failed file operation is the builtin error that it means.
 """
@@ -7,15 +7,70 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.units import printable
 
 # Of a failed command's standard error, in the message.
 MAX_SHOWN_CHARS: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PtySize:
+    """A terminal's size in characters, each 1 to 65,535."""
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.rows <= 0xFFFF and 1 <= self.cols <= 0xFFFF):
+            raise ValueError(
+                f"a terminal of {self.rows} rows and {self.cols} columns; 1 to 65535 are allowed"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecRequest:
+    """One command.
+
+    Attributes:
+        argv: the program and its arguments, as they are: no shell. With `env` and paths at most 4
+            MiB.
+        env: exactly these, besides HOME, USER, LOGNAME and SHELL, which the guest sets from passwd
+            unless given.
+        cwd: `""` is the user's home. user: name, uid or `uid:gid`; `""` is root.
+        timeout_s: then the command's whole tree is killed in the guest; None is never. At least a
+            millisecond.
+        max_stdout_bytes: bytes beyond it are dropped in the guest and counted; with a `pty`
+            everything is stdout.
+        pty: run on a terminal of that size.
+        stdin: keep standard input open for what is sent; else it is empty.
+        probe: run the guest agent's own probe program instead of one of the image, as this user and
+            as confined as any; `argv` is handed to it as it is, and `argv[0]` is not looked for. A
+            guest that has none says so: not started, ENOENT.
+        alone: with `probe` only. First everything of the workload is ended, every command's
+            processes and what they left running; the program starts when none is left, else it is
+            not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
+        service: as process 1 of a PID namespace of its own, which what starts meanwhile joins; its
+            output goes to a file of the cell. Not with `pty`, `stdin` or `probe`.
+    """
+
+    argv: Sequence[str | bytes]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    user: str = ""
+    timeout_s: float | None = None
+    max_stdout_bytes: int = 10 << 20
+    max_stderr_bytes: int = 10 << 20
+    pty: PtySize | None = None
+    stdin: bool = False
+    probe: bool = False
+    alone: bool = False
+    service: bool = False
 
 
 class OutputTexts:
@@ -32,7 +87,7 @@ class OutputTexts:
 
     @property
     def stderr_text(self) -> str:
-        """`stderr`, likewise."""
+        """`stderr` as UTF-8, likewise."""
         return self.stderr.decode("utf-8", "replace")
 
 
@@ -152,20 +207,16 @@ class CommandError(Exception):
 class FileTooLargeError(OSError):
     """A guest's file is larger than what may be read (errno EFBIG).
 
-    Attributes:
-        size_bytes: its size as the guest says; for a file that grows or has no size, more than was
-            allowed.
-        head: the bytes that came, at most what was allowed; may be empty.
+    `size_bytes`: its size as the guest says, or more than was allowed where it has none.
     """
 
     CODE: ClassVar[int] = errno.EFBIG
 
-    def __init__(self, path: str, *, max_bytes: int, size_bytes: int, head: bytes) -> None:
+    def __init__(self, path: str, *, max_bytes: int, size_bytes: int) -> None:
         super().__init__(
             self.CODE, f"the file has {size_bytes} bytes or more; {max_bytes} may be read", path
         )
         self.size_bytes = size_bytes
-        self.head = head
 
 
 # A helper that failed in these stages has not looked at the file.

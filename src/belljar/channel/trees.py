@@ -217,11 +217,6 @@ class TreeReader:
         self._over = not self._directories
 
 
-def _place(user: str, cwd: str, path: str, flags: int) -> bytes:
-    """The beginning of each request, and all of a removal's (flag 1: with all below)."""
-    return struct.pack("<I", flags) + frames.place(user, cwd, path)
-
-
 def _violated(what: str) -> NoReturn:
     violated(what, FrameType.DATA, 0)
 
@@ -256,7 +251,7 @@ async def walk(
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)
     cap = stream_bytes(max_entries=allowed, max_bytes=max_bytes)
-    body = _place(user, cwd, path, flags) + frames.pack(
+    body = frames.place(user, cwd, path, flags) + frames.pack(
         _WALK_BOUNDS, depth, allowed, max_bytes, cap
     )
     reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
@@ -268,8 +263,7 @@ async def walk(
         if result.outcome is Outcome.IO_FAILED:
             if result.code == errno.EFBIG:
                 # Its real size is unknown: it is at least this.
-                size_bytes = max_bytes + 1
-                raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=size_bytes, head=b"")
+                raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=max_bytes + 1)
             if result.code == errno.E2BIG:
                 raise OSError(errno.E2BIG, f"more than {max_entries:,} files and directories", path)
             if result.code == errno.ELOOP and result.stage is Stage.READ:
@@ -309,7 +303,7 @@ async def put(
     flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
     number = frames.KEEP_MODE if mode is None else mode
     strings = frames.counted(staging.encode()) + frames.counted(owner.encode())
-    body = _place(user, cwd, path, flags) + struct.pack("<I", number) + strings
+    body = frames.place(user, cwd, path, flags) + struct.pack("<I", number) + strings
     async with client.operation(OpKind.PUT, body, timeout_s, stdin_open=True) as operation:
         await feed_file(operation, records, path, timeout_s)
 
@@ -324,7 +318,7 @@ async def remove(
     timeout_s: float | None = None,
 ) -> int:
     """Remove a file or link, or with `recursive` a directory too; how many entries there were."""
-    body = _place(user, cwd, path, int(recursive))
+    body = frames.place(user, cwd, path, int(recursive))
     raw = b""
     async with client.operation(OpKind.REMOVE, body, timeout_s, stdout=_COUNT_BYTES) as operation:
         while (chunk := await operation.next_chunk()) is not None:

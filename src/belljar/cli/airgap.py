@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from ipaddress import ip_address
 
 import click
 
-from belljar.cli.console import json_option, parsed_by, print_json, table_lines
+from belljar.cli.console import json_option, print_json, table_lines
 from belljar.errors import HostError
 from belljar.units import printable
 
@@ -20,20 +19,13 @@ def airgap() -> None:
 
 
 @airgap.command()
-@click.option(
-    "--try",
-    "address",
-    metavar="ADDRESS",
-    callback=parsed_by(lambda text: None if text is None else str(ip_address(text))),
-    help="Also send to this IP address: TCP to ports 53, 80 and 443, a DNS query, an NTP request.",
-)
-@json_option("Print one JSON object: air_gapped, tried, findings.")
-def check(*, address: str | None, as_json: bool) -> int:
+@json_option("Print one JSON object: air_gapped, findings.")
+def check(*, as_json: bool) -> int:
     """Look and try whether anything leads beyond this host.
 
-    Without --try nothing is sent: the kernel is asked which way it would take. Each finding is
-    absent, present or can't tell, with its evidence. Run it as root: others can't see all network
-    namespaces, nor try TCP.
+    Nothing is sent: the kernel is asked which way it would take. Each finding is absent, present or
+    can't tell, with its evidence. Run it as root: others can't see all network namespaces, nor try
+    TCP.
 
     \b
     Exit codes:
@@ -43,11 +35,11 @@ def check(*, address: str | None, as_json: bool) -> int:
     from belljar.airgap.check import check_air_gap
     from belljar.airgap.looks import is_air_gapped
 
-    findings = check_air_gap(address or "")
+    findings = check_air_gap()
     is_gapped = is_air_gapped(findings)
     if as_json:
         listed = [asdict(each) for each in findings]
-        print_json({"air_gapped": is_gapped, "tried": address, "findings": listed})
+        print_json({"air_gapped": is_gapped, "findings": listed})
     else:
         rows = [[printable(text) for text in asdict(each).values()] for each in findings]
         states = [each.state.value for each in findings]

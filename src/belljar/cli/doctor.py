@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -17,7 +16,7 @@ from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
 if TYPE_CHECKING:
-    from belljar.host.model import HostFacts, RuntimeFact
+    from belljar.host.model import HostFacts
 
 State = Literal["ok", "note", "no"]
 _STYLES: Final = {"ok": STYLES["contained"], "note": STYLES["void"], "no": STYLES["breached"]}
@@ -41,7 +40,7 @@ class Check:
 @click.option(
     "--no-prove",
     is_flag=True,
-    help="Only look: boot no test guest, run and halt no test container.",
+    help="Only look: boot no test guest, run no test container.",
 )
 def doctor(*, as_json: bool, no_prove: bool) -> int:
     """Check which tiers this host can run, and how to fix the others.
@@ -68,7 +67,7 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
     with reported_if_slow("trying what works here, once: up to half a minute"):
         facts = host_facts(home, prove=not no_prove, doubt=True)
         of_store = store_checks(home)
-        found = [*host_checks(facts), *of_store, *switch_checks(home, facts, prove=not no_prove)]
+        found = [*host_checks(facts), *of_store, *hold_checks(home)]
     ready = all(check.state != "no" for check in found)
     if as_json:
         checks = [asdict(check) for check in found]
@@ -80,41 +79,12 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
     return 0 if ready else HostError.exit_code
 
 
-def switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Check]:
-    """Whether there is a hold, and whether the kill switch works."""
+def hold_checks(home: Path) -> Iterator[Check]:
+    """Whether there is a hold."""
     from belljar.isolation.hold import RELEASE_HINT, read_hold
 
     if (held := read_hold(home)) is not None:
         yield Check("held", "no", str(held), RELEASE_HINT)
-    if not prove:
-        return
-    proven = [each for each in facts.runtimes if each.state.value == "proven"]
-    yield (
-        _switch_check(home, proven[0])
-        if proven
-        else _switch_not_tested("no runtime starts a container to halt")
-    )
-
-
-def _switch_check(home: Path, fact: RuntimeFact) -> Check:
-    """Halt a container of this runtime by the kill switch."""
-    from anyio import run
-
-    from belljar.isolation.proofs import prove_switch
-    from belljar.isolation.trials import runtime_of
-
-    try:
-        trial = run(partial(prove_switch, runtime_of(fact), home=home))
-    except (BelljarError, OSError) as error:
-        return _switch_not_tested(error.what if isinstance(error, BelljarError) else str(error))
-    if trial.works:
-        return Check("kill switch", "ok", "works: halted a test container")
-    hint = "report this as a bug, with the output of `belljar doctor --json`"
-    return Check("kill switch", "no", f"could not halt a test container: {trial.reason}", hint)
-
-
-def _switch_not_tested(why: str) -> Check:
-    return Check("kill switch", "note", f"not tested: {why}", "see the tiers above")
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:

@@ -29,6 +29,8 @@ _MAX_BODY_BYTES: Final = 16 << 20
 # Colours are kept in a replay; every other sequence could act on the terminal, or hide a line.
 _COLOUR: Final = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[2-4]|3[1-79]|9[1-7])(?:;(?=\d))?)*m)")
 _RESET: Final = "\x1b[0m"
+_SEND_TIMEOUT_S: Final = 5.0  # of one request; a collector that hangs is tried again
+_GRACE_S: Final = 5.0  # after the run's end, for what is left
 
 
 @click.command()
@@ -235,14 +237,13 @@ def _send(path: Path, endpoint: str) -> int:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         from belljar.export.otlp import follow
-    from belljar.export.traces import GRACE_S, SEND_TIMEOUT_S
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs each attempt
     os.nice(10)  # an evaluation that lasts comes first
     os.environ |= {"NO_PROXY": "*", "no_proxy": "*"}  # the record names the collector, and no proxy
-    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_TIMEOUT_S)
     sent, lost = follow(
-        path, lambda found: exporter.export(found) is SpanExportResult.SUCCESS, grace_s=GRACE_S
+        path, lambda found: exporter.export(found) is SpanExportResult.SUCCESS, grace_s=_GRACE_S
     )
     click.echo(f"{sent} spans were sent{f', {lost} were NOT' if lost else ''}")
     return HostError.exit_code if lost else 0

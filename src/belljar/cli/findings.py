@@ -25,8 +25,7 @@ MAX_NETWORK_LINES: Final = 400
 MAX_SIGNAL_LINES: Final = 200
 MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
 MAX_EVENT_NUMBERS: Final = 10  # That a line names
-# Of a sample: a data set's longer ids would push the signal itself off the line.
-MAX_NAME_CHARS: Final = 40
+_MAX_LINE_CHARS: Final = 20_000
 _SAMPLE_COLUMNS: Final = (
     *("sample", "score", "verdict", "probes", "cell", "commands"),
     *("in", "out", "time", "destroyed", "note"),
@@ -54,9 +53,7 @@ def show_findings(
     except Exception:  # noqa: BLE001 - whatever is wrong with the report
         traceback.print_exc()
         verdict = f"{findings.verdict.value}, exit code {findings.exit_code}"
-        what = (
-            "the report can't be shown, which is a defect of Belljar; the verdict is not affected"
-        )
+        what = "the report can't be shown, which is a defect of Belljar; the verdict stands"
         click.echo(f"belljar: {what}: {verdict}", err=True)
 
 
@@ -71,28 +68,33 @@ def _show(
         click.echo("\n".join(table(facts, every=every)))
     lines = (
         *(each["text"] for each in facts["model_cells"]),
-        *network_lines(facts, verbose=verbose),
+        *network_lines(facts),
         *signal_lines(facts, verbose=verbose),
         *remarks(facts),
-        *tool_lines(facts),
         *more,
     )
     for line in lines:
-        click.echo(line)
+        click.echo(_escaped(line))
     left = facts["left_this_host"]
     told = [f"\nWhat left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
-    text = "\n".join(told)
+    text = "\n".join(map(_escaped, told))
     click.echo(click.style(text, **STYLES["breached"]) if left["destinations"] else text)
     for line in facts["problems_and_errors"]:
-        click.echo(line)
+        click.echo(_escaped(line))
     verdict = facts["verdict"]
     # A run that ended with an error is never shown in the colour of success.
     colour = "void" if facts["exit_code"] and verdict == "contained" else verdict
-    click.echo("\n" + click.style(facts["headline"], **STYLES[colour]))
-    click.echo(f"run {printable(facts['run_id'])}: {printable(str(path))}")
+    click.echo("\n" + click.style(_escaped(facts["headline"]), **STYLES[colour]))
+    click.echo(_escaped(f"run {facts['run_id']}: {path}"))
     if facts["samples"] and (path / INSPECT_LOGS).is_dir():
         view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
-        click.echo(f"Inspect's log, with tracebacks: {printable(view)}")
+        click.echo(_escaped(f"Inspect's log, with tracebacks: {view}"))
+
+
+def _escaped(line: str) -> str:
+    """Escape a line, whatever of it is a guest's; a line break at its beginning is ours."""
+    begin = "\n" if line.startswith("\n") else ""
+    return begin + printable(line.removeprefix("\n"), max_chars=_MAX_LINE_CHARS)
 
 
 # --- samples
@@ -144,24 +146,25 @@ def _cells(row: Facts, *more: Facts) -> list[str]:
 
 
 def remarks(facts: Facts) -> list[str]:
-    """Remarks that no transcript has, none of them a reason."""
-    title = "\nDifferent from what the task or the policy says:"
-    lines = [f"  {each}" for each in facts["differences"]]
-    return [*([title, *lines] if lines else []), *facts["remarks"]]
+    """Differences, remarks that no transcript has, and tools; none of them a reason."""
+    found = list(facts["remarks"])
+    for title, lines in (
+        ("Different from what the task or the policy says:", facts["differences"]),
+        ("Tools, with their calls and how many reached a cell:", _texts(facts["tools"])),
+    ):
+        found += [f"\n{title}", *(f"  {line}" for line in lines)] if lines else []
+    return found
 
 
-def tool_lines(facts: Facts) -> list[str]:
-    """A line per tool."""
-    title = "\nTools, with their calls and how many reached a cell:"
-    lines = [f"  {each['text']}" for each in facts["tools"]]
-    return [title, *lines] if lines else []
+def _texts(facts: Sequence[Facts]) -> list[str]:
+    return [each["text"] for each in facts]
 
 
-# --- networks
+# --- networks and signals
 
 
-def network_lines(facts: Facts, *, verbose: bool = False) -> list[str]:
-    """An escaped block for each range. Empty without networks."""
+def network_lines(facts: Facts) -> list[str]:
+    """A block for each range; empty without networks."""
     lines: list[str] = []
     ranges = [(row["name"], each) for row in facts["samples"] for each in row["ranges"]]
     for shown, (name, found) in enumerate(ranges):
@@ -169,64 +172,43 @@ def network_lines(facts: Facts, *, verbose: bool = False) -> list[str]:
             left = f"{len(ranges) - shown} more sample(s)"
             lines.append(f"\nThe network of {left}: findings.json in the run directory")
             break
+        cells = ", ".join(found["cells"].values())
         packets = f"; packets: {found['packets']}" if found["packets"] else ""
-        cells = ", ".join(map(printable, found["cells"].values()))
-        about = f"range {found['range']}, cells {cells}{packets}"
-        lines.append(f"\nNetwork of {printable(name, max_chars=80)}: {about}")
-        if count := found["requests_in_all"]:
-            between, refused = (
-                found["requests_between_cells"],
-                sum(each["verdict"] != "allowed" for each in found["requests"]),
-            )
-            # All of them are in the report and in `findings.json`.
-            counts = f"{count} request(s) and connection(s), {between} of them between cells"
-            of_listed = f", {refused} not allowed of the {len(found['requests'])} in the report"
-            show = f"belljar ledger show {facts['run_id']} --kind network"
-            lines.append(f"  {counts}{of_listed}: {show}")
-        sentences = found["sentences"]
-        if verbose and found["of_probes"] and found["of_probes"] not in sentences:
-            sentences = [*sentences, found["of_probes"]]
-        lines += (f"  {line}" for line in sentences)
-    return lines
-
-
-# --- signals
+        lines.append(f"\nNetwork of {name[:80]}: range {found['range']}, cells {cells}{packets}")
+        lines.append(
+            f"  {found['requests_in_all']} request(s) and connection(s), "
+            f"{found['requests_between_cells']} of them between cells, "
+            f"{found['requests_refused']} refused"
+        )
+        lines += (f"  {line}" for line in found["sentences"])
+    return [_escaped(line) for line in lines]
 
 
 def signal_lines(facts: Facts, *, verbose: bool = False) -> list[str]:
-    """An escaped line for each signal; `verbose`: with the evidence."""
+    """A line for each signal; `verbose`: with the evidence, and what could not be seen."""
     samples = facts["samples"]
-    names = [printable(row["name"], max_chars=MAX_NAME_CHARS) for row in samples]
-    width = min(MAX_NAME_CHARS, max(map(len, names), default=0))
-    lines = [
-        line
-        for name, row in zip(names, samples, strict=True)
-        for line in _sample(name.ljust(width), row, verbose=verbose)
-    ]
-    blind, run = sum(bool(row["signals_blind"]) for row in samples), printable(facts["run_id"])
+    lines = [line for row in samples for line in _signals(row, verbose=verbose)]
+    blind = sum(bool(row["signals_blind"]) for row in samples)
     if not (lines or blind):
         return []
     shown = ["\nSignals:", *(lines[:MAX_SIGNAL_LINES] or ["  none"])]
     if (more := len(lines) - MAX_SIGNAL_LINES) > 0:
         shown.append(f"  … {more} more line(s): findings.json in the run directory")
     if blind and not verbose:
+        run = facts["run_id"]
         shown.append(f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v")
-    return shown
+    return [_escaped(line) for line in shown]
 
 
-def _sample(name: str, row: Facts, *, verbose: bool) -> Iterator[str]:
-    for number, signal in enumerate(row["signals"]):
-        shown = name if number == 0 else " " * len(name)
-        involved = printable(", ".join(signal["involved"]), max_chars=300)
-        yield f"  {shown}  {signal['code']:<16} ×{signal['count']:<6} {involved}".rstrip()
+def _signals(row: Facts, *, verbose: bool) -> Iterator[str]:
+    name = row["name"][:40]  # a longer one would push the signal itself off the line
+    for signal in row["signals"]:
+        involved = ", ".join(signal["involved"])[:300]
+        yield f"  {name}  {signal['code']:<16} ×{signal['count']:<6} {involved}".rstrip()
         if verbose:
-            evidence = signal["evidence"]
-            numbers = ", ".join(map(str, evidence[:MAX_EVENT_NUMBERS]))
-            left = max(0, len(evidence) - MAX_EVENT_NUMBERS) + signal["evidence_more"]
+            numbers = ", ".join(map(str, signal["evidence"][:MAX_EVENT_NUMBERS]))
+            left = max(0, len(signal["evidence"]) - MAX_EVENT_NUMBERS) + signal["evidence_more"]
             more = f" and {left} more" if left else ""
             yield f"    {signal['trust']}, event(s) {numbers}{more}"
-    if verbose:
-        blind = [printable(each["text"], max_chars=300) for each in row["signals_blind"]]
-        if blind and not row["signals"]:
-            yield f"  {name}  none"
-        yield from (f"    not seen: {each}" for each in blind)
+    for each in row["signals_blind"] if verbose else ():
+        yield f"  {name}  not seen: {each['text'][:300]}"

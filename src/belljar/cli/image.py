@@ -91,8 +91,8 @@ def import_(
     SOURCE is one of:
       docker://[REGISTRY/]NAME[:TAG][@sha256:DIGEST]   in a registry
       docker-daemon:NAME[:TAG]                         in Docker
-      docker-archive:FILE[:NAME], oci-archive:FILE     in a file
-      oci:DIRECTORY[:TAG]                              in a directory
+      docker-archive:FILE, oci-archive:FILE            in a file
+      oci:DIRECTORY                                    in a directory
 
     The image is checked before it is stored. Its entrypoint, command, environment, user and working
     directory are kept.

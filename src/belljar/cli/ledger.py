@@ -1,4 +1,4 @@
-"""`belljar ledger verify|show|prove|check`."""
+"""`belljar ledger verify|show`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @click.group()
 def ledger() -> None:
-    """Verify or show the record of a run, and prove single events.
+    """Verify or show the record of a run.
 
     RUN is a run id, the beginning of one, `last`, or the path of a run directory.
     """
@@ -56,9 +56,9 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
       0  nothing is wrong
       1  something is wrong: the first bad line or file is named
 
-    A run whose process died is "unfinished", and one that was shared or purged is "partial": what
-    is there is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its
-    own --strict needs --key: anyone can sign a forged record with a new key.
+    A run whose process died is "unfinished", and a copy without parts is "partial": what is there
+    is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its own
+    --strict needs --key: anyone can sign a forged record with a new key.
     """
     from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
     from belljar.ledger.verification import verify as verify_run
@@ -220,40 +220,6 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
         # A terminal gets escapes for characters beyond ASCII, a file the bytes that were chained.
         target.write((json.dumps(json.loads(raw)).encode() if escape else raw) + b"\n")
     target.flush()
-
-
-@ledger.command()
-@run_argument
-@click.argument("seq", type=click.IntRange(min=0))
-def prove(run: str, seq: int) -> None:
-    """Print a proof that event SEQ is in the signed record of RUN, without the other events.
-
-    One JSON object, which `belljar ledger check` checks anywhere.
-    """
-    from belljar.ledger.proof import prove as proof_of
-
-    path = run_path(run)
-    with reading(path, "RUN"):
-        print_json(proof_of(path, seq))
-
-
-@ledger.command()
-@click.argument("proof", type=click.File("rb"))
-@key_option
-def check(proof: BinaryIO, fingerprint: str | None) -> int:
-    """Check a PROOF of `belljar ledger prove` (a file, or -), and print its event.
-
-    \b
-    Exit codes:
-      0  the event is in a record that the known key signed
-      1  it is not, or no key is known: get the fingerprint by a way you trust, and give --key
-    """
-    from belljar.ledger.shown import check_proof_file
-
-    expected, origin = expected_key(fingerprint)
-    text, is_good = check_proof_file(proof, expected, origin)
-    click.echo(text, err=not is_good)
-    return 0 if is_good else 1
 
 
 # --- what is meant

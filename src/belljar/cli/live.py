@@ -29,28 +29,21 @@ _END_WITHIN_S: Final = 5
 # limit.
 _MAX_CONNECTIONS: Final = 500
 _FIRST_LOOK_S: Final = 0.5  # between two looks at used processor time, for a share
-# Whoever reaches the port and has the token sees what cells printed.
-_LOOPBACK: Final = ("127.0.0.1", "::1")
+_INTERVAL_S: Final = 1.0
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7462, show_default=True)
 @click.option(
     "--unix", "unix_path", type=click.Path(path_type=Path), help="A unix socket instead of a port."
 )
 @click.option("--operator", is_flag=True, help="Allow the page to stop runs, hold and release.")
-@click.option(
-    "--public-url", metavar="URL", help="Where browsers find it, behind a proxy that has TLS."
-)
-def serve(
-    host: str, port: int, unix_path: Path | None, public_url: str | None, *, operator: bool
-) -> int:
-    """Serve a page that shows runs, samples and cells while they last.
+def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
+    """Serve a page that shows runs, samples and cells while they last, on loopback.
 
     Prints an address with a token; whoever has it may look, and with that of --operator may stop.
     The tokens are kept in the store: remove `keys/live-token` or `keys/live-operator-token` there
-    to have a new one.
+    to have a new one. From elsewhere, reach it through ssh, or by a proxy with TLS before --unix.
     """
     try:
         import uvicorn
@@ -61,27 +54,18 @@ def serve(
         raise HostError(what, hint="install Belljar with the extra `web`") from error
     from belljar.store.home import belljar_home
 
-    if host not in _LOOPBACK and unix_path is None and public_url is None:
-        raise HostError(
-            f"{host} is not loopback: others could see cells, and stop them",
-            hint="reach it through ssh, or put a proxy with TLS before it and give --public-url",
-        )
     home = belljar_home()
     viewer = load_token(home, VIEWER)
     stops = load_token(home, OPERATOR) if operator else None
-    with _bound(host, port, unix_path) as bound:
+    with _bound(port, unix_path) as bound:
         name, origins = str(unix_path), frozenset[str]()
         if unix_path is None:
-            port = bound.getsockname()[1]
-            shown = f"[{host}]" if ":" in host else host
-            name = f"http://{shown}:{port}"
+            name = f"http://127.0.0.1:{bound.getsockname()[1]}"
             # A browser's Origin is the name that was typed: both mean this host.
-            origins = frozenset((name, f"http://localhost:{port}"))
-        if public_url is not None:
-            name = public_url.rstrip("/")
-            origins = frozenset((name,))
+            origins = frozenset((name, name.replace("127.0.0.1", "localhost")))
+            name += "/"
         server = LiveServer(home, viewer, stops, origins=origins)
-        click.echo(f"{name}{'' if unix_path and not public_url else '/'}#{stops or viewer}")
+        click.echo(f"{name}#{stops or viewer}")
         config = uvicorn.Config(
             server.app(),
             log_level="warning",
@@ -99,17 +83,16 @@ def serve(
 
 
 @contextmanager
-def _bound(host: str, port: int, unix_path: Path | None) -> Iterator[socket.socket]:
+def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
     """Bind the address, for this user alone if it is a path, which is gone afterwards."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family if unix_path is None else socket.AF_UNIX)
+    bound = socket.socket(socket.AF_INET if unix_path is None else socket.AF_UNIX)
     with bound:
         try:
             if unix_path is None:
                 # Else a restarted server would wait for old connections (socket(7),
                 # SO_REUSEADDR).
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                bound.bind((host, port))
+                bound.bind(("127.0.0.1", port))
             else:
                 _remove_dead(unix_path)
                 # By `bind` the socket's file is there: a later chmod would let others connect
@@ -121,11 +104,8 @@ def _bound(host: str, port: int, unix_path: Path | None) -> Iterator[socket.sock
                     os.umask(before)
             bound.listen(128)  # before the address is printed: it can be opened at once
         except OSError as error:
-            where = str(unix_path or f"{host}:{port}")
-            what = f"it can't be listened on: {error.strerror}"
-            raise HostError(
-                what, where=where, hint="is another `belljar serve` running?"
-            ) from error
+            what, hint = f"can't listen: {error.strerror}", "is another `belljar serve` running?"
+            raise HostError(what, where=str(unix_path or port), hint=hint) from error
         try:
             yield bound
         finally:
@@ -146,16 +126,8 @@ def _remove_dead(path: Path) -> None:
 
 
 @click.command()
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(0.2, 60),
-    default=1.0,
-    show_default=True,
-    help="Seconds between two looks.",
-)
 @click.option("--once", is_flag=True, help="Print one table and end.")
-def watch(interval_s: float, *, once: bool) -> None:
+def watch(*, once: bool) -> None:
     """Show running cells like `top`: phase, memory, processor, last command, signals."""
     from rich.console import Console
     from rich.live import Live
@@ -178,7 +150,7 @@ def watch(interval_s: float, *, once: bool) -> None:
             while True:
                 feed.look()
                 live.update(_table(feed), refresh=True)
-                time.sleep(interval_s)
+                time.sleep(_INTERVAL_S)
 
 
 def _table(feed: Feed) -> Table:

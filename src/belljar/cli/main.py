@@ -58,9 +58,8 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("report", "report", "report", "Write the report of a run: one HTML file."),
         ("export", "export", "export", "Write the record of a run in another tool's format."),
         ("share", "share", "share", "Copy a run without its contents, so that it still verifies."),
-        ("purge", "share", "purge", "Delete contents of a run for good, and say so in its record."),
         ("replay", "export", "replay", "Play a cell's commands in this terminal."),
-        ("ledger", "ledger", "ledger", "Verify or show the record of a run; prove single events."),
+        ("ledger", "ledger", "ledger", "Verify or show the record of a run."),
     )
 }
 

@@ -315,8 +315,8 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
     from belljar.harness.preview import all_missing
 
     for each in found:
-        first, samples = each.group.first, each.group.samples
-        named = "" if samples == ("",) else f", {samples_named(samples)}"
+        first, samples = each.first, each.samples
+        named = f", {samples_named(samples)}" if samples else ""
         yield f"{printable(first.task)}{named}: {_OUTCOMES[each.outcome]}"
         if each.plan is not None:
             yield f"  cell: {_cell(each.plan)}"
@@ -339,7 +339,7 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
         yield ""
     counts = Counter[str]()
     for each in found:
-        counts[each.outcome] += len(each.group.samples)
+        counts[each.outcome] += len(each.samples) or 1
     outcomes = ", ".join(
         f"{what}: {counts[word]}" for word, what in _OUTCOMES.items() if counts[word]
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -15,14 +14,10 @@ from belljar.cli.console import key_option, log_option, notice, reading
 from belljar.units import printable
 from belljar.waiting import reported_if_slow
 
-if TYPE_CHECKING:
-    from belljar.ledger.schema import BodyRef
-
 REPORTS: Final = "reports"
 # A run has one file for each policy; beyond the first they are named by digest.
 _POLICY: Final = re.compile(r"policy(-[0-9a-f]{12})?\.yaml")
 _MAX_FILES_BYTES: Final = 16 << 20  # of policies, plans and facts together
-_MAX_UNITS_BYTES: Final = 10 << 20  # of the bodies of a fleet's units: a page has room for no more
 # A page shows layers of so many policies; more of them than that no reader compares.
 MAX_PLANS: Final = 50
 
@@ -39,10 +34,7 @@ MAX_PLANS: Final = 50
     help="Where to write it. Default: RUN.html in `reports` of the store; beside a run directory "
     "that is named by its path.",
 )
-@click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
-def report(
-    run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Path | None, *, opens: bool
-) -> int:
+def report(run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Path | None) -> int:
     """Write the report of RUN: one HTML file that loads nothing from anywhere.
 
     RUN is a run id, the beginning of one, `last` (the default), or the path of a run directory.
@@ -66,11 +58,6 @@ def report(
     target = output or page_path(path)
     write_page(target, page)
     click.echo(printable(str(target)))
-    if opens:
-        import webbrowser
-
-        if not webbrowser.open(target.resolve().as_uri()):
-            notice("no browser was found: open the file with one")
     return 0 if is_good else 1
 
 
@@ -88,49 +75,6 @@ def page_path(run_dir: Path) -> Path:
     return here.with_name(f"{here.name}.html")
 
 
-class _Bodies:
-    """The bodies of a run, and of a fleet's units, whose directories are there for a while."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._room_bytes = _MAX_UNITS_BYTES
-        self._of_units: dict[str, bytes | None] = {}  # by place; None: it had no room
-
-    def keep(self, unit: Path, bodies: Iterable[tuple[BodyRef, bool]]) -> None:
-        """Keep what a page shows of a unit's bodies, each with whether a terminal had it."""
-        from belljar.errors import LedgerError
-        from belljar.ledger.listing import read_body
-        from belljar.report.entries import MAX_BODY_BYTES, MAX_TERMINAL_BYTES
-
-        for body, is_terminal in bodies:
-            # Bodies are named by their digests: units may have the same one.
-            if not body.stored or body.stored in self._of_units:
-                continue
-            if self._room_bytes <= 0:
-                self._of_units[body.stored] = None
-                continue
-            max_bytes = MAX_TERMINAL_BYTES if is_terminal else MAX_BODY_BYTES
-            with suppress(OSError, LedgerError):
-                content = read_body(unit, body, max_bytes=max_bytes)
-                self._of_units[body.stored] = content
-                self._room_bytes -= len(content)
-
-    def read(self, body: BodyRef, max_bytes: int) -> bytes:
-        """Return a body's beginning. Raises `LedgerError`, `OSError`."""
-        from belljar.errors import LedgerError
-        from belljar.ledger.listing import read_body
-
-        try:
-            return read_body(self._path, body, max_bytes=max_bytes)
-        except (OSError, LedgerError):
-            if body.stored not in self._of_units:
-                raise
-            if (content := self._of_units[body.stored]) is None:
-                what = "other bodies of the fleet's units took the page's room"
-                raise LedgerError(what) from None
-            return content[:max_bytes]
-
-
 def make_page(
     path: Path, *, logs: list[str], key: str | None, run: str | None
 ) -> tuple[bytes, bool]:
@@ -138,13 +82,14 @@ def make_page(
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.files import is_being_written
+    from belljar.ledger.listing import read_body
     from belljar.report.collect import collect
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
     from belljar.report.verdict import LedgerState
 
-    timelines, bodies = Timelines(), _Bodies(path)
+    timelines = Timelines()
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
         # Asked before the record is read: a run that ends meanwhile may have lines that were not
         # read.
@@ -159,13 +104,12 @@ def make_page(
     def keep(unit: Path) -> None:
         if len(plans) < MAX_PLANS:
             plans.update(_read_facts(unit)[1])
-        bodies.keep(unit, timelines.bodies_of_ledger())
 
     with reading(path, "RUN"):
         findings, _ = findings_of(path, evidence, Shown(timelines, keep))
     source = RunSource(
         verification=evidence.verification,
-        read=bodies.read,
+        read=lambda body, size: read_body(path, body, max_bytes=size),
         timelines=timelines,
         plans=plans,
         host=host,

@@ -41,7 +41,7 @@ all_option = click.option(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
     " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN]"
-    " [--otlp URL] [--all] [--json] [INSPECT OPTIONS…]",
+    " [--all] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -69,12 +69,6 @@ all_option = click.option(
     "invalid, and named.",
 )
 @click.option(
-    "--otlp",
-    default="",
-    metavar="URL",
-    help="Send traces to this OpenTelemetry collector while the run lasts (extra `otel`).",
-)
-@click.option(
     "--fleet",
     default="",
     metavar="ray[://HOST:PORT]|slurm",
@@ -97,7 +91,6 @@ def run(
     allow_upstreams: bool,
     tier: str | None,
     require_contained: bool,
-    otlp: str,
     fleet: str,
     resume: str,
     every: bool,
@@ -135,9 +128,6 @@ def run(
     if resume and (inspect_args or policy or tier or allow_upstreams or require_contained):
         hint = "leave them out: the run that is resumed has its own"
         raise MisuseError("--resume takes no task and no options of it", hint=hint)
-    if (fleet or resume) and otlp:
-        hint = "leave it out, or run on this machine alone"
-        raise MisuseError("--otlp can't be used with --fleet", hint=hint)
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
@@ -148,7 +138,6 @@ def run(
         allow_upstreams=allow_upstreams,
         tier=tier or "",
         require_contained=require_contained,
-        otlp=otlp,
         quiet=as_json,
     )
     more: list[str] = []

@@ -1,4 +1,4 @@
-"""`belljar share` and `belljar purge`: a run without its contents, which still verifies."""
+"""`belljar share`: a copy of a run without its contents, which still verifies."""
 
 from __future__ import annotations
 
@@ -58,43 +58,6 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
         with writing(out):
             redaction.share(path, out, chosen, key)
     _report(chosen, out, "left out", as_json=as_json)
-
-
-@click.command()
-@run_argument
-@click.option(
-    "--class",
-    "classes",
-    multiple=True,
-    default=("all",),
-    show_default=True,
-    type=click.Choice(_OFFERED),
-    help="Only this class, as of `belljar share`. Repeatable.",
-)
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
-@json_option()
-def purge(run: str, classes: tuple[str, ...], *, dry_run: bool, force: bool, as_json: bool) -> None:
-    """Delete contents of RUN for good: bodies, packets, Inspect's logs.
-
-    The events stay. A statement signed by the key that sealed the run says what was deleted, so
-    that the run still verifies, as partial; without Inspect's logs its samples can't be judged
-    again. Its report is deleted too: `belljar report` makes it again of what is left. Copies of the
-    run, reports elsewhere, and Inspect's logs of a plain `inspect eval` are not found.
-    """
-    from belljar.cli.report import page_path
-
-    if as_json and not (force or dry_run):
-        raise MisuseError("it can't ask", param="--json", hint="add --force, or --dry-run")
-    path, chosen, key = _chosen(run, classes)
-    if not dry_run:
-        what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"
-        if not force:
-            click.confirm(f"Delete {what} of {printable(path.name)} for good?", abort=True)
-        with reading(path, "RUN"):
-            redaction.purge(path, chosen, key)
-            page_path(path).unlink(missing_ok=True)
-    _report(chosen, path, "would be deleted" if dry_run else "deleted", as_json=as_json)
 
 
 def _chosen(run: str, classes: tuple[str, ...]) -> tuple[Path, Chosen, SigningKey]:

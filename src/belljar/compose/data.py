@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.compose import values
 from belljar.compose.document import HOME_KEY, files_named_by, services_of
 from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv
 from belljar.compose.keys import INSPECTS_IMAGE, Converted, image_of
@@ -36,7 +35,6 @@ _NO_DIRECTORY: Final = (
     "the compose configuration is not a file, so the task's directory is not known"
 )
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
-_NOT_WRITTEN: Final = "its service can't write to it, so it stays empty"
 
 
 # ---- volumes
@@ -74,19 +72,14 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
 def _make(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
     """A directory of the cell."""
     if mount.read_only:
-        raise ValueError(_NOT_WRITTEN)
+        raise ValueError("its service can't write to it, so it stays empty")
     if mount.source and mount.source not in declared:
         raise ValueError(f"there is no volume {mount.source} in the file")
-    if mount.type != "tmpfs":
+    if mount.type == "tmpfs":
+        cell.directories.append(tmpfs_of(mount.target))
+        cell.changed("volumes", f"{mount.target} {TMPFS}")
+    else:
         cell.directories.append(mount.target)
-        return
-    # `tmpfs_of` would read what follows the colon as options.
-    if ":" in mount.target:
-        raise ValueError("a tmpfs at a place with a colon")
-    mode = mount.tmpfs.get("mode", 0o1777)  # a number, or octal digits as text
-    shown = f"{mode:o}" if type(mode) is int else text(mode)
-    cell.directories.append(tmpfs_of(f"{mount.target}:mode={shown}"))
-    cell.changed("volumes", f"{mount.target} {TMPFS}")
 
 
 def _copy(cell: Converted, mount: Mount) -> None:
@@ -96,8 +89,7 @@ def _copy(cell: Converted, mount: Mount) -> None:
     try:
         tree = cell.home.tree(path)
     except FileNotFoundError:
-        # Compose makes a missing source, unless `create_host_path` is false.
-        if mount.read_only or not values.switch(mount.bind.get("create_host_path", True)):
+        if mount.read_only:  # Compose makes any other missing source
             raise
         cell.directories.append(target)
         cell.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.compose import values
 from belljar.compose.values import CannotKeepError, OutsideTaskError, each, mapping, refusal, text
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
@@ -33,10 +32,6 @@ COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "d
 DIRECTORY_KEY: Final = "x-belljar-directory"
 # The key of an included file's directory, from the root, in each of its services.
 HOME_KEY: Final = "x-belljar-home"
-# Values of a file; a YAML alias counts as all it names.
-MAX_NODES: Final = 20_000
-# Of all texts together, likewise.
-MAX_CHARACTERS: Final = 1 << 20
 # The parser recurses; no compose file is nested deeper than ten levels.
 MAX_DEPTH: Final = 64
 # Each is a cell of the sample's range.
@@ -177,16 +172,7 @@ def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
     """Return the one document of a text, if any. Raises `NotReadError`."""
     from belljar.policy.yaml_tree import Reading, read_tree
 
-    limits = Reading(
-        what="a compose file",
-        max_depth=MAX_DEPTH,
-        empty_values=True,
-        plain_names=True,
-        aliases=True,
-        number=values.number,
-        max_nodes=MAX_NODES,
-        max_characters=MAX_CHARACTERS,
-    )
+    limits = Reading(what="a compose file", max_depth=MAX_DEPTH, is_compose=True)
     tree = read_tree(text, limits)
     for problem in tree.problems:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message

@@ -308,7 +308,6 @@ def _keys(outcome: KeyOutcome, by_reason: Mapping[str, str]) -> dict[str, Key]:
 
 
 _ISOLATION: Final = "the policy decides how a cell is isolated"
-_SHARED: Final = "it would share with another container"
 _CONVERTED: Final[Mapping[str, Convert]] = {
     "image": _image,
     "build": _build,
@@ -357,37 +356,29 @@ KEYS: Final[Mapping[str, Key]] = {
         KeyOutcome.DROPPED,
         {
             "nothing in a cell depends on it": "annotations labels label_file logging attach "
-            "develop pull_policy pull_refresh_after",
-            "a cell's program has no interactive input": "stdin_open tty",
-            "a cell is destroyed, not stopped": "stop_signal stop_grace_period pre_stop",
+            "develop pull_policy pull_refresh_after stdin_open tty stop_signal stop_grace_period "
+            "pre_stop",
             "the image is one of this machine's architecture": "platform",
-            "`nproc` says as many processors as `cpus` or the policy gives the cell": "cpuset",
-            "it divides a host between containers; a cell has its own limits": "mem_reservation "
-            "mem_swappiness cpu_shares cpu_percent cpu_count cpu_quota cpu_period blkio_config "
-            "cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
-            "the policy decides how much a cell may write": "storage_opt",
-            "a cell has no swap": "memswap_limit",
-            "the users of a cell are its own, and none of this host's": "userns_mode",
-            _ISOLATION: "isolation",
-            "each range answers its own names, and has no others": "dns dns_opt dns_search "
-            "domainname",
-            "hardware addresses are drawn anew for each range": "mac_address",
+            "it divides a host between containers; a cell has its own limits": "cpuset "
+            "mem_reservation mem_swappiness memswap_limit cpu_shares cpu_percent cpu_count "
+            "cpu_quota cpu_period blkio_config cpu_rt_period cpu_rt_runtime oom_score_adj "
+            "oom_kill_disable cgroup_parent storage_opt",
+            _ISOLATION: "isolation userns_mode",
+            "each range answers its own names, and draws its addresses": "dns dns_opt dns_search "
+            "domainname mac_address",
         },
     ),
     **_keys(
         KeyOutcome.REFUSED,
         {
             FOR_HOST: "device_cgroup_rules devices gpus pid uts cgroup credential_spec "
-            "use_api_socket",
-            "the settings of a cell's kernel are its own": "sysctls",
-            _SHARED: "volumes_from external_links ipc",
+            "use_api_socket sysctls",
+            "it would share with another container": "volumes_from external_links ipc",
             "give the other service an alias in `networks`, and name it in `depends_on`": "links",
-            "put the groups into the image": "group_add",
-            "put it into the service's command": "post_start",
-            "a cell uses nothing that is provided elsewhere": "provider models",
+            "put it into the image, or into the service's command": "group_add post_start",
             "put the file beside the compose file, and mount it with `volumes`": "secrets configs",
-            "write the services that run into a file of their own": "profiles",
-            "write the service out, or use an anchor": "extends",
+            "write the services that run out, in a file of their own": "profiles extends provider "
+            "models",
         },
     ),
 }

@@ -23,21 +23,11 @@ UNKNOWN: Final = "Compose has no such key"
 _MAX_ENV_FILES: Final = 16
 # Of these only `ro` changes what a cell has; the others are about a host that it has not.
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
-_DRAWN: Final = "addresses are drawn for each range"
 NO_DEVICE: Final = "no cell has a GPU or another device"
 FOR_HOST: Final = "it would open this host to the cell"
 
 
 # ---- types of fields
-
-
-def _nothing(why: str) -> BeforeValidator:
-    def check(value: object) -> object:
-        if value not in ([], {}, "", 0):  # False is 0
-            raise ValueError(why)
-        return value
-
-    return BeforeValidator(check)
 
 
 def _short(key: str) -> BeforeValidator:
@@ -80,8 +70,6 @@ def _arguments(value: object) -> dict[str, str]:
 Text = Annotated[str, BeforeValidator(text)]
 Switch = Annotated[bool, BeforeValidator(switch)]
 Off = Annotated[Literal[False] | None, BeforeValidator(switch)]
-Empty = Annotated[Any, _nothing("nothing of it is kept")]
-Drawn = Annotated[Any, _nothing(_DRAWN)]
 One = Annotated[int, Field(strict=False, ge=1, le=1), BeforeValidator(text)]
 # None: no limit, which no cell has
 Whole = Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)]
@@ -177,31 +165,20 @@ class Dependency(Part):
 
 
 class NetworkPlace(Part):
-    """A service's place in a network."""
+    """A service's place in a network; its addresses are drawn for each range."""
 
     ignored: ClassVar[str] = "priority gw_priority"
 
     aliases: Names = []
-    interface_name: Literal["eth0"] | None = Field(None, description="only `eth0`")
-    ipv4_address: Drawn = Field(None, description=_DRAWN)
-    ipv6_address: Drawn = Field(None, description="it has no IPv6")
-    link_local_ips: Drawn = Field(None, description=_DRAWN)
-    mac_address: Drawn = Field(None, description=_DRAWN)
-    driver_opts: Empty = Field(None, description="none")
 
 
 class ComposeNetwork(Part):
-    """A declared network."""
+    """A declared network; a range has its own addresses, and never joins one of others."""
 
     ignored: ClassVar[str] = "name internal attachable labels"
 
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
-    driver_opts: Empty = Field(None, description="none")
-    ipam: Drawn = Field(None, description=_DRAWN)
     external: Off = Field(None, description="a range never joins a network of others")
-    enable_ipv4: Annotated[Literal[True] | None, BeforeValidator(switch)] = Field(
-        None, description="it has IPv4"
-    )
     enable_ipv6: Off = Field(None, description="it has no IPv6")
 
 
@@ -212,7 +189,6 @@ class Volume(Part):
 
     driver: Literal["local"] | None = Field(None, description=FOR_HOST)
     external: Off = Field(None, description=FOR_HOST)
-    driver_opts: Empty = Field(None, description=FOR_HOST)
 
 
 class Mount(Part):
@@ -224,15 +200,9 @@ class Mount(Part):
     source: Text = ""
     target: InCell
     read_only: Switch = False
-    bind: dict[Literal["create_host_path", "selinux"], Any] = {}
-    volume: dict[Literal["nocopy", "labels"], Any] = {}
-    tmpfs: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _fits(self) -> Mount:
-        others = {"bind", "volume", "tmpfs"} - {self.type}
-        if any(getattr(self, other) for other in others):
-            raise ValueError("it has options of another kind of mount")
         is_path = self.source.startswith(("/", "~", "\\")) or self.source[1:2] == ":"
         if is_path or (self.type == "volume" and self.source.startswith(".")):
             raise OutsideTaskError
@@ -325,29 +295,24 @@ def reasons_of(model: type[Part]) -> dict[str, str]:
     return dict.fromkeys(model.ignored.split(), "") | described
 
 
-def parse(
-    model: type[_P],
-    written: Mapping[str, Any],
-    where: str,
-    refused: Refusals,
-) -> _P:
+def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refusals) -> _P:
     """The model of a mapping; keys that it can't keep go to `refused`, with the field's reason."""
-    kept, reasons = dict(written), reasons_of(model)
-    # Again without the bad keys, so that the rest is still converted and its faults are found.
-    while True:
-        try:
-            return model.model_validate(kept)
-        except ValidationError as error:
-            bad = set()
-            for place, why in _faults(error):
-                key = str(place[0]) if place else ""
-                detail = reasons.get(key) or _detail(kept.get(key), place[1:], why)
-                refused.add(where, key, detail)
-                bad.add(place[0] if place else "")
-            # A fault of no written key would be found again and again.
-            if not bad & kept.keys():
-                return model.model_construct()
-            kept = {key: value for key, value in kept.items() if key not in bad}
+    try:
+        return model.model_validate(written)
+    except ValidationError as error:
+        reasons = reasons_of(model)
+        kept = {key: value for key, value in written.items() if key in model.model_fields}
+        for place, why in _faults(error):
+            key = str(place[0]) if place else ""
+            kept.pop(key, None)
+            # A list's item is named by its number, other places by their names.
+            detail = ".".join(printable(str(part)) for part in place[1:])
+            refused.add(where, key, reasons.get(key) or f"{detail}: {why}".removeprefix(": "))
+    # Again without the bad keys, so that the rest is still converted.
+    try:
+        return model.model_validate(kept)
+    except ValidationError:  # of no single key
+        return model.model_construct()
 
 
 def read_part(model: type[_P], written: object) -> _P:
@@ -367,12 +332,4 @@ def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str
         place = fault["loc"][:-1] if fault["loc"][-1:] == ("[key]",) else fault["loc"]
         if fault["type"] == "extra_forbidden" or place != fault["loc"]:
             why = "it is not read here"
-        yield place, str(cause) if isinstance(cause, ValueError) else why
-
-
-def _detail(written: object, place: tuple[int | str, ...], why: str) -> str:
-    # A list's item is shown as it is written, other places by their names
-    shown = [".".join(str(part) for part in place if isinstance(part, str))]
-    if place and isinstance(place[0], int):
-        shown.insert(0, printable(str(each(written)[place[0]]), max_chars=100))
-    return ": ".join(printable(part) for part in (*shown, why) if part)
+        yield place, printable(str(cause) if isinstance(cause, ValueError) else why)

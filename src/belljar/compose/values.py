@@ -39,12 +39,6 @@ _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
 # Docker's words for "unlimited".
 _NO_LIMIT: Final = frozenset({"0", "-1"})
-_BASED: Final = re.compile(
-    r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*", re.ASCII
-)
-_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
-# Go's int64 and uint64: what is larger is a float for it.
-_INTEGERS: Final = range(-(1 << 63), 1 << 64)
 # YAML 1.1's words, which Docker's reader takes.
 _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
@@ -144,19 +138,6 @@ def names_in(value: object) -> list[str]:
     if isinstance(value, str) or not isinstance(value, (Sequence, Mapping)):
         raise ValueError("no list of names")
     return [str(name) for name in value]
-
-
-def number(written: str) -> int | float | None:
-    """A plain scalar's number by Docker's reader of YAML (Go's yaml.v3): `0755` is octal."""
-    plain = written.replace("_", "")
-    digits = plain[1:] if plain[:1] in ("+", "-") else plain
-    if not written.startswith("_") and _BASED.fullmatch(digits):
-        # Python reads `0o17` by its prefix, and refuses `017` without a base.
-        is_octal = digits[0] == "0" and digits[1:].isdecimal()
-        found = int(digits, 8 if is_octal else 0) * (-1 if plain[0] == "-" else 1)
-        if found in _INTEGERS:
-            return found
-    return float(plain) if not written.startswith("_") and _FLOAT.fullmatch(plain) else None
 
 
 def switch(value: object) -> bool:
@@ -264,24 +245,22 @@ def pairs(value: object) -> dict[str, str | None]:
 
 
 def hosts(value: object) -> list[tuple[str, str]]:
-    """Names and addresses of `extra_hosts`, in any of its forms."""
+    """Names and addresses of `extra_hosts`."""
     if isinstance(value, Mapping):
-        written = [[str(name), text(item)] for name, items in value.items() for item in each(items)]
+        written = [[str(name), text(item)] for name, item in value.items()]
     else:
         written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
     if len(written) > _MAX_HOSTS:
         raise ValueError(f"at most {_MAX_HOSTS} names")
     found = []
     for name, address in ([part.strip() for part in (*line, "")[:2]] for line in written):
-        plain = address.removeprefix("[").removesuffix("]")
-        if _HOST_NAME.fullmatch(name) is None:
-            raise ValueError(f"{name} is no host name")
         try:
-            if "%" in address:  # an IPv6 zone may be any text, line breaks too
-                raise ValueError("a zone")
+            if _HOST_NAME.fullmatch(name) is None or "%" in address:  # a zone may be any text
+                raise ValueError("no name, or an address with a zone")
+            plain = address.removeprefix("[").removesuffix("]")
             found.append((name, GATEWAY if address == GATEWAY else str(ip_address(plain))))
         except ValueError:
-            why = f"{name}: {address} is neither an IP address nor `{GATEWAY}`"
+            why = f"{name} {address} is no host name and IP address (or `{GATEWAY}`)"
             raise ValueError(why) from None
     return found
 

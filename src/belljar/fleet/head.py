@@ -444,7 +444,7 @@ class Head:
             causes=[problem.code.value for problem in self._problems],
             host_processes=dict(self._host.programs),
             connections=dict(self._host.connections),
-            proxies=[*proxies_here(), *self._host.collectors],
+            proxies=[*proxies_here()],
         )
         left = LeftGatherer()
         for line in read_events(run.path):

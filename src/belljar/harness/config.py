@@ -45,7 +45,6 @@ from belljar.harness.operator import (
     permitted,
     read_operator,
 )
-from belljar.policy.fields import WRITTEN
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import resolve_policy, with_changes
@@ -79,7 +78,7 @@ AsWritten: TypeAlias = Annotated[
     _M,
     PlainSerializer(
         lambda value: (
-            value.model_dump(mode="json", context=WRITTEN, exclude_unset=True)
+            value.model_dump(mode="json", exclude_unset=True)
             if isinstance(value, BaseModel)
             else value
         )
@@ -88,7 +87,7 @@ AsWritten: TypeAlias = Annotated[
 
 
 class BelljarConfig(BaseModel):
-    """A sandbox configuration as Inspect logs it: a policy and changes to it.
+    """A sandbox configuration as Inspect logs it: a policy and changes to it, and what differs.
 
     `policy`: a file or preset. `tier` can only raise it. From a compose file: `network`, `service`
     and `program` of the sample's cell, `data`, `builds`, `resources`. `compose`: a file that needs
@@ -113,7 +112,6 @@ class BelljarConfig(BaseModel):
     rights: Rights | None = None
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
-    """Differences from the task."""
 
     def __hash__(self) -> int:
         # Fields that hold dicts leave a frozen model without a hash.
@@ -136,14 +134,8 @@ class LoggedConfig(BaseModel):
 
 def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
     """A configuration from one of Inspect's logs."""
-    # Earlier versions wrote "" for what a task doesn't say, and sections as JSON in a text. What
-    # they ran instead of plain Docker (`sandbox` is changed) is not what runs now.
-    keys = [fact.get("key") for fact in config.get("differences", ()) if isinstance(fact, Mapping)]
-    if "is_generic" not in config and "sandbox" in keys:
-        return LoggedConfig.model_validate(config)
-    written = {name: value for name, value in config.items() if value != ""}
     try:
-        return BelljarConfig.model_validate_json(json.dumps(written))
+        return BelljarConfig.model_validate_json(json.dumps(config))
     except ValidationError:
         return LoggedConfig.model_validate(config)
 
@@ -188,16 +180,15 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
         if isinstance(config, ComposeConfig):
             return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
-        if isinstance(config, LoggedConfig):
-            raise PolicyError(
-                "a log's sandbox configuration is of another version of Belljar",
-                where="the task's sandbox",
-                hint=_START_AGAIN,
-            )
+        is_logged = isinstance(config, LoggedConfig)
         raise PolicyError(
-            f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
+            "a log's sandbox configuration is of another version of Belljar"
+            if is_logged
+            else f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
             where="the task's sandbox",
-            hint='name a policy instead: sandbox=("belljar", "policy.yaml")',
+            hint=_START_AGAIN
+            if is_logged
+            else 'name a policy instead: sandbox=("belljar", "policy.yaml")',
         )
     path = Path(config)
     check_below(path.absolute(), Path.cwd())  # Inspect works in the task's directory then
@@ -229,10 +220,8 @@ def judged(config: BelljarConfig, judgement: Honoured) -> BelljarConfig:
 
 def beside_policy(directory: Path) -> BelljarConfig:
     """The policy file beside a task, if any."""
-    found = next(
-        (directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)), None
-    )
-    return BelljarConfig(policy=str(found.absolute()) if found else "")
+    found = [directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)]
+    return BelljarConfig(policy=str(found[0].absolute()) if found else "")
 
 
 def settled(
@@ -249,11 +238,8 @@ def settled(
     if document is None:
         return config
     _check_read_here([document.get(DIRECTORY_KEY, "")])
-    known = (
-        {name: each for name, each in os.environ.items() if name.startswith(METADATA_PREFIX)}
-        if metadata is None
-        else metadata_variables(metadata)
-    )
+    known = dict(os.environ) if metadata is None else metadata_variables(metadata)
+    known = {name: each for name, each in known.items() if name.startswith(METADATA_PREFIX)}
     return judged(config, judge_for_sample(document, known, blanks=metadata is None, where=where))
 
 
@@ -285,17 +271,9 @@ def _check_own_files(ours: BelljarConfig) -> None:
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
     """A sample's variables beyond its cells' environment."""
-    return (
-        shaping_variables(config.compose, metadata_variables(metadata))
-        if config.compose is not None
-        else {}
-    )
-
-
-def choose_policy(config: BelljarConfig, operator: Operator) -> str:
-    """The file or preset without `--policy`."""
-    # Last: a task's `.env` file may set it.
-    return config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
+    if config.compose is None:
+        return {}
+    return shaping_variables(config.compose, metadata_variables(metadata))
 
 
 def load(
@@ -317,7 +295,9 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         run_policy = resolve_policy(operator.run_policy)
         made, found = under_policy(run_policy, own, asked, override=operator.override)
     else:
-        base = resolve_policy(choose_policy(ours, operator))
+        # The variable as it is now comes late: a task's `.env` file may set it.
+        named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
+        base = resolve_policy(named or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
         made, found = above_floor(base, asked, ours.tier, floor)
     if ours.is_generic:
@@ -329,8 +309,7 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
     if risk < settings.least_risk:
         where = printable(settings.least_risk_from)
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
-        raised = Difference(kind=DifferenceKind.CHANGED, where="policy", key="risk", detail=detail)
-        found = (*found, raised)
+        found = (*found, _changed("policy", "risk", detail))
     data = ours.data
     if data is not None and any(
         fact.kind is DifferenceKind.OVERRIDDEN and fact.key == "network" for fact in found
@@ -355,12 +334,11 @@ def _generic(made: LoadedPolicy, *, is_overridden: bool) -> tuple[LoadedPolicy, 
     detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
     if made.policy.image == DEFAULT_IMAGE and not is_overridden:
         made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
-    return made, Difference(
-        kind=DifferenceKind.CHANGED,
-        where=TASK,
-        key="image",
-        detail=printable(detail, max_chars=400),
-    )
+    return made, _changed(TASK, "image", printable(detail, max_chars=400))
+
+
+def _changed(where: str, key: str, detail: str) -> Difference:
+    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=detail)
 
 
 def sample_policy(
@@ -418,17 +396,13 @@ def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str
         if found is None or (not found and operator == ":-"):
             if not operator:
                 hint = f"add it to the sample's metadata, or give a default: ${{{name}:-…}}"
-                raise PolicyError(
-                    f"{name} is not in this sample's metadata", where=where, hint=hint
-                )
+                what = f"{name} is not in this sample's metadata"
+                raise PolicyError(what, where=where, hint=hint)
             return default
         room -= len(found)
         if room < 0:
-            raise PolicyError(
-                f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it",
-                where=where,
-                hint="give large data as a file of the sample",
-            )
+            what = f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it"
+            raise PolicyError(what, where=where, hint="give large data as a file of the sample")
         return found
 
     return {name: _REFERENCE.sub(put, value) for name, value in env.items()}

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -38,16 +37,8 @@ _OF_THE_HOST: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DotEnv:
-    """A file's place, "" for none, and the variables that it will set."""
-
-    path: str = ""
-    names: Sequence[str] = ()
-
-
-def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
-    """Find and judge the file that Inspect will read. Changes nothing.
+def read_dotenv(environ: Mapping[str, str]) -> str:
+    """Find and judge the file that Inspect will read; say what it will set. Changes nothing.
 
     Raises `PolicyError` for a name that is not allowed, for a value made of other variables, and
     for an address whose requests would carry a key of `environ`.
@@ -58,7 +49,7 @@ def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
 
     path = find_dotenv(usecwd=True)
     if not path:
-        return DotEnv()
+        return ""
     where = printable(path)
     try:
         # Never a FIFO, which would hold the start. A link may lead anywhere, as for Inspect.
@@ -70,9 +61,8 @@ def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
         # Values as they are written: what would be expanded in them is refused.
         values = dotenv_values(stream=stream, interpolate=False)
     except (OSError, ValueError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeError) else str(error)
-        hint = "repair it, or remove it from there"
-        raise PolicyError(f"it can't be read: {printable(why)}", where=where, hint=hint) from error
+        what = f"it can't be read: {printable(str(error))}"
+        raise PolicyError(what, where=where, hint="repair it, or remove it from there") from error
     # A name without a value sets nothing.
     names = sorted(name for name, value in values.items() if value is not None)
     refused = [
@@ -105,7 +95,8 @@ def read_dotenv(environ: Mapping[str, str]) -> DotEnv:
             where=where,
             hint="set both in one place: in the file, or in the environment of belljar",
         )
-    return DotEnv(path=path, names=[name for name in names if not environ.get(name)])
+    new = [name for name in names if not environ.get(name)]
+    return f"{where} sets {', '.join(new)}" if new else ""
 
 
 def restore_start() -> None:

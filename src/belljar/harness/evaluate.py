@@ -19,7 +19,6 @@ import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
-from belljar.export.traces import TraceExport
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
 from belljar.harness.operator import read_operator
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger.rundir import RunDirectory
 
-# In a run directory: each task's tools when it was loaded, and where they act.
-TOOLS: Final = "tools.json"
 # Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
 # record of a process that died.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
@@ -102,11 +99,6 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             source=request.source,
         )
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
-        if request.otlp:
-            traces = TraceExport(request.otlp, print_status)
-            stack.callback(traces.finish)
-            session.host.note_collector(traces.host, traces.place)
-            session.on_run = traces.start
         _start_hooks()
         from belljar.harness.boundary import sole_provider
         from belljar.harness.host_tools import check_known_tools, tool_checks
@@ -124,7 +116,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             policies = _show_preview(previews, session)
             for policy in policies:
                 session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
-            session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
+            for task in tasks:
+                check_known_tools(task, session)
         try:
             return _run_tasks(request, options, tasks, session, [*policies, *models])
         except LedgerError as error:  # a full disk hides no breach
@@ -220,7 +213,6 @@ def _run_tasks(
     session: Session,
     policies: Sequence[LoadedPolicy],
 ) -> RunOutcome:
-    from belljar.harness.host_tools import known_tools
     from belljar.harness.provider import BelljarSandboxEnvironment
 
     what = ", ".join(task.name for task in tasks)
@@ -233,14 +225,11 @@ def _run_tasks(
         session.run = run
         if noted := os.environ.get(NOTED_IN):
             Path(noted).write_text(str(run.path))
-        session.on_run(run.path)
         hold_required_gap(run, policies)
         samples = params.get("max_samples")
         cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
         if samples and cells and samples > cells:
             session.show_once([f"{cells} cells at a time, not {samples}: see --max-sandboxes"])
-        tools = {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
-        run.write_json(TOOLS, tools)
         with termination_as_interrupt() as termination:
             # A breach ends it as Ctrl-C does: Inspect cancels what runs, and writes its log.
             session.termination_signals, session.stop = termination.received, termination.interrupt

@@ -353,7 +353,7 @@ def _evidence(
         logs=found,
         begun_elsewhere=_begun_elsewhere(path, record, found, key),
         cells=cells.found,
-        ranges=ranges.end(),
+        ranges=ranges.found,
         left=left,
         signals=signals,
         run=record,

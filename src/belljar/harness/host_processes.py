@@ -46,19 +46,10 @@ _PLACES: Final[Mapping[str, int]] = {
 
 class HostActivity(NamedTuple):
     """How often the task's code started which program, and what this process connected to or
-    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own. `collectors`: of
-    traces, on this host: they may pass on what they get."""
+    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own."""
 
     programs: Counter[str]
     connections: Counter[str]
-    collectors: list[str]
-
-    def note_collector(self, host: str, place: str) -> None:
-        """Note that the operator has traces sent there."""
-        if is_here(host):
-            self.collectors.append(f"{place} (--otlp)")
-        else:
-            _count(self.connections, f"{place} (--otlp)")
 
 
 _watching: HostActivity | None = None
@@ -73,9 +64,8 @@ def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
     spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
-    spec = find_spec(beside) if beside else None
-    _beside = f"{Path(spec.origin).parent}/" if spec is not None and spec.origin else ""
-    _watching = found = HostActivity(Counter(spawns), Counter(), [])
+    _beside = _place_of(beside) if beside else ""
+    _watching = found = HostActivity(Counter(spawns), Counter())
     try:
         yield found
     finally:
@@ -143,9 +133,8 @@ def proxies_here() -> list[str]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether Belljar itself connects: to a real upstream, on record, or to look for ways
-    out, which sends nothing.
-    """
+    """Return whether Belljar itself connects."""
+    # A real upstream, which is on record, or a look for ways out, which sends nothing
     while frame is not None and _is_stdlib(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and _is_belljars(frame.f_code.co_filename)
@@ -165,9 +154,8 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
         return "fork"
     if event == "os.system":
         return "sh"
-    program = arguments[0]
+    program, words = arguments[:2]
     if program is None:  # of `subprocess.Popen`
-        words = arguments[1]
         program = words if isinstance(words, str | bytes | os.PathLike) else words[0]
     return printable(Path(os.fsdecode(program)).name, max_chars=80)
 
@@ -189,5 +177,9 @@ def _is_the_tasks(frame: FrameType | None) -> bool:
 
 @cache
 def _places() -> tuple[str, ...]:
-    specs = (find_spec(name) for name in ("belljar", "anyio", "inspect_ai"))
-    return tuple(f"{Path(str(spec and spec.origin)).parent}/" for spec in specs)
+    return tuple(map(_place_of, ("belljar", "anyio", "inspect_ai")))
+
+
+def _place_of(package: str) -> str:
+    spec = find_spec(package)
+    return f"{Path(str(spec and spec.origin)).parent}/"

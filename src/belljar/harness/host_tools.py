@@ -11,14 +11,13 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature, unwrap
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inspect_ai._util.registry import is_registry_object, registry_info
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
-from inspect_ai.tool import Tool, ToolDef, ToolSource
+from inspect_ai.tool import Tool, ToolDef, ToolInfo, ToolSource
 from typing_extensions import override
 
 from belljar.errors import PolicyError
@@ -50,53 +49,43 @@ _CALL: Final = ["tools", "message", "message_id", "call"]
 _MAX_VISITED: Final = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownTool:
+class KnownTool(NamedTuple):
     """A task's tool; `outside`: where it acts."""
 
     name: str
     outside: Outside | None = None
 
-    def to_json(self) -> dict[str, str]:
-        """As JSON values."""
-        return {"name": self.name, "outside": self.outside.value if self.outside else ""}
 
-
-def known_tools(task: Task) -> tuple[KnownTool, ...]:
+def known_tools(task: Task) -> list[KnownTool]:
     """A task's tools, except those made at runtime."""
     found: dict[KnownTool, None] = {}
     waiting: deque[object] = deque([task.solver, task.setup])
-    seen: set[int] = set()
-    kept: list[object] = []  # an object that is gone would leave its id to another
-    while waiting and len(kept) < _MAX_VISITED:
+    seen: dict[int, object] = {}  # an object that is gone would leave its id to another
+    while waiting and len(seen) < _MAX_VISITED:
         item = waiting.popleft()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        kept.append(item)
-        known = _known(item)
-        if known is not None:
-            found[known] = None
-        waiting.extend(_referents(item))
-    return tuple(found)
+        if id(item) not in seen:
+            seen[id(item)] = item
+            if (known := _known(item)) is not None:
+                found[known] = None
+            waiting.extend(_referents(item))
+    return list(found)
 
 
 def _known(item: object) -> KnownTool | None:
     if isinstance(item, ToolSource) and type(item).__module__.startswith(_MCP):
         config, client = getattr(item, "_config", None), getattr(item, "_client", None)
-        server = ""
         if config is not None:
-            server = f"{MCP_PREFIX}{getattr(config, 'name', '')}"
-        elif client is not None and not _is_in_sandbox(client):
-            server = str(getattr(item, "_name", ""))
-        return KnownTool(name=server, outside=Outside.MCP) if server else None
+            return KnownTool(f"{MCP_PREFIX}{getattr(config, 'name', '')}", Outside.MCP)
+        if client is not None and not _is_in_sandbox(client):
+            return KnownTool(str(getattr(item, "_name", "")), Outside.MCP)
+        return None
     if isinstance(item, ToolDef):
         return _known_tool(item)
     if is_registry_object(item) and registry_info(item).type == "tool" and isinstance(item, Tool):
         try:
             return _known_tool(ToolDef(item))
         except Exception:  # noqa: BLE001 - badly described; Inspect says so when it is used
-            return KnownTool(name=registry_info(item).name)
+            return KnownTool(registry_info(item).name)
     return None
 
 
@@ -106,9 +95,12 @@ def _known_tool(tool: ToolDef) -> KnownTool:
     maker, inner, _ = str(getattr(made, "__qualname__", "")).partition(".<locals>.")
     own = maker if inner and is_inspects else ""
     if (where := BUILT_IN.get(own)) is not None:
-        return KnownTool(name=own, outside=where)
-    name = policy_name(tool.name, tool.options)
-    return KnownTool(name=name, outside=outside(tool.name, tool.options))
+        return KnownTool(own, where)
+    return _offered(tool)
+
+
+def _offered(tool: ToolDef | ToolInfo) -> KnownTool:
+    return KnownTool(policy_name(tool.name, tool.options), outside(tool.name, tool.options))
 
 
 def _is_in_sandbox(client: Callable[[], Any]) -> bool:
@@ -136,14 +128,13 @@ def _referents(item: object) -> Iterable[object]:
     return [each for each in found if each is not None and type(each).__name__ != "module"]
 
 
-def check_known_tools(task: Task, session: Session) -> str:
-    """Describe a task's tools. Raises `PolicyError`."""
-    tools = known_tools(task)
+def check_known_tools(task: Task, session: Session) -> None:
+    """Raises `PolicyError` for a tool that acts outside of the cell and may not."""
     specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
     # what is refused keeps another provider's, and does not run
     written = {spec.config for spec in specs if spec is not None and spec.type == PROVIDER}
     rules = {_rule(session, config) for config in written or {None}}
-    for tool in tools:
+    for tool in known_tools(task):
         if tool.outside and not all(rule.permits(_names(tool.name)) for rule in rules):
             raise PolicyError(
                 f"the tool {printable(tool.name)} acts outside of the cell ({tool.outside}), "
@@ -151,13 +142,12 @@ def check_known_tools(task: Task, session: Session) -> str:
                 where=f"task {printable(task.name)}",
                 hint=_hint(tool.name),
             )
-    inside = [printable(tool.name) for tool in tools if not tool.outside]
-    beside = [f"{printable(tool.name)} ({tool.outside})" for tool in tools if tool.outside]
-    parts = [f"tools: {', '.join(inside)}"] if inside else []
-    if beside:
-        what = "tools that act OUTSIDE of the cell, by the policy's `host_tools`"
-        parts.append(f"{what}: {', '.join(beside)}")
-    return f"task {printable(task.name)}: {'; '.join(parts)}" if parts else ""
+        if tool.outside:
+            session.show_once([_ACTS.format(printable(tool.name), tool.outside)])
+
+
+# By the policy's `host_tools`, which a person should know.
+_ACTS: Final = "the tool {} acts OUTSIDE of the cell: {}"
 
 
 def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over
@@ -195,7 +185,7 @@ class ToolChecks:
                 hint=_hint(tool),
                 cause=ReasonCode.LATE_HOST_TOOL,
             )
-        self.session.show_once([f"the tool {printable(tool)} acts outside of the cell: {where}"])
+        self.session.show_once([_ACTS.format(printable(tool), where)])
 
 
 _active: ToolChecks | None = None
@@ -218,8 +208,7 @@ class LookAtTools(Hooks):
             return
         try:
             for tool in data.tools:
-                name = policy_name(tool.name, tool.options)
-                checks.check(name, outside(tool.name, tool.options))
+                checks.check(*_offered(tool))
             if extra_fields(data.config.extra_body):
                 checks.check(EXTRA_BODY_TOOL, Outside.EXTRA_BODY)
         except Exception as error:  # noqa: BLE001 - what can't be checked is not offered
@@ -268,8 +257,7 @@ def _patch_calls(checks: ToolChecks, stack: ExitStack) -> None:
             tools, _, _, call = given[:4]
             for tool in tools:
                 if tool.name == call.function:
-                    known = _known_tool(tool)
-                    checks.check(known.name, known.outside)
+                    checks.check(*_known_tool(tool))
             return await original(*given, **more)
 
         return call_tool
@@ -298,7 +286,7 @@ def _patch_bridge(checks: ToolChecks, stack: ExitStack) -> None:
         ) -> Any:  # noqa: ANN401 - Inspect's
             known = _known(bridge.bridged_tools.get(server, {}).get(tool))
             if known is not None:
-                checks.check(known.name, known.outside)
+                checks.check(*known)
             return await original(bridge, server, tool, arguments)
 
         return execute_host_tool

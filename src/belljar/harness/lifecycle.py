@@ -66,19 +66,16 @@ async def leave(session: Session) -> None:
     if session.users or session.own is None:
         return
     from belljar.harness.evidence import own_evidence, put_on_record
-    from belljar.report.samples import RunFindings, headline
+    from belljar.report.samples import headline
     from belljar.report.verdict import judge
-
-    def judge_own() -> RunFindings:  # in a thread: Inspect reads logs with its own event loop
-        findings = judge(own_evidence(run))
-        put_on_record(run, findings)
-        return findings
 
     run = session.ensure_run()
     run.finish("failed", exit_code=2)  # until it is judged
     try:
         session.record_end(interrupted=bool(session.termination_signals))
-        findings = await anyio.to_thread.run_sync(judge_own)
+        # In a thread: Inspect reads logs with its own event loop.
+        findings = judge(await anyio.to_thread.run_sync(own_evidence, run))
+        put_on_record(run, findings)
     finally:
         session.close_own_run()
     if not findings.refusal_code:
@@ -101,18 +98,24 @@ async def keep_cells(session: Session) -> None:
     Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the last cell's
     lifetime is over: a cell never outlives its process.
     """
-    print_status(
-        f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys "
-        f"them."
-    )
+    count = len(session.live)
+    print_status(f"belljar: {count} cell(s) kept until this process ends; Ctrl-C destroys them.")
     for each in session.live:
         sample = printable(each.identity.sample)
         print_status(f"  {each.cell.id}  sample {sample}  {login_command(each.cell.id, None)}")
     async with anyio.create_task_group() as tasks:
+
+        async def end_at_signal() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+
+        # Python handles signals in the main thread only.
+        if threading.current_thread() is threading.main_thread():
+            tasks.start_soon(end_at_signal)
         # A copy: a cell that is closed leaves the list.
         for each in tuple(session.live):
             tasks.start_soon(each.attach_socket.serve, each.cell)
-        tasks.start_soon(_until_signal, tasks.cancel_scope)
         while session.live:
             for each in tuple(session.live):
                 try:
@@ -138,16 +141,6 @@ async def close_all(session: Session, *, outcome: str) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
-
-
-async def _until_signal(scope: anyio.CancelScope) -> None:
-    # Python handles signals in the main thread only.
-    if threading.current_thread() is not threading.main_thread():
-        return
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return
 
 
 async def clean(cell_id: str | None) -> None:

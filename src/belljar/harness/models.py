@@ -33,12 +33,11 @@ class ModelCells:
         """Note the tier of a sample. Raises `PolicyError` when a model cell runs in a lower one."""
         for served in self.opened.values():
             if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
-                what = (
-                    f"the model cell runs in tier `{served.cell.tier}`, which is less than this "
-                    f"sample's, `{tier}`"
+                raise PolicyError(
+                    f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`",
+                    where=printable(served.policy.source),
+                    hint=f"write `tier: {tier}` into the model's policy",
                 )
-                hint = f"write `tier: {tier}` into the model's policy"
-                raise PolicyError(what, where=printable(served.policy.source), hint=hint)
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:

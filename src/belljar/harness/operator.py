@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from belljar.dataclass import dataclass
@@ -50,28 +49,24 @@ def read_operator(
     Raises `PolicyError` or `HostError` for invalid settings.
     """
     from belljar.host.settings import environment_at_start, read_settings
+    from belljar.policy.loaded import PRESETS
 
     environ = environment_at_start()
+    policy = environ.get(POLICY_VARIABLE, "")
+    # Inspect changes into a task's directory, where a relative file would be the task's.
+    if policy and policy not in PRESETS and not policy.startswith(("/", "~")):
+        raise PolicyError(
+            f"{printable(policy)} is neither a preset nor an absolute path",
+            where=f"${POLICY_VARIABLE}",
+            hint="give the whole path of the file",
+        )
     return Operator(
         settings=read_settings(),
-        policy=_absolute(environ.get(POLICY_VARIABLE, "")),
+        policy=policy,
         allows_upstreams=allow_upstreams or environ.get(ALLOW_VARIABLE) == "1",
         run_policy=run_policy,
         override=override,
         tier=tier,
-    )
-
-
-def _absolute(policy: str) -> str:
-    # Inspect changes into a task's directory, where a relative file would be the task's.
-    from belljar.policy.loaded import PRESETS
-
-    if not policy or policy in PRESETS or policy.startswith(("/", "~")):
-        return policy
-    raise PolicyError(
-        f"{printable(policy)} is neither a preset nor an absolute path",
-        where=f"${POLICY_VARIABLE}",
-        hint=f"{POLICY_VARIABLE}={printable(str(Path.cwd() / policy))}, if that is the file",
     )
 
 
@@ -90,9 +85,7 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
         raise PolicyError(
             f"the task's own policy reaches real hosts: {', '.join(announcements(made))}",
             where=printable(loaded.source),
-            hint=f"allow it with `belljar run --allow-upstreams` or {ALLOW_VARIABLE}=1 for "
-            f"`inspect eval`; or use"
-            " your own policy: `belljar run --policy FILE` or `inspect eval --sandbox "
-            "belljar:FILE`",
+            hint=f"allow it with `belljar run --allow-upstreams`, or with {ALLOW_VARIABLE}=1 for "
+            "`inspect eval`; or use your own policy",
         )
     return made

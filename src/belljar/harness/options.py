@@ -54,7 +54,7 @@ class RunRequest:
 
     `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
     `require_contained`: metrics count contained samples only.
-    `quiet`: standard output stays free for the caller. `otlp`: a collector of traces.
+    `quiet`: standard output stays free for the caller.
     """
 
     inspect_args: Sequence[str]
@@ -64,7 +64,6 @@ class RunRequest:
     tier: str = ""
     require_contained: bool = False
     quiet: bool = False
-    otlp: str = ""
     home: Path | None = None
     source: RealCells = field(default_factory=RealCells)
 
@@ -96,24 +95,12 @@ class InspectOptions:
         """The names of all models that the options name, also for a role."""
         from inspect_ai._util.config import parse_cli_args
 
-        waiting, names = [self.model], list[str]()
+        named: list[Any] = [self.model]
         with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
-            waiting.append(parse_cli_args(self.context.params.get("model_role"), force_str=False))
-        while waiting:
-            match waiting.pop():
-                case str(listed):
-                    names += listed.split(",")
-                case {"model": model}:
-                    waiting.append(model)
-                case dict(roles):
-                    waiting += roles.values()
-                case list(several):
-                    waiting += several
-                case None:
-                    pass
-                case model:
-                    names.append(str(model))
-        return names
+            given = parse_cli_args(self.context.params.get("model_role"), force_str=False)
+            named += given.values()
+        named = [each.get("model") if isinstance(each, dict) else each for each in named]
+        return [name for each in named if each for name in str(each).split(",")]
 
     def explicit(self, log_dir: Path) -> dict[str, Any]:
         """Arguments that no other setting may change."""
@@ -141,8 +128,8 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
             "Inspect AI is not installed", hint="pip install 'belljar-sandbox[inspect]'"
         ) from error
     init_dotenv()
-    if dotenv.names:
-        print_status(f"belljar: {printable(dotenv.path)} sets {', '.join(dotenv.names)}")
+    if dotenv:
+        print_status(f"belljar: {dotenv}")
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
     for option, hint in TAKEN.items():
         accepted = PROVIDER if option == "sandbox" else False
@@ -152,12 +139,18 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         if context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:
             print_status(f"belljar: a variable's `{option}` counts for nothing: {hint}")
     if context.params.get("run_config"):
-        raise PolicyError(
-            "a run configuration can't be used with belljar run",
-            where=printable(str(context.params["run_config"])),
-            hint="give what it says as options",
-        )
-    _check_given_variables(context)
+        what, where = "a run configuration can't be used with belljar run", "--run-config"
+        raise PolicyError(what, where=where, hint="give what it says as options")
+    for text in context.params.get("env") or ():
+        # `--env` writes `-` as `_`, and sets the variable only when Inspect starts: the policy
+        # would not be the one that was checked.
+        name = str(text).partition("=")[0].strip().replace("-", "_")
+        # They select this host's programs, the store or the log's place.
+        if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
+            raise PolicyError(
+                f"--env {printable(name)} can't be used with belljar run",
+                hint="set it in the environment of belljar run",
+            )
     return InspectOptions(context=context)
 
 
@@ -172,19 +165,6 @@ def was_given(context: click.Context, option: str) -> bool:
         click.core.ParameterSource.COMMANDLINE,
         click.core.ParameterSource.ENVIRONMENT,
     }
-
-
-def _check_given_variables(context: click.Context) -> None:
-    """Refuse variables of `--env` that select this host's programs, store or the log's place."""
-    for text in context.params.get("env") or ():
-        # `--env` writes `-` as `_`, and sets the variable only when Inspect starts: the policy
-        # would not be the one that was checked.
-        name = str(text).partition("=")[0].strip().replace("-", "_")
-        if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
-            raise PolicyError(
-                f"--env {printable(name)} can't be used with belljar run",
-                hint="set it in the environment of belljar run",
-            )
 
 
 @contextlib.contextmanager
@@ -226,12 +206,8 @@ def unknown_inspect(what: str) -> HostError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The operator's choice.
-
-    Attributes:
-        limit: how many from the first, or a slice's start and stop.
-        ids: patterns, each of any task or `task:pattern`.
-        shuffle: a seed; True: a random order.
+    """The operator's choice: `limit` (a count, or start and stop), patterns of `ids`, each of any
+    task or `task:pattern`, and `shuffle` by a seed; True: a random order.
     """
 
     limit: int | tuple[int, int] | None = None
@@ -269,11 +245,10 @@ def read_selection(options: InspectOptions) -> Selection:
     from inspect_ai._util.samples import parse_sample_id, parse_samples_limit
 
     params = options.context.params
-    limit = parse_samples_limit(params.get("limit"))
     ids: Any = parse_sample_id(params.get("sample_id"))
     shuffle = params.get("sample_shuffle")
     return Selection(
-        limit=limit,
+        limit=parse_samples_limit(params.get("limit")),
         ids=[ids] if isinstance(ids, (str, int)) else ids,
         shuffle=True if shuffle == -1 else shuffle or None,
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import dataclass, json_of, replace
 from belljar.differences import Difference, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
@@ -53,12 +53,12 @@ class Preview:
 
 def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[Preview]:
     """Each sample in turn. Raises nothing."""
-    known = _Known(operator)
+    within = _within_once(operator)
     for each in sandboxes:
         found = Preview(task=each.task, sample=each.sample, error=each.error)
         if found.error is None:
             try:
-                made = known.within(each.config, each.metadata)
+                made = within(each.config, each.metadata)
                 configs.for_sample(made.policy, each.metadata)
                 found = replace(
                     found, policy=made.policy, differences=made.differences, builds=made.builds
@@ -70,43 +70,27 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
         yield found
 
 
-_T = TypeVar("_T")
+def _within_once(
+    operator: Operator,
+) -> Callable[[BelljarConfig, Mapping[str, object]], configs.SamplePolicy]:
+    """As `configs.within`, once for all samples whose metadata makes it the same."""
+    names_in = cache(lambda config: sorted(references(config.compose or {})))
+    known: dict[object, configs.SamplePolicy | BelljarError] = {}
 
+    def within(config: BelljarConfig, metadata: Mapping[str, object]) -> configs.SamplePolicy:
+        variables = configs.metadata_variables(metadata)
+        key = (config, *map(variables.get, names_in(config)))
+        if key not in known:
+            try:
+                known[key] = configs.within(settled(config, metadata), operator)
+            except BelljarError as error:
+                known[key] = error
+        found = known[key]
+        if isinstance(found, BelljarError):
+            raise found
+        return found
 
-class _Known:
-    """Settles each configuration once for all samples whose metadata makes it the same."""
-
-    def __init__(self, operator: Operator) -> None:
-        self.operator = operator
-        self._names: dict[configs.BelljarConfig, frozenset[str]] = {}
-        self._settled: dict[object, configs.BelljarConfig | BelljarError] = {}
-        self._within: dict[configs.BelljarConfig, configs.SamplePolicy | BelljarError] = {}
-
-    def within(
-        self, config: configs.BelljarConfig, metadata: Mapping[str, object]
-    ) -> configs.SamplePolicy:
-        """As `configs.within`."""
-        ours = config
-        if config.compose is not None:
-            if config not in self._names:
-                self._names[config] = frozenset(references(config.compose))
-            known = configs.metadata_variables(metadata)
-            key = (config, tuple((name, known.get(name)) for name in sorted(self._names[config])))
-            ours = _once(self._settled, key, lambda: configs.settled(config, metadata))
-        return _once(self._within, ours, lambda: configs.within(ours, self.operator))
-
-
-def _once(known: dict[Any, _T | BelljarError], key: object, make: Callable[[], _T]) -> _T:
-    if key not in known:
-        try:
-            known[key] = make()
-        except BelljarError as error:
-            # A refusal is kept, too: thousands of samples may share it.
-            known[key] = error
-    found = known[key]
-    if isinstance(found, BelljarError):
-        raise found
-    return found
+    return within
 
 
 def with_images(
@@ -114,23 +98,16 @@ def with_images(
 ) -> list[Preview]:
     """Add the images' differences, each image read once."""
     known = cache(look)
-    made: list[Preview] = []
-    for each in previews:
-        more = known(each.policy) if each.policy is not None else ()
-        made.append(replace(each, differences=(*each.differences, *more)))
-    return made
+    return [
+        each
+        if each.policy is None
+        else replace(each, differences=(*each.differences, *known(each.policy)))
+        for each in previews
+    ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleGroup:
-    """Samples of one task with the same outcome."""
-
-    first: Preview
-    samples: tuple[str, ...]
-
-
-def grouped(previews: Iterable[Preview]) -> list[SampleGroup]:
-    """By outcome, in order; environment does not count."""
+def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
+    """Samples of one task with the same outcome, in order; environment does not count."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -138,10 +115,7 @@ def grouped(previews: Iterable[Preview]) -> list[SampleGroup]:
         why = (type(error), error.what, error.hint) if error is not None else None
         key = (each.task, bare, policy.base if policy is not None else None, each.differences, why)
         groups.setdefault(key, []).append(each)
-    return [
-        SampleGroup(first=same[0], samples=tuple(each.sample for each in same))
-        for same in groups.values()
-    ]
+    return list(groups.values())
 
 
 def summary(previews: Iterable[Preview]) -> list[str]:
@@ -164,16 +138,14 @@ MISSING_CODE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The outcome of samples that have the same.
+    """The outcome of `samples` that have the same as `first`.
 
-    Attributes:
-        group: the samples; `error` of their preview is the author's to fix.
-        missing: images that the store does not have, each with the command that gets it.
-        plan: what a cell would be here.
-        lacking: what this host can't do.
+    `missing`: images that the store does not have, each with the command that gets it. `plan`: what
+    a cell would be here. `error`: the author's to fix. `lacking`: what this host can't do.
     """
 
-    group: SampleGroup
+    first: Preview
+    samples: tuple[str, ...]
     missing: tuple[MissingImage, ...] = ()
     plan: Plan | None = None
     error: BelljarError | None = None
@@ -193,7 +165,7 @@ class Outlook:
             return "refused"
         if self.exit_code:
             return "missing"
-        return "differs" if self.group.first.differences else "runs"
+        return "differs" if self.first.differences else "runs"
 
 
 def exit_code(outlooks: Iterable[Outlook]) -> int:
@@ -263,33 +235,37 @@ def outlooks(previews: Sequence[Preview], host: Host) -> list[Outlook]:
 
     known = replace(host, facts=cache(host.facts))
     whole = with_images(previews, lambda policy: differences_of_images(policy, host.home))
-    return [_outlook(group, known) for group in grouped(whole)]
+    return [_outlook(same, known) for same in grouped(whole)]
 
 
-def _outlook(group: SampleGroup, host: Host) -> Outlook:
+def _outlook(same: Sequence[Preview], host: Host) -> Outlook:
     from belljar.harness.source import command_of, missing_images
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan
 
-    loaded, error = group.first.policy, group.first.error
-    if loaded is None or error is not None:
-        return Outlook(group=group, error=error or PolicyError("nothing is known of it"))
-    builds = {each.image: each for each in group.first.builds}
+    first = same[0]
+    found = Outlook(
+        first=first, samples=tuple(each.sample for each in same if each.sample), error=first.error
+    )
+    loaded = first.policy
+    if loaded is None or first.error is not None:
+        return found
+    builds = {each.image: each for each in first.builds}
     missing = tuple(
         replace(each, command=command_of(builds[each.image])) if each.image in builds else each
         for each in missing_images([loaded], host.home)
         # Its name is known only with a sample's metadata.
         if PLACEHOLDER not in each.image
     )
+    found = replace(found, missing=missing)
     try:
         check_stand_ins(loaded)
         image = host.image(loaded.policy.image)
-        plan = make_plan(loaded.policy, host.facts(), image, base=loaded.base)
+        return replace(found, plan=make_plan(loaded.policy, host.facts(), image, base=loaded.base))
     except HostError as lacking:
-        return Outlook(group=group, missing=missing, lacking=lacking)
+        return replace(found, lacking=lacking)
     except BelljarError as refused:
-        return Outlook(group=group, missing=missing, error=refused)
-    return Outlook(group=group, missing=missing, plan=plan)
+        return replace(found, error=refused)
 
 
 def all_missing(found: Iterable[Outlook]) -> list[MissingImage]:
@@ -301,13 +277,13 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
     """For `--json`; documented in docs/check.md."""
     groups: list[dict[str, Any]] = []
     for each in found:
-        first = each.group.first
+        first = each.first
         absent = {missing.image for missing in each.missing}
         images = first.policy.policy.images if first.policy is not None else ()
         groups.append(
             {
-                "task": first.task if each.group.samples != ("",) else "",
-                "samples": [name for name in each.group.samples if name],
+                "task": first.task if each.samples else "",
+                "samples": list(each.samples),
                 "outcome": each.outcome,
                 "differences": [fact.data() for fact in first.differences],
                 "error": _error_json(each.error),
@@ -331,27 +307,17 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
 def _error_json(error: BelljarError | None) -> dict[str, str] | None:
     if error is None:
         return None
-    return {
-        "what": printable(error.what, max_chars=2000),
-        "where": printable(error.where),
-        "hint": printable(error.hint),
-    }
+    texts = {"what": error.what, "where": error.where, "hint": error.hint}
+    return {name: printable(text, max_chars=2000) for name, text in texts.items()}
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
-    limits, network = plan.limits, plan.policy.network
+    network = plan.policy.network
+    limits = ("cpus", "memory_bytes", "disk_bytes", "processes", "lifetime_s")
+    own = ("risk", "tier", "emulated", "user", "workdir", "warnings")
     return {
-        "risk": str(plan.risk),
-        "tier": str(plan.tier),
-        "emulated": plan.emulated,
-        "cpus": limits.cpus,
-        "memory_bytes": limits.memory_bytes,
-        "disk_bytes": limits.disk_bytes,
-        "processes": limits.processes,
-        "lifetime_s": limits.lifetime_s,
-        "user": plan.user,
-        "workdir": plan.workdir,
+        **{name: json_of(getattr(plan, name)) for name in own},
+        **{name: getattr(plan.limits, name) for name in limits},
         "services": list(network.stand_ins) if network is not None else [],
         "upstreams": [each.host for each in network.upstreams] if network is not None else [],
-        "warnings": list(plan.warnings),
     }

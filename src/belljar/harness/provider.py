@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from belljar.cell.health import HealthWatch, may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
+from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError, first_of
 from belljar.harness import config as configs
@@ -36,7 +37,7 @@ from belljar.harness.attach import AttachSocket, login_command
 from belljar.harness.bridge import ModelBridge
 from belljar.harness.operator import read_operator
 from belljar.harness.sample_record import SampleIdentity, identify
-from belljar.harness.session import SampleCell, Session, current_session
+from belljar.harness.session import SampleCell, Session, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
 from belljar.plan.explain_network import announcements
 from belljar.policy.guarding import OWN_CELL
@@ -70,11 +71,6 @@ def decode_tail(data: bytes, limit_bytes: int) -> str:
     return text if len(encoded) <= limit_bytes else encoded[-limit_bytes:].decode("utf-8", "ignore")
 
 
-def exit_status(returncode: int) -> int:
-    """A signal's exit status, as in a shell."""
-    return returncode if returncode >= 0 else _SIGNAL_BASE - returncode
-
-
 def to_result(
     output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None
 ) -> ExecResult[str]:
@@ -87,25 +83,21 @@ def to_result(
     stdout = decode_tail(output.stdout, limit_bytes)
     stderr = decode_tail(output.stderr, limit_bytes)
     if output.timed_out:
-        raise timed_out(timeout_s, stdout + stderr)
+        after = f" after {timeout_s:g} seconds" if timeout_s is not None else ""
+        error = TimeoutError(f"Command timed out{after}")
+        if stdout + stderr:
+            # Inspect's proxy reads this attribute.
+            error.truncated_output = stdout + stderr  # type: ignore[attr-defined]
+        raise error
     if output.not_started_errno is not None:
         return not_started(output, output.not_started_errno, cmd)
     if output.output_cap_reached:
         raise OutputLimitExceededError(
             limit_str=format_size(limit_bytes), truncated_output=stdout + stderr
         )
-    status = exit_status(output.returncode)
+    code = output.returncode
+    status = code if code >= 0 else _SIGNAL_BASE - code
     return ExecResult(success=status == 0, returncode=status, stdout=stdout, stderr=stderr)
-
-
-def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
-    """The error for a timed-out command, with its output."""
-    after = f" after {timeout_s:g} seconds" if timeout_s is not None else ""
-    error = TimeoutError(f"Command timed out{after}")
-    if partial:
-        # Inspect's proxy reads this attribute.
-        error.truncated_output = partial  # type: ignore[attr-defined]
-    return error
 
 
 def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
@@ -129,12 +121,6 @@ def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str
 
 def _failed(status: int, text: str) -> ExecResult[str]:
     return ExecResult(success=False, returncode=status, stdout="", stderr=f"{text}\n")
-
-
-def named(error: OSError, path: str) -> OSError:
-    """The error, with the caller's path."""
-    code = error.errno or errno.EIO
-    return type(error)(code, os.strerror(code), path)
 
 
 async def start_program(cell: Cell, service: str, program: ServiceProgram | None) -> None:
@@ -279,27 +265,21 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @classmethod
     async def _open(
-        cls,
-        session: Session,
-        sample: configs.SamplePolicy,
-        identity: SampleIdentity,
+        cls, session: Session, sample: configs.SamplePolicy, identity: SampleIdentity
     ) -> Self:
         of_images = session.source.image_differences(sample.policy, home=session.home)
         stack = AsyncExitStack()
         try:
-            opened = await stack.enter_async_context(
-                session.source.open_range(
-                    sample.policy, run=session.ensure_run(), home=session.home
-                )
+            opening = session.source.open_range(
+                sample.policy, run=session.ensure_run(), home=session.home
             )
-            environment = cls(
-                opened,
-                opened.cell,
-                session=session,
-                identity=identity,
-                stack=stack,
-                policy=sample.policy,
-            )
+            opened = await stack.enter_async_context(opening)
+            about: dict[str, Any] = {
+                "session": session,
+                "identity": identity,
+                "policy": sample.policy,
+            }
+            environment = cls(opened, opened.cell, stack=stack, **about)
             environment.containment.differences = (*sample.differences, *of_images)
             session.live.append(environment)
             stack.push_async_callback(environment._forget)
@@ -313,7 +293,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 await stack.aclose()
             if (breach := first_of(error, ContainmentBreach)) is not None:
                 session.breached(breach)
-            session.note_no_room(error)
+            if os_error_below(error, NO_ROOM) is not None and isinstance(error, BelljarError):
+                session.failure, session.failure_code = plain(error), CellError.exit_code
             raise
         return environment
 

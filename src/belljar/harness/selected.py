@@ -42,9 +42,8 @@ class SelectedTask:
 
     `root`: the directory of its file, which `words` are relative to; None for a task of a package.
     `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
-    `policies`: digests of what they are. `images`: of all their cells, by name. `memory_mib`: of a
-    sample's cells, each fully used; the default policy's. `limits`: the operator's, of samples and
-    cells at a time.
+    `policies`: digests. `memory_mib`: of a sample's cells, each fully used. `limits`: the
+    operator's, of samples and cells at a time.
     """
 
     name: str
@@ -105,23 +104,20 @@ def select_task(
         *(["--allow-upstreams"] if request.allow_upstreams else []),
         *(["--tier", request.tier] if request.tier else []),
     ]
-    rest = _without(_options(options, spec, request.inspect_args))
+    rest = list(request.inspect_args)
+    rest.remove(spec)
+    rest = _without(rest)
     _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
     params = options.context.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
+    of_kinds = ",".join(map(pattern_of, kinds.values()))
     epochs = params.get("epochs") or task.epochs or 1
     limit = params.get("time_limit") or task.time_limit
     return SelectedTask(
         name=task.name,
         root=root,
         words=(sent, *own, *rest),
-        check_words=(
-            sent,
-            *own,
-            *arguments,
-            "--sample-id",
-            ",".join(map(pattern_of, kinds.values())),
-        ),
+        check_words=(sent, *own, *arguments, "--sample-id", of_kinds),
         samples=samples,
         epochs=int(epochs),
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
@@ -206,20 +202,6 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
                 hint="give each sample an id of its own without a comma or a leading zero",
             )
     return tuple(chosen)
-
-
-def _options(options: InspectOptions, spec: str, words: Sequence[str]) -> list[str]:
-    """The words without the task, which may also be some option's value."""
-    known = options.context.command.params
-    takes = {
-        name for each in known if getattr(each, "is_flag", True) is False for name in each.opts
-    }
-    at = next(
-        at
-        for at, word in enumerate(words)
-        if word == spec and (not at or words[at - 1] not in takes)
-    )
-    return [*words[:at], *words[at + 1 :]]
 
 
 def _without(words: Sequence[str]) -> list[str]:

@@ -16,14 +16,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Final, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar
 
 import anyio
 import anyio.to_thread
 from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
 from belljar.cell.health import HealthWatch
-from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import AttachSocket
@@ -65,28 +64,14 @@ _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 
 @dataclass
 class Session:
-    """One evaluation.
+    """One evaluation. Mutable, owned by one event loop.
 
-    Mutable, owned by one event loop.
-
-    Attributes:
-        run: the run directory; None until the first use.
-        operator_options: `--policy`, `--override`, `--tier`, `--allow-upstreams`.
-        home: the store, None for the default.
-        own: holds a run directory that the provider opened.
-        users: `task_init` calls without their `task_cleanup`.
-        live: the running cells of samples.
-        refusal: the first error that refused a task.
-        failure: what ended the evaluation, and `failure_code` the exit code for it, or 0.
-        breaches: errors of destruction and probes; any voids the run.
-        stopped: the breach after which no cell takes work, at monotonic `stopped_at_s`.
-        stop: ends the evaluation at once, if its owner can.
-        termination_signals: SIGTERMs and SIGHUPs; after one no cell is kept.
-        shown: printed notes.
-        directories: begun tasks' directories.
-        builds: begun configurations' `BelljarConfig.builds`.
-        is_previewed: differences were shown before the run.
-        models: the model cells that its samples ask.
+    `run`: None until the first use; `own` holds one that the provider opened. `users`: `task_init`
+    calls without their `task_cleanup`. `refusal`: the first error that refused a task. `failure`:
+    what ended the evaluation. `breaches`: errors of destruction and probes; any voids the run.
+    `stopped`: the breach after which no cell takes work, at monotonic `stopped_at_s`. `stop`: ends
+    the evaluation at once, if its owner can. `termination_signals`: after one no cell is kept.
+    `directories`, `builds`: of begun tasks. `is_previewed`: differences were shown before the run.
     """
 
     run: RunDirectory | None = None
@@ -110,7 +95,6 @@ class Session:
     is_previewed: bool = False
     models: ModelCells = field(default_factory=ModelCells)
     host: HostActivity | None = None
-    on_run: Callable[[Path], None] = lambda _path: None
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
@@ -152,15 +136,15 @@ class Session:
         data: dict[str, JsonValue] = {
             "interrupted": interrupted,
             "stopped": self.stopped is not None,
-            "errors": [_plain(error) for error in self.breaches],
+            "errors": [plain(error) for error in self.breaches],
             "causes": [getattr(error, "cause", "") for error in self.breaches],
         }
         if self.host is not None:
             data["host_processes"] = dict(self.host.programs)
             data["connections"] = dict(self.host.connections)
-            data["proxies"] = [*proxies_here(), *self.host.collectors]
+            data["proxies"] = [*proxies_here()]
         if self.refusal is not None:
-            data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
+            data["refusal"], data["refusal_code"] = plain(self.refusal), self.refusal.exit_code
         if self.failure:
             data["failure"], data["failure_code"] = self.failure, self.failure_code
         self.record(Event(kind=Kind.RUN_EVALUATED, data=data, actor=Actor.HARNESS))
@@ -173,11 +157,6 @@ class Session:
         own, self.own, self.run = self.own, None, None
         self.directories.clear()
         own.close()
-
-    def note_no_room(self, error: BaseException) -> None:
-        """If a cell could not be made for want of disk space: what ends the evaluation."""
-        if os_error_below(error, NO_ROOM) is not None and isinstance(error, BelljarError):
-            self.failure, self.failure_code = _plain(error), CellError.exit_code
 
     def breached(self, error: BelljarError) -> None:
         """Refuse further work, and end the evaluation."""
@@ -208,13 +187,10 @@ class Session:
 
     async def check_running(self) -> None:
         """Raise a stopped evaluation's breach, once it ended."""
-        if self.stopped is not None:
+        if (error := self.stopped) is not None:
             await self.await_end()
-            raise ContainmentBreach(
-                f"the run is stopped: {self.stopped.what}",
-                where=self.stopped.where,
-                hint=self.stopped.hint,
-            )
+            what = f"the run is stopped: {error.what}"
+            raise ContainmentBreach(what, where=error.where, hint=error.hint)
 
     async def end_if_killed(self) -> None:
         """End the evaluation if a kill order names it."""
@@ -244,7 +220,8 @@ class Session:
         self.ensure_run().recorder.record(event)
 
 
-def _plain(error: BelljarError) -> str:
+def plain(error: BelljarError) -> str:
+    """An error in one sentence with its place."""
     return f"{error.where}: {error.what}" if error.where else error.what
 
 
@@ -340,6 +317,10 @@ class SampleCell:
         report = await self._probe_noted(self.range, "start")
         await self._stop_if_breached(report, self.range.cell)
 
+    async def _probe(self, opened: Range, cell: Cell, phase: str) -> ProbeReport:
+        run, router = self._session.ensure_run(), opened.routers.get(cell.id)
+        return await self._session.source.probe(cell, router, run=run, phase=phase)
+
     async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
         """Probe its cells. Every cell is on record; the worst report is returned."""
         cells = [opened.cell] if phase == "start" else opened.cells.values()
@@ -365,35 +346,25 @@ class SampleCell:
         if the host's disk takes it.
         """
         if len(content) > _MAX_KEPT_BYTES and self._may_repeat():
-            with suppress(OSError):
+            with suppress(OSError):  # a full disk: memory keeps it
                 spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
-                size = len(content)
-                # An unbuffered write may take less, as on a full disk: then memory keeps the
-                # content.
-                if await anyio.to_thread.run_sync(spool.write, content) == size:
-                    # `pread` leaves no position behind: each revert reads from the start.
+                if await anyio.to_thread.run_sync(spool.write, content) == len(content):
+                    size = len(content)
                     return lambda: os.pread(spool.fileno(), size, 0)
         return lambda: content
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""
-        environment = type(self)(
-            self.range,
-            cell,
-            session=self._session,
-            identity=self.identity,
-            stack=AsyncExitStack(),
-            policy=self.policy,
-        )
+        about: dict[str, Any] = {
+            "session": self._session,
+            "identity": self.identity,
+            "policy": self.policy,
+        }
+        environment = type(self)(self.range, cell, stack=AsyncExitStack(), **about)
         environment.is_own = False
         self._beside.append(environment)
         self._stack.push_async_callback(environment.attach_socket.close)
         return environment
-
-    async def _probe(self, opened: Range, cell: Cell, phase: str) -> ProbeReport:
-        return await self._session.source.probe(
-            cell, opened.routers.get(cell.id), run=self._session.ensure_run(), phase=phase
-        )
 
     async def _stop_if_breached(
         self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False
@@ -484,12 +455,8 @@ class SampleCell:
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
         # Only the log has the cause.
-        logger.warning(
-            "cell %s of sample %s: %s",
-            self.cell.id,
-            printable(self.identity.sample),
-            printable(str(error)),
-        )
+        sample, why = printable(self.identity.sample), printable(str(error))
+        logger.warning("cell %s of sample %s: %s", self.cell.id, sample, why)
         await self._session.end_if_killed()
         await self.health.look("call")
         return SandboxUnavailableError(_UNAVAILABLE)

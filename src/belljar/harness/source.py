@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import sys
@@ -25,7 +26,6 @@ from belljar.image.store import MADE_HERE
 from belljar.plan.make import granted
 from belljar.policy.files import check_below
 from belljar.policy.limits import demanded_tier
-from belljar.policy.stand_ins import CellStandIn
 from belljar.store.home import belljar_home
 from belljar.store.locks import locked
 from belljar.units import printable
@@ -71,7 +71,6 @@ class RealCells:
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path | None, str], str] = {}
-        self._has_opened = False
 
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
@@ -101,7 +100,7 @@ class RealCells:
         return differences_of_images(policy, home or belljar_home())
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
-        """Plan here and make the template. Prints skipped tiers."""
+        """Plan here and make the template."""
         import anyio.to_thread
 
         from belljar.cell.parts import prepare
@@ -133,9 +132,8 @@ class RealCells:
             opening = open_range(
                 policy, run=run, home=home, actor=Actor.HARNESS, on_target=on_target
             )
-            is_first, self._has_opened = not self._has_opened, True
             async with start_slot(home or belljar_home()):
-                with reported_if_slow(FIRST_CELL) if is_first else contextlib.nullcontext():
+                with reported_if_slow(FIRST_CELL):
                     opened = await stack.enter_async_context(opening)
             for cell in opened.cells.values():
                 if cell.plan.image is not None:
@@ -175,17 +173,14 @@ async def start_slot(home: Path) -> AsyncIterator[None]:
     text = os.environ.get(MAX_STARTS) or "0"
     if not text.isdecimal():
         raise HostError(f"{MAX_STARTS} is no number", hint="unset it, or give a number of cells")
-    with contextlib.ExitStack() as stack:
-        is_free = not int(text)
-        while not is_free:
-            for number in range(int(text)):
-                with contextlib.suppress(BlockingIOError):
-                    stack.enter_context(locked(home, f"start-{number}", wait=False))
-                    is_free = True
-                    break
-            else:
-                import anyio  # not for `check`, which only reads
+    import anyio  # not for `check`, which only reads
 
+    with contextlib.ExitStack() as stack:
+        for number in itertools.cycle(range(int(text))):
+            with contextlib.suppress(BlockingIOError):
+                stack.enter_context(locked(home, f"start-{number}", wait=False))
+                break
+            if number == int(text) - 1:
                 await anyio.sleep(SLOT_POLL_S)
         yield
 
@@ -239,29 +234,23 @@ def build_missing(
         try:
             build_dockerfile(home, request, report=report)
         except StepError as error:
-            hint = error.hint
-            if error.wants_network:
-                hint = f"if its steps need the network: {command_of(each, network=True)}"
+            network = f"if its steps need the network: {command_of(each, network=True)}"
+            hint = network if error.wants_network else error.hint
             raise PolicyError(error.what, where=error.where, hint=hint) from error
 
 
 def running_builds(builds: Iterable[ServiceBuild], images: Set[str]) -> list[ServiceBuild]:
     """The builds among `images`, each once. Raises `PolicyError`."""
     running = [each for each in dict.fromkeys(builds) if each.image in images]
-    for name, count in Counter(each.image for each in running).items():
-        if count > 1:
-            what = (
-                f"{count} different builds are called {printable(name)}: a sample would run in "
-                f"another's image"
+    counts = Counter(each.image for each in running)
+    for name in counts:
+        # Else a sample would run in another's image.
+        if counts[name] > 1 or name in MADE_HERE:
+            raise PolicyError(
+                f"several builds, or an image that is Belljar's own, are called {printable(name)}",
+                hint="give each of them an `image` of its own in its compose file",
             )
-            raise PolicyError(what, hint=_HINT_NAME)
-    if own := [each.image for each in running if each.image in MADE_HERE]:
-        what = f"a task's build can't be called {printable(own[0])}: that image is Belljar's own"
-        raise PolicyError(what, hint=_HINT_NAME)
     return running
-
-
-_HINT_NAME: Final = "give each of them an `image` of its own in its compose file"
 
 
 def command_of(build: ServiceBuild, *, network: bool = False) -> str:
@@ -282,19 +271,9 @@ def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[Missin
     from belljar.image.store import Store
     from belljar.image.store import missing_images as missing_in
 
-    known = list(policies)
-    users = {
-        **{policy.policy.image: "the sample's own cell" for policy in known},
-        **{
-            each.image: f"service `{name}`"
-            for policy in known
-            if policy.policy.network is not None
-            for name, each in policy.policy.network.stand_ins.items()
-            if isinstance(each, CellStandIn)
-        },
-    }
-    missing = missing_in(Store(home), (name for policy in known for name in policy.policy.images))
-    return tuple(replace(each, used_by=users.get(each.image, "")) for each in missing)
+    return tuple(
+        missing_in(Store(home), (name for each in policies for name in each.policy.images))
+    )
 
 
 def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference, ...]:
@@ -317,18 +296,12 @@ def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
     tier = demanded_tier(policy.risk, policy.tier)
     if rights is None or rights.setuid_programs == "off" or not image.setuid_programs:
         return
+    kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
+    detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
     if image.setuid_programs == "removed":
         detail = "its programs lost the bit when it was imported, so `su` and `sudo` gain nothing"
         hint = "import it again with --keep-setuid"
-        yield Difference(kind=DifferenceKind.DROPPED, key="set-user-ID", detail=detail, hint=hint)
     elif granted(rights, tier).setuid_programs:
         detail = "its programs gain their owner's rights, those of the cell's root at most"
-        yield Difference(kind=DifferenceKind.GRANTED, key="set-user-ID", detail=detail)
-    else:
-        detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
-        yield Difference(
-            kind=DifferenceKind.DROPPED,
-            key="set-user-ID",
-            detail=detail,
-            hint="run it with --tier microvm",
-        )
+        kind, hint = DifferenceKind.GRANTED, ""
+    yield Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint)

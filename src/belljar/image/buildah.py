@@ -1,7 +1,7 @@
 """Building an image from a Dockerfile with buildah: bases from the store, the result packed.
 
 Every step runs in a user namespace, by default without network, on temporary storage.
-A recipe already in the store is not built again; its earlier layers are used again.
+A recipe already in the store is not built again; its bases stay loaded for later builds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of
-from belljar.image.context import names_like_patterns, read_ignore, take_context
+from belljar.image.context import read_ignore, take_context
 from belljar.image.dockerfile import (
     EMPTY,
     MAX_BYTES,
@@ -41,9 +41,7 @@ from belljar.image.storage import (
     Tools,
     first_id_of,
     hold_base,
-    keep_layers,
     remove_built,
-    take_layers,
     work_dir,
 )
 from belljar.image.store import MADE_HERE, Image, Store, check_name
@@ -60,8 +58,6 @@ DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 _TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
 _FORMAT: Final = 2
-# What ARG can't declare and RUN has all the same.
-_PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 RESULT: Final = "localhost/result"
 # A sparse file takes its whole size in the archive: it is stopped here, in the shell's units of 512
 # bytes, before it fills the disk.
@@ -76,7 +72,6 @@ mounted=$({{buildah}} mount "$container")
   --directory="${{{{mounted:?}}}}" .)
 {{buildah}} rm "$container"
 {{buildah}} inspect --type image {RESULT} > {WORK}/out/image
-du -xsm {WORK}/storage | cut -f1 > {WORK}/out/layers
 """
 # buildah's own description of an image, whose history has a line for each step.
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
@@ -127,16 +122,6 @@ class BuildRecipe:
         }
         return {"recipe": f"sha256:{digest}", **kept, "args": sorted(decisive["args"])}
 
-    def layers_key(self, request: BuildRequest, bases: Mapping[str, Base]) -> str:
-        """The name of the layers that only this Dockerfile's builds at this place share.
-
-        All but the context's content decides: a step can't poison another Dockerfile's layers.
-        """
-        place = [str(request.context.absolute()), request.has_network, os.geteuid()]
-        loaded = {name: base.version for name, base in bases.items()}
-        decisive = {**self.inputs, "context": "", "place": place, "loaded": loaded}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-
 
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
@@ -172,8 +157,6 @@ def build_dockerfile(
             name: held.enter_context(hold_base(home, image, first_uid, report))
             for name, image in recipe.bases.items()
         }
-        key = recipe.layers_key(request, bases)
-        take_layers(home, key, work / "storage")
         source = printable(f"build {request.context}", max_chars=300)
         shown = {base.path: base.shown for base in bases.values()}
         with user_namespace(
@@ -188,7 +171,7 @@ def build_dockerfile(
             )
             try:
                 tools.prepare()
-                has_layers = _build(tools, request, recipe, bases)
+                _build(tools, request, recipe, bases)
                 tools.tail.clear()
                 report("packing the result")
                 result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
@@ -205,8 +188,6 @@ def build_dockerfile(
             if result.has_setuid
             else "",
         )
-        if has_layers:
-            keep_layers(home, key, work / "storage", result.layers_mib)
         return image, True
 
 
@@ -290,39 +271,29 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
         path.write_text(file.text, encoding="utf-8")
         path.chmod(file.mode)
         os.utime(path, (0, 0))  # the same again, or the layers after it would not be
-    for line, source in recipe.made.patterns:
-        for name in names_like_patterns(work / "context", source):
-            what = f"line {line}: {name} has one of *?[ in its name: copy a directory above it"
-            raise _unbuildable(f"{what}, without a pattern", dockerfile)
     for name in ("context", "heredocs"):
         give_tree(work / name, first_uid)
 
 
 def _build(
     tools: Tools, request: BuildRequest, recipe: BuildRecipe, bases: Mapping[str, Base]
-) -> bool:
-    """Run the steps; return whether their layers can be kept. Raises as `build_dockerfile`."""
+) -> None:
+    """Run the steps. Raises as `build_dockerfile`."""
     work, ids = tools.inside.work, {name: base.image_id for name, base in bases.items()}
     configs = {name: image.config for name, image in recipe.bases.items()}
     made = make_buildable(recipe.found, ids, configs)
     (work / "Dockerfile").write_text(made.text, encoding="utf-8")
     give_tree(work / "Dockerfile", tools.inside.first_uid)
-    # buildah 1.28 doesn't look at what a step mounts when it looks for the step's layer
-    has_layers = "--mount" not in made.text
     options = [
         *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
         # No label with buildah's version, and no proxy of this host's in a step's environment.
         *("--rm", "--http-proxy=false", "--identity-label=false"),
-        f"--layers={has_layers}".lower(),
+        "--layers=false",
         # A step that forks without end stops at its own bound, not at this host's.
         "--ulimit=nproc=8192:8192",
         *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
         f"--build-context={made.heredoc_context}={WORK}/heredocs",
-        *(
-            f"--build-arg={name}={value}"
-            for name, value in request.args.items()
-            if name.lower() in _PROXIES
-        ),
+        *(f"--build-arg={name}={value}" for name, value in request.args.items()),
         *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
     ]
     tools.tail.clear()
@@ -341,7 +312,6 @@ def _build(
             failure.wants_network = True
             failure.hint = "the steps have no network; if they need it, add --network"
         raise failure from error
-    return has_layers
 
 
 # ---- the result, taken out of the namespace
@@ -360,7 +330,6 @@ class BuildResult:
     config: ImageConfig
     document: dict[str, Any]
     has_setuid: bool
-    layers_mib: int
 
 
 def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> BuildResult:
@@ -379,7 +348,6 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
             named = config_of({"config": {"Volumes": dict.fromkeys(volumes)}})
             config = replace(config_of(document), volumes=named.volumes)
             tree = _packed(out, config, rootfs, keep_setuid=keep_setuid)
-            layers_mib = int(read_regular(out, "layers", 100))
     except LayerError:
         raise
     except (OSError, ValueError) as error:  # not what the tools write
@@ -389,7 +357,6 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
         config=config,
         document=document,
         has_setuid=tree.has_setuid,
-        layers_mib=layers_mib,
     )
 
 

@@ -6,16 +6,16 @@ Only files below the directory are read; links are never followed. Source: Docke
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
-import posixpath
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeAlias
 
 from belljar.errors import PolicyError
 from belljar.image.layers import MAX_DEPTH
@@ -29,20 +29,20 @@ MAX_ENTRIES: Final = 200_000
 MAX_RULES: Final = 1000
 _MAX_IGNORE_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20
-# A character that makes a name a pattern.
-PATTERN: Final = re.compile(r"[*?[\\]")
+# One for each part of a path; None (`**`) stands for any parts.
+_Rule: TypeAlias = "tuple[re.Pattern[str] | None, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
     """Patterns of relative paths, and whether each takes back what earlier ones left out."""
 
-    rules: tuple[tuple[re.Pattern[str], bool], ...] = ()
+    rules: tuple[tuple[_Rule, bool], ...] = ()
 
     def __contains__(self, path: str) -> bool:
-        decided = False
-        for pattern, takes_back in self.rules:
-            if pattern.match(f"{path}/"):
+        decided, parts = False, path.split("/")
+        for rule, takes_back in self.rules:
+            if decided == takes_back and _matches(rule, parts):
                 decided = not takes_back
         return decided
 
@@ -53,8 +53,8 @@ class Ignored:
 
 
 def parse_ignore(text: str) -> Ignored:
-    """Parse a `.dockerignore`. Raises `PolicyError` beyond `MAX_RULES`."""
-    rules = list[tuple[re.Pattern[str], bool]]()
+    """Parse a `.dockerignore`. Raises `PolicyError` for a backslash, and beyond `MAX_RULES`."""
+    rules = list[tuple[_Rule, bool]]()
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
         if not written or line.startswith("#"):
@@ -62,9 +62,13 @@ def parse_ignore(text: str) -> Ignored:
         takes_back = written.startswith("!")
         path = os.path.normpath(written.removeprefix("!").strip()).strip("/")
         if path not in {".", ""}:
-            rules.append((_rule(path), takes_back))
-        if len(rules) > MAX_RULES:
-            raise PolicyError(f"it has more than {MAX_RULES:,} patterns", where=".dockerignore")
+            # Go negates a class by `^`.
+            words = [part.replace("[^", "[!") for part in path.split("/")]
+            rule = [None if word == "**" else _compiled(word) for word in words]
+            rules.append((tuple(rule), takes_back))
+        if len(rules) > MAX_RULES or "\\" in path:
+            what = f"it has a backslash, or more than {MAX_RULES:,} patterns"
+            raise PolicyError(what, where=".dockerignore")
     return Ignored(tuple(rules))
 
 
@@ -161,30 +165,6 @@ def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> 
     return digest.digest()
 
 
-def plain(path: str) -> str:
-    """Return a path's plain parts: none that is empty, `.` or `..`."""
-    return posixpath.normpath("/" + path).strip("/")
-
-
-def names_like_patterns(context: Path, source: str) -> list[str]:
-    """Return what a pattern names in a context where buildah takes the found name as a pattern.
-
-    For a match `[xyz]/f` it would copy `x/f`.
-    """
-    found = [context]
-    for part in plain(source).split("/"):
-        pattern = re.compile(_part(part))
-        found = [
-            entry
-            for path in found
-            if path.is_dir() and not path.is_symlink()
-            for entry in path.iterdir()
-            if pattern.fullmatch(entry.name)
-        ]
-    names = [str(path.relative_to(context)) for path in found]
-    return list(filter(PATTERN.search, names))
-
-
 def _refused(what: str, where: Path | str, hint: str = "") -> PolicyError:
     return PolicyError(what, where=printable(str(where)), hint=hint)
 
@@ -218,46 +198,19 @@ def _raise(error: OSError) -> NoReturn:
     raise _refused(f"it can't be read: {error.strerror}", error.filename) from error
 
 
-def _rule(path: str) -> re.Pattern[str]:
-    """Match the beginning of `PATH/`: the path, or what is below it.
+def _compiled(glob: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(glob))
 
-    What is between two `**` (in a part: two `*`) is taken where it comes first, which bounds the
-    time of a match.
-    """
-    groups: list[str] = [""]
-    for part in path.split("/"):
-        if part == "**":
-            groups.append("")
+
+def _matches(rule: _Rule, parts: Sequence[str]) -> bool:
+    """Match the path, or a directory above it, in time that grows with both lengths alone."""
+    at = {0}  # so many parts may be matched by now
+    for number, pattern in enumerate(rule, 1):
+        if pattern is None:
+            # At the end, `**` stands for one name at least.
+            at = {*range(min(at) + (number == len(rule)), len(parts) + 1)}
         else:
-            groups[-1] += f"{_part(part)}/"
-    first, *rest = groups
-    between = "".join(f"(?>(?:[^/]+/)*?{group})" for group in rest[:-1])
-    # At the end, `**` stands for one name at least.
-    last = f"(?:[^/]+/)*{rest[-1] or '[^/]+/'}" if rest else ""
-    return re.compile(first + between + last, re.DOTALL)
-
-
-def _part(part: str) -> str:
-    chunks = [""]
-    for token in re.findall(r"\*+|\?|\[[^\]]*\]|\\.|.", part, re.DOTALL):
-        if token[0] == "*":
-            chunks.append("")
-        else:
-            chunks[-1] += _expression(token)
-    first, *rest = chunks
-    between = "".join(f"(?>[^/]*?{chunk})" for chunk in rest[:-1])
-    return first + between + (f"[^/]*{rest[-1]}" if rest else "")
-
-
-def _expression(glob: str) -> str:
-    if glob == "?":
-        return "[^/]"
-    if not glob.startswith("[") or len(glob) <= 2:
-        return re.escape(glob[-1] if glob.startswith("\\") else glob)
-    # Python gives these characters another meaning in a class than Go does.
-    found = "(?!/)[" + re.sub(r"\\.|[\[&|~]", lambda each: re.escape(each[0][-1]), glob[1:])
-    try:
-        re.compile(found)
-    except re.error:
-        return re.escape(glob)
-    return found
+            at = {each + 1 for each in at if each < len(parts) and pattern.match(parts[each])}
+        if not at:
+            return False
+    return True

@@ -42,8 +42,6 @@ _SERVICES: Final = ("docker-daemon", "docker")
 _DAEMON_STALLS: Final = 5
 # As for Docker: what never leaves this machine may go without TLS.
 _LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
-# How skopeo (logrus) writes the error that ended it.
-_FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 # More than any of these programs needs for an image of any size: layers stream to the disk.
 _MAX_DATA_BYTES: Final = 2 << 30
 # A daemon that is there answers at once; one that isn't is not waited for at each image.
@@ -84,18 +82,16 @@ def fetched(
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
     if transport in _FILES:
-        file, _, tag = rest.partition(":")
-        path = Path(file).absolute()
+        path = Path(rest).absolute()
         if not (path.is_dir() if transport == "oci" else path.is_file()):
             kind = "directory" if transport == "oci" else "file"
-            hint = "check the path; a `:` in it can't be used"
-            raise PolicyError(f"there is no such {kind}", where=printable(file), hint=hint)
+            raise PolicyError(f"there is no such {kind}", where=printable(rest))
         if transport == "oci":
-            yield image_in_layout(files_in(path), tag, path, limits)
+            yield image_in_layout(files_in(path), limits)
             return
         find = image_in_layout if transport == "oci-archive" else image_in_archive
         with files_of_archive(path, work, limits) as files:
-            yield find(files, tag, path, limits)
+            yield find(files, limits)
         return
     if transport == "docker":
         try:
@@ -106,7 +102,7 @@ def fetched(
         return
     name = _saved(rest, work, limits, report)
     with files_of_archive(work / "source", work, limits) as files:
-        found = image_in_archive(files, "", work / "source", limits)
+        found = image_in_archive(files, limits)
         yield replace(found, names=(name,))
 
 
@@ -224,11 +220,9 @@ def _watch(
 
 
 def _refused(error: HostError, ref: str) -> HostError:
-    # The last error of skopeo, without the log format around it. Its status is 1 for every
-    # failure, so the message is read: for the hint, and for the kind of error alone.
+    # Its status is 1 for every failure, so skopeo's last message (logrus) is read.
     output = error.output if isinstance(error, ToolError) else ""
-    fatal = _FATAL.findall(output.replace('\\\\"', "'").replace('\\"', "'"))
-    text = fatal[-1] if fatal else error.what
+    text = output.rpartition("level=fatal msg=")[2] or error.what
     if "no space left on device" in output.lower():
         what = "no space is left to fetch the image"
         return HostError(what, where=printable(ref), hint=HINT_SPACE)

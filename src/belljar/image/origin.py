@@ -12,7 +12,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -165,19 +165,9 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
     raise LayerError(f"it is made for {listed}; guests here are linux/{arch}")
 
 
-def names_of_archive(document: object) -> tuple[tuple[str, ...], ...]:
-    """Each image's names in the `manifest.json` of `docker save`."""
-    images = document if isinstance(document, list) else []
-    tags = [image.get("RepoTags") if isinstance(image, dict) else None for image in images]
-    return tuple(
-        _names([name for name in each if isinstance(name, str)] if isinstance(each, list) else [])
-        for each in tags
-    )
-
-
-def _names(written: list[str]) -> tuple[str, ...]:
+def _names(written: list[Any]) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for text in written[:_MAX_NAMES]:
+    for text in map(str, written[:_MAX_NAMES]):
         for name in (text.removeprefix(_BUILT_HERE), text):
             with suppress(ValueError):
                 reference = parse_reference(name)
@@ -200,68 +190,46 @@ def reference_of(text: str) -> Reference:
         raise PolicyError(str(error), where=printable(text)) from error
 
 
-def image_in_archive(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
-    """Find the image `tag`, or the only one, of `docker save`.
-
-    Raises `PolicyError` where there is none or several, `LayerError` for a broken document.
-    """
+def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
+    """Find the image of what `docker save` wrote. Raises `LayerError`."""
     listed = _parsed(read_bounded(files("manifest.json"), limits))
-    images = listed if isinstance(listed, list) else []
-    names = names_of_archive(images)
-    if tag:
-        wanted = reference_of(tag).familiar
-        chosen = [at for at, each in enumerate(names) if wanted in each]
-    else:
-        chosen = list(range(len(images)))
-    at = _single(chosen, names, tag, path, "docker-archive")
-    image = images[at] if isinstance(images[at], dict) else {}
-    layers, config = image.get("Layers"), image.get("Config")
+    image = listed[0] if isinstance(listed, list) and len(listed) == 1 else None
+    if not isinstance(image, dict):
+        raise _not_one(len(listed) if isinstance(listed, list) else 0)
+    tags, layers, config = (image.get(name) for name in ("RepoTags", "Layers", "Config"))
     if not isinstance(layers, list) or not all(isinstance(each, str) for each in (config, *layers)):
         raise LayerError("a document is broken: manifest.json")
     plain = tuple((posixpath.normpath(name), "") for name in (config, *layers))
-    # Asked for by a name, an image takes that one alone: its others may be other images' here
-    called = names[at] if not tag else (wanted,)
-    return ImageParts(files=files, config=plain[0], layers=plain[1:], names=called)
+    names = _names(tags if isinstance(tags, list) else [])
+    return ImageParts(files=files, config=plain[0], layers=plain[1:], names=names)
 
 
-def image_in_layout(files: Files, tag: str, path: Path, limits: ImportLimits) -> ImageParts:
-    """Find the image `tag`, or the only one, of an OCI layout. Raises as `image_in_archive`."""
-    index = parse_document(read_bounded(files("index.json"), limits))
-    called: dict[str, list[str]] = {}
-    indexes = set[str]()
-    for entry in _entries(index):
-        stated, digest = entry.get("annotations"), str(entry.get("digest"))
-        written = [stated.get(key) for key in _NAME_ANNOTATIONS] if isinstance(stated, dict) else []
-        called.setdefault(digest, []).extend(name for name in written if isinstance(name, str))
-        if is_index(entry):
-            indexes.add(digest)
+def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
+    """Find the image of an OCI layout. Raises `LayerError`."""
+    entries = _entries(parse_document(read_bounded(files("index.json"), limits)))
+    found = {str(entry.get("digest")): is_index(entry) for entry in entries}
+    if len(found) != 1:
+        raise _not_one(len(found))
+    ((digest, has_index),) = found.items()
+    marks = [each for entry in entries if isinstance(each := entry.get("annotations"), dict)]
+    written = [str(each.get(key, "")) for each in marks for key in _NAME_ANNOTATIONS]
     # A ref.name without a registry, path or tag is the tag alone.
-    names = [
-        _names([each for each in of if "/" in each or ":" in each][:1]) for of in called.values()
-    ]
-    chosen = [
-        at
-        for at, of in enumerate(called.values())
-        if not tag or tag in {name for each in of for name in (each, each.rpartition(":")[2])}
-    ]
-    at = _single(chosen, names, tag, path, "oci")
-    digest = list(called)[at]
+    names = _names([each for each in written if "/" in each or ":" in each][:1])
     digests: tuple[str, ...] = ()
-    if digest in indexes:  # a nested index: a registry has the image under its digest
+    if has_index:  # a nested index: a registry has the image under its digest
         nested = read_bounded(files(f"blobs/sha256/{_hex(digest)}"), limits)
         if hashlib.sha256(nested).hexdigest() != _hex(digest):
             raise LayerError("a document's bytes are not those of its digest")
         digests = (digest,)
         digest = instance_of(parse_document(nested), debian_arch())
+    file = f"blobs/sha256/{_hex(digest)}"
     return image_of_manifest(
-        files,
-        f"blobs/sha256/{_hex(digest)}",
-        limits,
-        wanted=digest,
-        names=names[at],
-        digests=digests,
-        place="blobs/sha256/",
+        files, file, limits, wanted=digest, names=names, digests=digests, place="blobs/sha256/"
     )
+
+
+def _not_one(count: int) -> LayerError:
+    return LayerError(f"it holds {count} images", hint="save one image alone into a file")
 
 
 def image_of_manifest(
@@ -306,16 +274,3 @@ def _hex(digest: str) -> str:
     if DIGEST.fullmatch(digest) is None:
         raise LayerError("a digest is not a SHA-256")
     return digest.partition(":")[2]
-
-
-def _single(
-    chosen: list[int], names: Sequence[tuple[str, ...]], tag: str, path: Path, transport: str
-) -> int:
-    if len(chosen) == 1:
-        return chosen[0]
-    listed = [name for image in names for name in image[:1]] or ["images without a name"]
-    what = f"it holds {len(names)} images: {printable(', '.join(listed), max_chars=400)}"
-    if tag and not chosen:
-        what = f"it holds no image {printable(tag)}; {what}"
-    hint = f"name one: `belljar image import {transport}:{path}:{listed[0]}`"
-    raise PolicyError(what, where=printable(str(path)), hint=printable(hint))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from belljar.image.config import debian_arch
 from belljar.image.parser import DockerfileError, Instruction, parse
-from belljar.image.variables import Expander
 
 # Words that Go reads as true, in lower case.
 TRUE: Final = frozenset({"true", "1", "t"})
 _MAX_STAGES: Final = 200  # of one file: each looks at all before it
-_NAME: Final = re.compile(r"[^\s\"'\\$=]+")
+# `$NAME`, `${NAME}`, and `${NAME:-word}` with - or + as the operator.
+_VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)([-+])([^{}$]*))?\})", re.ASCII)
+# Of a value: values that name each other grow with each line.
+_MAX_VALUE_CHARS: Final = 32_768
 _STAGE: Final = re.compile(r"[a-z][a-z0-9_.-]*")
 _IMAGE: Final = re.compile(r"[\w./:@-]+", re.ASCII)
 _FLAGS: Final = {
@@ -70,7 +72,6 @@ class Bases:
 
     images: tuple[str, ...]
     stages: tuple[BuildStage, ...]
-    args: Mapping[str, str]
     known: Mapping[str, str]
     context: str
 
@@ -81,7 +82,6 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
     known |= {name: args[name] for name in known if name in args}
-    expander = Expander(env=known)
     begun = list[tuple[Instruction, list[Instruction]]]()
     for item in parse(text):
         with at_line(item.line):
@@ -90,8 +90,10 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
             elif begun:
                 begun[-1][1].append(item)
             elif item.word == "ARG":
-                for name, value in declare(item, args, {}, expander.expand):
-                    known[name] = value
+                for each in item.values:
+                    name, has_default, default = each.partition("=")
+                    if name in args or has_default:
+                        known[name] = args[name] if name in args else _expanded(default, known)
             else:
                 raise DockerfileError(f"{item.word} stands before the first FROM")
     if not begun or len(begun) > _MAX_STAGES:
@@ -99,7 +101,7 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
     stages, by_name = list[BuildStage](), dict[str, BuildStage]()
     for number, (item, items) in enumerate(begun):
         with at_line(item.line):
-            image, name = _from(item, expander.expand)
+            image, name = _from(item, known)
             base = by_name.get(image.lower(), image)
         unique = f"{name or 'stage'}-{number}"
         stages.append(BuildStage(name=unique, base=base, items=tuple(items), earlier=dict(by_name)))
@@ -116,7 +118,6 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
     return Bases(
         images=tuple(image for image in dict.fromkeys(images) if image not in {"", "scratch"}),
         stages=tuple(stage for stage in stages if stage in needed),
-        args=args,
         known=known,
         context=f"heredocs-{hashlib.sha256(text.encode()).hexdigest()[:40]}",
     )
@@ -131,35 +132,40 @@ def at_line(line: int) -> Iterator[None]:
         raise DockerfileError(f"line {line}: {error}") from None
 
 
-def declare(
-    item: Instruction,
-    args: Mapping[str, str],
-    inherited: Mapping[str, str],
-    expand: Callable[[str], str],
-) -> Iterator[tuple[str, str]]:
-    """The arguments of an ARG that have a value: a given one, a default, or an inherited one."""
-    for word in item.values:
-        name, has_default, default = word.partition("=")
-        if not _NAME.fullmatch(name):
-            raise DockerfileError(f"ARG {word} has no plain name")
-        if name in args:
-            yield name, args[name]
-        elif has_default:
-            yield name, expand(default)
-        elif name in inherited:
-            yield name, inherited[name]
+def _expanded(text: str, known: Mapping[str, str]) -> str:
+    """A word of a FROM, or of an ARG before it, with its variables. Raises `DockerfileError`."""
+
+    def value(found: re.Match[str]) -> str:
+        plain, name, colon, operator, word = found.groups()
+        here = known.get(plain or name)
+        is_set = bool(here) if colon else here is not None
+        if operator == "+":
+            return str(word) if is_set else ""
+        return str(word) if operator and not is_set else here or ""
+
+    quote = text[:1] if text[:1] in {'"', "'"} and text.endswith(text[:1]) else ""
+    inner = text.removeprefix(quote).removesuffix(quote)
+    if quote == "'":
+        return inner
+    if re.search(r"[\\\"'$]", _VARIABLE.sub("", inner)):
+        raise DockerfileError(f"a variable, quote or backslash is not read here: {text[:80]}")
+    if len(made := _VARIABLE.sub(value, inner)) > _MAX_VALUE_CHARS:
+        raise DockerfileError(f"a value has more than {_MAX_VALUE_CHARS:,} characters")
+    return made
 
 
-def _from(item: Instruction, expand: Callable[[str], str]) -> tuple[str, str]:
+def _from(item: Instruction, known: Mapping[str, str]) -> tuple[str, str]:
     """The image or stage, and the name of the new stage."""
     if len(item.values) not in {1, 3} or "".join(item.values[1:2]).lower() not in ("", "as"):
         raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
     for _, written in flags_of(item):
-        platform = expand(written).lower().replace("x86_64", "amd64").replace("aarch64", "arm64")
+        platform = (
+            _expanded(written, known).lower().replace("x86_64", "amd64").replace("aarch64", "arm64")
+        )
         parts, arch = platform.split("/"), debian_arch()
         if parts[:2] not in (["linux", arch], ["linux"]) and parts != [arch]:
             raise DockerfileError(f"--platform={written} is not this machine's platform")
-    image, name = expand(item.values[0]), "".join(item.values[2:]).lower()
+    image, name = _expanded(item.values[0], known), "".join(item.values[2:]).lower()
     if not image:
         what = f"`FROM {item.values[0]}` names no image: give the argument with --build-arg"
         raise DockerfileError(what)

@@ -1,10 +1,7 @@
-"""Bases loaded into buildah's storage, and layers of earlier builds, kept for later builds.
+"""Bases loaded into buildah's storage, kept for later builds: build-bases/<image digest>.
 
-    build-bases/<image digest>    build-layers/<key>.<size in MiB>
-
-Both have the ids of the store's builds; whoever owns `build-bases` is their root. A base is shown
-to builds read-only. Layers are given to one build at a time, of one recipe only: a step that broke
-out of an earlier build of it could have changed them (design/policy.md).
+They have the ids of the store's builds; whoever owns `build-bases` is their root. A base is shown
+to builds read-only.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -45,9 +41,8 @@ from belljar.units import format_size, printable
 Report = Callable[[str], None]
 MIN_FREE_BYTES: Final = 256 << 20
 BASES: Final = "build-bases"
+# Layers that earlier versions kept; `belljar prune` removes them.
 LAYERS: Final = "build-layers"
-# Of all recipes together: a handful of images with compilers.
-_MAX_LAYERS_MIB: Final = 8 << 10
 # A base lies there as files, as an archive and as a layer while it is loaded.
 _EXPANSION: Final = 8
 # Of a failing step: what fits on a screen beside the error.
@@ -81,12 +76,6 @@ class Base:
     def driver(self) -> str:
         """The storage driver that works here."""
         return "overlay" if (self.path / "overlay").is_dir() else "vfs"
-
-    @property
-    def version(self) -> list[int]:
-        """Another one when the base was loaded anew."""
-        found = (self.path / self.driver).stat()
-        return [found.st_ino, found.st_mtime_ns]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,33 +270,6 @@ def _pull(tools: Tools, image: Image) -> str:
         give_tree(base / name, first_uid)
     tools.run(*tools.buildah("pull", "--quiet", f"dir:{there}"))
     return config_id
-
-
-def take_layers(home: Path, key: str, into: Path) -> None:
-    """Move the layers of earlier builds of this recipe to `into`, an empty directory, if any."""
-    for path in (home / LAYERS).glob(f"{key}.*"):
-        with suppress(OSError):  # another build has just taken them
-            path.rename(into)
-            return
-
-
-def keep_layers(home: Path, key: str, storage: Path, size_mib: int) -> None:
-    """Keep a build's layers, and remove the least recently used beyond the bound."""
-    place = home / LAYERS
-    make_store_dir(place)
-    if not stat.S_ISDIR(storage.lstat().st_mode) or size_mib > _MAX_LAYERS_MIB:
-        return
-    with suppress(OSError):
-        os.utime(storage)
-        storage.rename(place / f"{key}.{size_mib}")
-    found, total = list[tuple[float, Path]](), 0
-    for path in place.glob("*.*"):
-        with suppress(FileNotFoundError):  # another build has just taken them
-            found.append((path.lstat().st_mtime, path))
-    for _, path in sorted(found, reverse=True):
-        total += int(path.suffix[1:]) if path.suffix[1:].isdigit() else _MAX_LAYERS_MIB
-        if total > _MAX_LAYERS_MIB:
-            remove_kept(home, path)
 
 
 def _part(kind: str, file: Path) -> dict[str, Any]:

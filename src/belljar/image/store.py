@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 from belljar.dataclass import dataclass, field, fields, json_of, replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, later_fields_of
-from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference
+from belljar.policy.reference import Reference, parse_reference
 from belljar.store.home import make_store_dir, sync_file
 from belljar.store.locks import locked
 from belljar.store.scratch import remove_tree, retire, scratch_dir
@@ -91,15 +91,13 @@ class Store:
         """
         names, origins = self._names(), self._origins()
         reference = _parsed(ref)
-        if reference is None:
-            digest = names.get(ref) or self._by_prefix(ref) or origins.get(ref)
-        elif reference.digest:
+        if reference is not None and reference.digest:
             digest = origins.get(reference.digest)
         else:
-            name = _name_in(names, reference)
-            digest = names[name] if name else self._by_prefix(ref)
+            name = reference.familiar if reference else ref
+            digest = names.get(name) or self._by_prefix(ref) or origins.get(ref)
         if digest is None or not (self._images / digest / "image.json").exists():
-            raise self._missing(ref, names)
+            raise self._missing(ref)
         return self._read(digest, names, origins)
 
     def list(self) -> tuple[Image, ...]:
@@ -155,10 +153,9 @@ class Store:
             "created": created,
             "source": source,
             **config.later_fields(),
-            **({"built": dict(built)} if built else {}),
-            **({"setuid_programs": setuid_programs} if setuid_programs else {}),
-            **({"high_owner": high_owner} if high_owner else {}),
         }
+        more = {"built": built, "setuid_programs": setuid_programs, "high_owner": high_owner}
+        document |= {name: value for name, value in more.items() if value}
         return self._enter(rootfs, document, called, origins)
 
     def adopt(self, directory: Path, *, names: Sequence[str], origins: Sequence[str] = ()) -> Image:
@@ -170,7 +167,7 @@ class Store:
         file = directory / "image.json"
         try:
             document = json.loads(file.read_bytes())
-            image = _image(document, directory, {})
+            image = _image(document, directory, {}, {})
         # Of another store: it may be nested deeper than the parser goes.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(file) from error
@@ -191,7 +188,7 @@ class Store:
                 self._write(
                     self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)}
                 )
-            self._write(self._names_file, _named(self._names(), called, digest))
+            self._write(self._names_file, self._names() | dict.fromkeys(called, digest))
             return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str) -> Image:
@@ -202,19 +199,14 @@ class Store:
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
             reference = _parsed(ref)
-            name = _name_in(names, reference) if reference else ref if ref in names else None
-            dropped = {name} if name else set(image.names)
-            self._write(
-                self._names_file,
-                {name: digest for name, digest in names.items() if name not in dropped},
-            )
-            if set(image.names) <= dropped:
+            is_name = reference is not None and reference.familiar in names
+            dropped = {reference.familiar} if reference and is_name else {*image.names}
+            kept = {name: names[name] for name in names.keys() - dropped}
+            self._write(self._names_file, kept)
+            if dropped.issuperset(image.names):
                 remove_tree(retire(self._images / image.digest))
-                kept = {
-                    origin: digest
-                    for origin, digest in self._origins().items()
-                    if digest != image.digest
-                }
+                origins = self._origins()
+                kept = {name: of for name, of in origins.items() if of != image.digest}
                 self._write(self._digests_file, kept)
             return image
 
@@ -223,10 +215,9 @@ class Store:
         removed meanwhile."""
         name = check_name(name)
         with locked(self.home, "images"):
-            names = self._names()
             if not (self._images / image.digest).exists():
-                raise self._missing(name, names)
-            self._write(self._names_file, _named(names, [name], image.digest))
+                raise self._missing(name)
+            self._write(self._names_file, self._names() | {name: image.digest})
         return replace(image, names=tuple(sorted({*image.names, name})))
 
     def missing(self, ref: str) -> HostError | None:
@@ -282,11 +273,7 @@ class Store:
     def _digests(self) -> tuple[str, ...]:
         if not self._images.is_dir():
             return ()
-        return tuple(
-            sorted(
-                entry.name for entry in os.scandir(self._images) if _DIGEST.fullmatch(entry.name)
-            )
-        )
+        return tuple(sorted(filter(_DIGEST.fullmatch, os.listdir(self._images))))  # noqa: PTH208
 
     def _by_prefix(self, ref: str) -> str | None:
         match = _PREFIX.fullmatch(ref)
@@ -304,24 +291,13 @@ class Store:
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"
         try:
-            image = _image(json.loads(path.read_bytes()), path.parent, names)
+            return _image(json.loads(path.read_bytes()), path.parent, names, origins)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(path) from error
-        return replace(
-            image, origins=tuple(sorted(origin for origin, of in origins.items() if of == digest))
-        )
 
-    def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
-        import difflib
-
-        what = f"image `{printable(ref)}` isn't in the store"
+    def _missing(self, ref: str) -> HostError:
         hint = f"run `{command_for(ref)}` to get it, or `belljar image ls` to list what is there"
-        if (reference := _parsed(ref)) is not None and reference.digest:
-            tagged = replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)
-            if _name_in(names, tagged) is not None:
-                what += f"; its `{printable(reference.familiar_name)}` has another digest"
-        elif near := difflib.get_close_matches(ref, names, n=3, cutoff=0.75):
-            hint += f"; did you mean {', '.join(near)}?"
+        what = f"image `{printable(ref)}` isn't in the store"
         return HostError(what, where=str(self._images), hint=hint)
 
     def _damaged(self, path: Path) -> HostError:
@@ -339,10 +315,8 @@ def command_for(ref: str) -> str:
     if ref == MODEL_IMAGE:
         return "belljar model image"
     reference = _parsed(ref)
-    return (
-        f"belljar image import "
-        f"docker://{reference.untagged.familiar if reference else 'REGISTRY/NAME:TAG'}"
-    )
+    name = reference.untagged.familiar if reference else "REGISTRY/NAME:TAG"
+    return f"belljar image import docker://{name}"
 
 
 def verify(image: Image) -> None:
@@ -388,22 +362,6 @@ def _parsed(ref: str) -> Reference | None:
         return None
 
 
-def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
-    """Stored names may have older forms."""
-    if reference.familiar in names:
-        return reference.familiar
-    return next((name for name in names if _parsed(name) == reference), None)
-
-
-def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict[str, str]:
-
-    def is_kept(name: str) -> bool:
-        parsed = _parsed(name)
-        return parsed is None or parsed.familiar not in called
-
-    return {name: names[name] for name in filter(is_kept, names)} | dict.fromkeys(called, digest)
-
-
 def file_sha256(path: Path) -> str:
     """In hex."""
     with path.open("rb") as file:
@@ -423,7 +381,12 @@ def _seal_of(config: ImageConfig) -> bytes:
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
 
 
-def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str]) -> Image:
+def _image(
+    document: Mapping[str, Any],
+    directory: Path,
+    names: Mapping[str, str],
+    origins: Mapping[str, str],
+) -> Image:
     digest = directory.name
     rootfs = directory / "rootfs.sqfs"
     if rootfs.stat().st_size != document["size_bytes"]:
@@ -440,6 +403,7 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         cmd=tuple(str(word) for word in document["cmd"]),
         created=str(document["created"]),
         source=str(document["source"]),
+        origins=tuple(sorted(origin for origin, of in origins.items() if of == digest)),
         **later_fields_of(document),
         built=dict(document.get("built") or {}),
         setuid_programs=document.get("setuid_programs", ""),

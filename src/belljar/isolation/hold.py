@@ -54,7 +54,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillOrder:
-    """One kill; `rule`: a policy's `on`, `operator` or `self-test`."""
+    """One kill; `rule`: a policy's `on`, or `operator`."""
 
     kill_id: str
     scope: str

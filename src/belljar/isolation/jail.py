@@ -395,31 +395,19 @@ _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+) errno (\d+): (.*)", re.A
 _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)", re.ASCII)
 
 
-# Steps of `native/jail`, by their numbers in its README.
-_NAMESPACES, _IDENTITY, _GROUP_NAMESPACE, _HOST_NAME, _PRIVATE_MOUNTS = 3, 4, 6, 7, 8
-_MOUNTS, _LOCKED_MOUNTS, _MAPPED_TREES, _NETWORK, _DEVICE_NODES = 22, 23, 24, 25, 26
-_SUBORDINATE_IDS, _KERNEL_FILES = 27, 28
-# What a host's settings may forbid, or its kernel lack; else a failure there is Belljar's own.
-_FORBIDDEN_STEPS: Final = frozenset(
-    {_NAMESPACES, _IDENTITY, _GROUP_NAMESPACE, _HOST_NAME}
-    | {_PRIVATE_MOUNTS, _LOCKED_MOUNTS, _NETWORK}
-)
-# With these a host forbids a step; others of the same step are faults of ours.
-_FORBIDDING: Final = frozenset(
-    {errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS}
-)
-# However these fail, the host lacks something.
-_HOST_STEPS: Final = frozenset({_MAPPED_TREES, _DEVICE_NODES, _SUBORDINATE_IDS})
+# Steps of `native/jail`, by their numbers in its README, that a host's settings may forbid or its
+# kernel lack: namespaces, identity, group namespace, host name, mounts, locked and mapped ones,
+# network, device nodes, subordinate ids, kernel files. A failure elsewhere is Belljar's own.
+_HOST_STEPS: Final = frozenset({3, 4, 6, 7, 8, 23, 24, 25, 26, 27, 28})
+# Mounts with user attributes need Linux 6.6.
+_MOUNTS: Final = 22
 _HINT_HOST: Final = (
     "`belljar doctor` says what this host lacks, and docs/tiers.md what each tier needs"
 )
 # For steps whose remedy is known; the others have the general hint.
 _HINTS: Final = {
-    _SUBORDINATE_IDS: f"{grant_hint('USER')}, and install the package uidmap; "
-    "if the user has them, newuidmap can't use its privileges here (no-new-privileges, or "
-    "a nosuid mount): "
-    "run outside of that, or as root",
-    _KERNEL_FILES: "parts of this host's /proc or /sys are covered, as in a container: run where "
+    27: f"{grant_hint('USER')}, and install the package uidmap",
+    28: "parts of this host's /proc or /sys are covered, as in a container: run where "
     "they are whole (docker: `--security-opt systempaths=unconfined`)",
 }
 
@@ -464,17 +452,8 @@ def start_error(
         return CellError(f"{what}{more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"
-    if _is_hosts_fault(step, code):
+    if step in _HOST_STEPS or (step == _MOUNTS and code == errno.EOPNOTSUPP):
         refused = f"the jail can't be built here: {what}{more}"
         return HostError(refused, where=where, hint=_HINTS.get(step, _HINT_HOST))
     hint = "if this host is unusual, `belljar doctor` may say why"
     return CellError(f"the jail could not be built: {what}", where=where, hint=hint)
-
-
-def _is_hosts_fault(step: int, code: int) -> bool:
-    return (
-        step in _HOST_STEPS
-        or (step in _FORBIDDEN_STEPS and code in _FORBIDDING)
-        or (step == _MOUNTS and code == errno.EOPNOTSUPP)  # of a kernel before Linux 6.6
-        or (step == _KERNEL_FILES and code in {errno.EPERM, errno.EACCES})
-    )

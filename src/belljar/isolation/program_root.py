@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
@@ -29,8 +29,8 @@ from belljar.store.locks import in_use, locked
 from belljar.store.scratch import MAKING, owned_name, remove_tree, retire
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
-# Of a root's description; a root of another number is made again.
-_FORMAT: Final = 1
+# Of a root's description.
+_FORMAT: Final = 2
 # A line of ldd's.
 _LIBRARY: Final = r"(?a)^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$"
 # How glibc's and musl's ldd say that there is nothing to copy.
@@ -80,6 +80,13 @@ class RootRecipe:
         """The program's path in the root."""
         return self.inside or str(self.program)
 
+    @property
+    def identity(self) -> list[object]:
+        """All but its files: a root of another one is made again."""
+        points = [*self.file_points, *(f"{point}/" for point in self.directory_points)]
+        hidden, own = list(self.unreadable), list(map(str, self.own))
+        return [_FORMAT, str(self.program), self.inner_program, points, hidden, own]
+
 
 def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
     """The root for the installed program, made once. Blocking.
@@ -123,45 +130,27 @@ def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str,
 
 def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
     for description in sorted(directory.glob(f"[!.]*/{recipe.directory}.json")):
+        root = description.parent / "root"
         try:
             data = json.loads(description.read_text())
-        except (OSError, ValueError):
+            if (
+                data["recipe"] == recipe.identity
+                and all(str(path) in data["sources"] for path in recipe.own)
+                and all(file_stamp(Path(path)) == stamp for path, stamp in data["sources"].items())
+                and all(
+                    file_stamp(root / path.lstrip("/")) == stamp
+                    for path, stamp in data["copies"].items()
+                )
+            ):
+                return ProgramRoot(
+                    root=root,
+                    program=recipe.inner_program,
+                    version=data["version"],
+                    digest=data["digest"],
+                )
+        except (OSError, ValueError, KeyError, TypeError):
             continue
-        if (
-            data.get("format") == _FORMAT
-            and data.get("program") == str(recipe.program)
-            and data.get("inside", data["program"]) == recipe.inner_program
-            and data.get("points", _points(recipe)) == _points(recipe)
-            and all(str(path) in data.get("sources", {}) for path in recipe.own)
-            and _unchanged(description.parent / "root", data)
-        ):
-            return _root_of(description.parent, data)
     return None
-
-
-def _points(recipe: RootRecipe) -> list[str]:
-    return [
-        *recipe.file_points,
-        *(f"{point}/" for point in recipe.directory_points),
-        *(f"{path} unreadable" for path in recipe.unreadable),
-    ]
-
-
-def _unchanged(root: Path, data: Mapping[str, Any]) -> bool:
-    try:
-        originals = all(file_stamp(Path(path)) == stamp for path, stamp in data["sources"].items())
-        return originals and all(
-            file_stamp(root / path.lstrip("/")) == stamp for path, stamp in data["copies"].items()
-        )
-    except (OSError, KeyError, TypeError):
-        return False
-
-
-def _root_of(directory: Path, data: Mapping[str, Any]) -> ProgramRoot:
-    program = data.get("inside", data["program"])
-    return ProgramRoot(
-        root=directory / "root", program=program, version=data["version"], digest=data["digest"]
-    )
 
 
 def file_stamp(path: Path) -> _Stamp:
@@ -171,15 +160,11 @@ def file_stamp(path: Path) -> _Stamp:
 
 
 def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
-    version = recipe.version()
-    sources = dict(recipe.files())
+    version, sources = recipe.version(), dict(recipe.files())
     scratch = Path(tempfile.mkdtemp(prefix=owned_name(MAKING), dir=directory))
     try:
-        digests = _fill(scratch / "root", sources, recipe)
-        points = _points(recipe)
-        digest = hashlib.sha256(
-            json.dumps([_FORMAT, digests, points, *map(str, recipe.own)], sort_keys=True).encode()
-        ).hexdigest()
+        inputs = [recipe.identity, _fill(scratch / "root", sources, recipe)]
+        digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
         scratch.chmod(0o711)
         final = directory / digest
         # Its description was out of date: the files' stamps changed, their contents did not
@@ -192,21 +177,18 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
     except BaseException:
         remove_tree(scratch)
         raise
+    root = final / "root"
     data = {
-        "format": _FORMAT,
-        "program": str(recipe.program),
-        "inside": recipe.inner_program,
+        "recipe": recipe.identity,
         "version": version,
         "digest": digest,
         "sources": {str(original): file_stamp(original) for original in sources.values()},
-        "copies": {target: file_stamp(final / "root" / target.lstrip("/")) for target in sources},
-        "files": digests,
-        "points": points,
+        "copies": {target: file_stamp(root / target.lstrip("/")) for target in sources},
     }
     draft = final / f".{recipe.directory}.json"
     draft.write_text(json.dumps(data, sort_keys=True, indent=1))
     draft.rename(final / f"{recipe.directory}.json")
-    return _root_of(final, data)
+    return ProgramRoot(root=root, program=recipe.inner_program, version=version, digest=digest)
 
 
 def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[str, str]:
@@ -244,7 +226,6 @@ DIRECTORY_POINTS: Final = tuple(
 )
 _HINT: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
 PACKAGE_HINT: Final = "install the package again; its build compiles it"
-_SCRIPT_HINT: Final = "name the program that the script runs in the end; `belljar doctor` tries it"
 # A script would need its interpreter, and all that it calls, in the root.
 _ELF: Final = b"\x7fELF"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
@@ -255,11 +236,16 @@ _UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
 def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
     """Root of runtime and agent. Blocking. Raises `HostError`."""
     program = Path(runtime.path)
-    _check_program(program, runtime.name)
-    # Its own path, for words that name it, but where something is mounted over that
-    points = (*map(Path, DIRECTORY_POINTS), Path(CONFIG_PATH).parent)
-    covered = any(program.is_relative_to(point) for point in points)
-    inside = f"/usr/bin/{program.name}" if covered else str(program)
+    try:
+        with program.open("rb") as file:
+            is_program = os.access(program, os.X_OK) and file.read(len(_ELF)) == _ELF
+    except OSError:
+        is_program = False
+    if not is_program:
+        what = f"the OCI runtime {runtime.name} is no program that can be put into a jail"
+        raise HostError(what, where=str(program), hint=_HINT)
+    # Where nothing is mounted over it
+    inside = f"/usr/bin/{program.name}"
     recipe = RootRecipe(
         directory="runtimes",
         program=program,
@@ -276,20 +262,6 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         inside=inside,
     )
     return ensure_root(home, recipe)
-
-
-def _check_program(program: Path, name: str) -> None:
-    try:
-        with program.open("rb") as file:
-            is_program = os.access(program, os.X_OK) and file.read(len(_ELF)) == _ELF
-    except OSError:
-        what = f"the OCI runtime {name} is not there, or can't be read"
-        raise HostError(what, where=str(program), hint=_HINT) from None
-    if not is_program:
-        what = (
-            f"the OCI runtime {name} is no program (a script, perhaps): it can't be put into a jail"
-        )
-        raise HostError(what, where=str(program), hint=_SCRIPT_HINT)
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:

@@ -69,17 +69,14 @@ async def prune(
 
 def unneeded(home: Path, unused_for_s: float) -> tuple[PrunedPart, ...]:
     """Everything not used for so long, with sizes; parts in use are marked."""
-    now = time.time()
     parts = []
     for kind, path in _parts(home):
-        try:
-            unused_s = now - path.stat().st_mtime
-        except FileNotFoundError:  # another prune was quicker
-            continue
-        if unused_s >= unused_for_s:
-            why = f"not used for {format_duration(max(0.0, unused_s))}"
-            part = PrunedPart(kind=kind, path=path, why=why, size_bytes=disk_bytes(path))
-            parts.append(_as_used(part) if in_use(path) else part)
+        with suppress(FileNotFoundError):  # another prune was quicker
+            unused_s = max(0.0, time.time() - path.stat().st_mtime)
+            if unused_s >= unused_for_s:
+                why = f"not used for {format_duration(unused_s)}"
+                part = PrunedPart(kind=kind, path=path, why=why, size_bytes=disk_bytes(path))
+                parts.append(_as_used(part) if in_use(path) else part)
     return tuple(parts)
 
 
@@ -119,22 +116,21 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
     """Remove it unless somebody has it; returns the outcome."""
     if part.state == "in use":
         return part
+    why = "it could not be removed"
     try:
         if part.kind == "tree":
             await remove_trees(home, [part.path.name])
         else:
             await anyio.to_thread.run_sync(_remove, part, home)
-    except BlockingIOError:
-        return replace(part, state="in use", why="it is being made anew")
+    except BlockingIOError:  # it is being made anew
+        return _as_used(part)
     except (BelljarError, OSError) as exc:
-        if part.path.exists():
-            why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
-            return replace(part, state="failed", why=why)
+        why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
     if not part.path.exists():
         return replace(part, state="removed")
     if part.kind == "kernel" or in_use(part.path):
         return _as_used(part)
-    return replace(part, state="failed", why="it could not be removed")
+    return replace(part, state="failed", why=why)
 
 
 def _remove(part: PrunedPart, home: Path) -> None:

@@ -116,7 +116,7 @@ class Sandbox:
         """The client of the guest agent; its modules are imported while the cell starts."""
         from belljar.channel import GuestClient
 
-        return GuestClient.from_socket(self.agent)
+        return GuestClient(self.agent)
 
     # ---- making it
 

@@ -1,40 +1,32 @@
 """The files of a run directory: safe reading and writing, bodies, and the manifest.
 
-An attacker may have made what is read: no symlink is followed, nothing is unbounded. On a system
-that opens nothing beneath a directory (Windows) names are checked first, and whoever can change the
-run directory meanwhile can lead the reader elsewhere.
+An attacker may have made what is read: no symlink is followed, nothing is unbounded.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final
 
 from belljar.errors import LedgerError
 from belljar.ledger.chain import parse_canonical, sha256_hex
-from belljar.ledger.schema import MAX_LINE_BYTES, Checkpoint, Manifest
+from belljar.ledger.schema import MAX_LINE_BYTES, Checkpoint, check_manifest
 from belljar.units import printable
 
 # Two files: signing, with its fsync, must not take turns with recording.
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINTS: Final = "checkpoints.jsonl"
-# Flags that a system lacks are 0 there, as for `belljar-verify` on Windows.
-_READ: Final = (
-    os.O_RDONLY
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
-    # O_NONBLOCK: a pipe in a file's place must not make us wait.
-    | getattr(os, "O_NONBLOCK", 0)
-)
+# O_NONBLOCK: a pipe in a file's place must not make us wait.
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # A link in place of a directory is refused, in a run directory that others may have written.
-_DIRECTORY: Final = _READ | getattr(os, "O_DIRECTORY", 0)
-_JUNCTION: Final = 0xA0000003  # IO_REPARSE_TAG_MOUNT_POINT, Windows' other link
+_DIRECTORY: Final = _READ | os.O_DIRECTORY
 # `walk_files` calls itself, and holds a descriptor a level.
 _MAX_DEPTH: Final = 16
 
@@ -56,32 +48,22 @@ def write_file(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
-# An open directory's descriptor; its path where the system has none to open.
-Directory: TypeAlias = int | Path
-
-
 @contextmanager
-def open_directory(path: Path) -> Iterator[Directory]:
-    """A directory during the block; the path itself may be a link. Raises `OSError`."""
-    if os.open not in os.supports_dir_fd:
-        os.scandir(path).close()
-        yield path
-        return
+def open_directory(path: Path) -> Iterator[int]:
+    """A directory's descriptor; the path itself may be a link. Raises `OSError`."""
     # The operator named this path; only what lies below it may be an attacker's.
-    fd = os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
+    fd = os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def open_beneath(directory: Directory, path: str) -> BinaryIO:
+def open_beneath(directory: int, path: str) -> BinaryIO:
     """Open a regular file by a relative path without symlinks.
 
     Raises `FileNotFoundError`, or `LedgerError` for a link or special file.
     """
-    if isinstance(directory, Path):
-        return _open_by_path(directory, path)
     *folders, name = path.split("/")
     opened: list[int] = []
     try:
@@ -92,7 +74,8 @@ def open_beneath(directory: Directory, path: str) -> BinaryIO:
         # A link, which is ENOTDIR where a directory is due; a socket; a device without a driver
         # (open(2)).
         if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
-            raise LedgerError(_NOT_PLAIN, where=path) from error
+            what = "a link or special file where a plain file belongs"
+            raise LedgerError(what, where=path) from error
         raise
     finally:
         for folder_fd in opened:
@@ -103,22 +86,7 @@ def open_beneath(directory: Directory, path: str) -> BinaryIO:
     return os.fdopen(fd, "rb", buffering=1 << 18)
 
 
-_NOT_PLAIN: Final = "a link or special file where a plain file belongs"
-
-
-def _open_by_path(root: Path, path: str) -> BinaryIO:
-    place = root
-    for name in path.split("/"):
-        place /= name
-        status = place.lstat()
-        if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
-            raise LedgerError(_NOT_PLAIN, where=path)
-    if not stat.S_ISREG(status.st_mode):
-        raise LedgerError(_NOT_PLAIN, where=path)
-    return place.open("rb", buffering=1 << 18)
-
-
-def read_beneath(directory: Directory, path: str, *, max_bytes: int) -> bytes:
+def read_beneath(directory: int, path: str, *, max_bytes: int) -> bytes:
     """All of a file below `directory`. Raises `ValueError` over `max_bytes`."""
     with open_beneath(directory, path) as file:
         content = file.read(max_bytes + 1)
@@ -127,13 +95,10 @@ def read_beneath(directory: Directory, path: str, *, max_bytes: int) -> bytes:
     return content
 
 
-def exists(directory: Directory, name: str) -> bool:
+def exists(directory: int, name: str) -> bool:
     """Whether there is an entry of that name."""
     try:
-        if isinstance(directory, Path):
-            (directory / name).lstat()
-        else:
-            os.stat(name, dir_fd=directory, follow_symlinks=False)
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return True
@@ -173,10 +138,6 @@ def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 def is_being_written(run_dir: Path) -> bool:
     """Whether a writer is alive on this run. Raises `OSError` without a ledger."""
-    if not hasattr(os, "O_NOFOLLOW"):
-        return False  # Windows: nothing is recorded there.
-    import fcntl
-
     fd = os.open(run_dir / LEDGER, _READ)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -187,7 +148,7 @@ def is_being_written(run_dir: Path) -> bool:
     return False
 
 
-def walk_files(directory: Directory, prefix: str = "") -> Iterator[str]:
+def walk_files(directory: int, prefix: str = "") -> Iterator[str]:
     """The relative path of every file below, sorted by folder.
 
     Raises `LedgerError` for a link, special file, unprintable name, or nesting over 16.
@@ -202,9 +163,6 @@ def walk_files(directory: Directory, prefix: str = "") -> Iterator[str]:
         if not path.isprintable():
             raise LedgerError("a file's name that can't be shown as text", where=printable(path))
         if entry.is_dir(follow_symlinks=False):
-            if isinstance(directory, Path):
-                yield from walk_files(directory / entry.name, f"{path}/")
-                continue
             child = os.open(entry.name, _DIRECTORY, dir_fd=directory)
             try:
                 yield from walk_files(child, f"{path}/")
@@ -252,7 +210,7 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
 
 
 def check_finished_files(
-    root: Directory, final: Checkpoint, bodies: Mapping[bytes, int], beside: Collection[str] = ()
+    root: int, final: Checkpoint, bodies: Mapping[bytes, int], beside: Collection[str] = ()
 ) -> tuple[list[str], set[str]]:
     """Check manifest and files against the final checkpoint; return warnings and missing files.
 
@@ -265,7 +223,7 @@ def check_finished_files(
     if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
         name = MANIFEST_PART
         warnings = [f"the process died as it put {MANIFEST} in place; {name} is complete"]
-    due = dict(_load(root, name, final).files)
+    due = _load(root, name, final)
     for path in walk_files(root):
         if path.startswith(f"{BODIES}/"):
             try:
@@ -280,12 +238,13 @@ def check_finished_files(
             if expected is None:
                 raise LedgerError("added: the manifest doesn't list it", where=path)
             with open_beneath(root, path) as file:
-                if not has_digest(file, expected.sha256, expected.bytes):
+                if not has_digest(file, expected["sha256"], expected["bytes"]):
                     raise LedgerError("changed: its digest is not the manifest's", where=path)
     return warnings, set(due)
 
 
-def _load(root: Directory, name: str, final: Checkpoint) -> Manifest:
+def _load(root: int, name: str, final: Checkpoint) -> dict[str, dict[str, Any]]:
+    """The files of the manifest that the final checkpoint names."""
     try:
         content = read_beneath(root, name, max_bytes=_MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
@@ -295,10 +254,12 @@ def _load(root: Directory, name: str, final: Checkpoint) -> Manifest:
     if sha256_hex(content) != final.manifest_sha256:
         raise LedgerError("changed: its digest is not the one in the final checkpoint", where=name)
     try:
-        manifest = Manifest.read(parse_canonical(content.removesuffix(b"\n")))
+        manifest = parse_canonical(content.removesuffix(b"\n"))
+        check_manifest(manifest)
     except ValueError as error:
         raise LedgerError(f"not a manifest: {error}", where=name) from error
-    signer = (final.run_id, final.key, final.public_key)
-    if (manifest.run_id, manifest.key, manifest.public_key) != signer:
-        raise LedgerError("of another run or key than the final checkpoint", where=name)
-    return manifest
+    for field in ("run_id", "key", "public_key"):
+        if manifest[field] != getattr(final, field):
+            raise LedgerError("of another run or key than the final checkpoint", where=name)
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    return files

@@ -91,11 +91,10 @@ def local_fingerprint(home: Path) -> str | None:
 
 
 def parse_fingerprint(text: str) -> str:
-    """A pasted fingerprint (any case, colons, `sha256:`). Raises `ValueError`."""
-    plain = text.strip().lower().removeprefix("sha256:").replace(":", "")
-    if not re.fullmatch("[0-9a-f]{64}", plain):
+    """A fingerprint as `belljar ledger verify` prints it. Raises `ValueError`."""
+    if not re.fullmatch("[0-9a-f]{64}", text):
         raise ValueError("a key fingerprint is 64 hex digits, as `belljar ledger verify` prints it")
-    return plain
+    return text
 
 
 def _load(path: Path) -> SigningKey:
@@ -113,17 +112,16 @@ def _load(path: Path) -> SigningKey:
                 hint=f"chmod 600 it if you trust it, else move it away: {path}",
             )
         content = file.read(_MAX_KEY_FILE_BYTES)
-    try:
+    private = None
+    with contextlib.suppress(ValueError, TypeError):
         private = load_pem_private_key(content, password=None)
-        if not isinstance(private, Ed25519PrivateKey):
-            raise ValueError("it is of another kind than Ed25519")
-    except (ValueError, TypeError) as error:
+    if not isinstance(private, Ed25519PrivateKey):
         # Never replaced: that would orphan older runs silently.
         raise LedgerError(
             "the signing key is damaged, or not an Ed25519 key",
             where=str(path),
             hint="restore it, or move it away: a new one is made",
-        ) from error
+        )
     return SigningKey(private.private_bytes_raw(), private.public_key().public_bytes_raw().hex())
 
 

@@ -48,59 +48,50 @@ def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # no
         raise ValueError("it has fields that are not known")
 
 
-def _of_type(what: str, *types: type) -> Check:
-    """A value of these types; true is no number."""
-
+def _that(is_good: Callable[[Any], object], what: str) -> Check:
     def check(value: object) -> None:
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise ValueError(f"{what} is needed")
+        if not is_good(value):
+            raise ValueError(what)
 
     return check
 
 
-text: Final = _of_type("text", str)
-flag: Final = _of_type("true or false", bool)
-whole: Final = _of_type("a whole number", int)
-number: Final = _of_type("a number", int, float)
-json_object: Final = _of_type("an object", dict)
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)  # true is no number
 
 
-def count(value: object) -> None:
-    """From 0 to what JSON carries exactly."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
-        raise ValueError("a whole number from 0 to 2^53 - 1 is needed")
+text: Final = _that(lambda value: isinstance(value, str), "text is needed")
+flag: Final = _that(lambda value: isinstance(value, bool), "true or false is needed")
+whole: Final = _that(_is_int, "a whole number is needed")
+number: Final = _that(
+    lambda value: _is_int(value) or isinstance(value, float), "a number is needed"
+)
+json_object: Final = _that(lambda value: isinstance(value, dict), "an object is needed")
+count: Final = _that(
+    lambda value: _is_int(value) and 0 <= value <= MAX_COUNT,
+    "a whole number from 0 to 2^53 - 1 is needed",
+)
 
 
 def one_of(*words: str) -> Check:
     """One of these words."""
     allowed = frozenset(words)
-
-    def check(value: object) -> None:
-        if not isinstance(value, str) or value not in allowed:
-            raise ValueError("not a word that is known here")
-
-    return check
+    return _that(
+        lambda value: isinstance(value, str) and value in allowed, "not a word that is known here"
+    )
 
 
 def exactly(number: int) -> Check:
-    """This whole number; true is not 1."""
-
-    def check(value: object) -> None:
-        if type(value) is not int or value != number:
-            raise ValueError(f"{number} is needed")
-
-    return check
+    """This whole number."""
+    return _that(lambda value: _is_int(value) and value == number, f"{number} is needed")
 
 
 def matching(pattern: str) -> Check:
     """Text that this pattern matches whole."""
     compiled = re.compile(pattern)
-
-    def check(value: object) -> None:
-        if not isinstance(value, str) or not compiled.fullmatch(value):
-            raise ValueError("not of its form")
-
-    return check
+    return _that(
+        lambda value: isinstance(value, str) and compiled.fullmatch(value), "not of its form"
+    )
 
 
 _WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z")
@@ -120,12 +111,7 @@ SCHEMA_VERSION: Final = 3
 
 def maybe(check: Check) -> Check:
     """As `check`, or null."""
-
-    def check_unless_null(value: object) -> None:
-        if value is not None:
-            check(value)
-
-    return check_unless_null
+    return lambda value: None if value is None else check(value)
 
 
 def items(check: Check, *, min_items: int = 0, max_items: int | None = None) -> Check:
@@ -134,10 +120,8 @@ def items(check: Check, *, min_items: int = 0, max_items: int | None = None) -> 
     def check_items(value: object) -> None:
         if not isinstance(value, list | tuple):
             raise ValueError("a list is needed")
-        if max_items is not None and len(value) > max_items:
-            raise ValueError(f"at most {max_items} items are allowed")
-        if len(value) < min_items:
-            raise ValueError(f"at least {min_items} items are needed")
+        if len(value) < min_items or (max_items is not None and len(value) > max_items):
+            raise ValueError("it has too few or too many items")
         for index, item in enumerate(value):
             try:
                 check(item)
@@ -180,19 +164,14 @@ _TYPES: Final[dict[str, Check]] = {
 }
 
 
-def _named(name: str) -> Check:
-    """Return the check of a type's name, made once."""
-    if name not in _TYPES:
-        inner = name.removesuffix("-or-null")
-        _TYPES[name] = one_of(*name.split("|")) if inner == name else maybe(_TYPES[inner])
-    return _TYPES[name]
-
-
 def shape_of(fields: str, **types: Check) -> Shape:
     """Return the shape that `fields` describe, as in the table below; `types`: more of them."""
     shape: dict[str, Check | Optional] = {}
     for name, _, type_name in (field.partition(":") for field in fields.split()):
-        check = types.get(type_name) or _named(type_name)
+        inner = type_name.removesuffix("-or-null")
+        check = types.get(type_name) or _TYPES.get(inner) or one_of(*inner.split("|"))
+        if type_name not in types and inner != type_name:
+            check = maybe(check)
         shape[name.removesuffix("?")] = Optional(check) if name.endswith("?") else check
     return shape
 
@@ -331,15 +310,15 @@ control.completed       control:text ok:flag missing:texts unexpected:texts
 """
 
 
-def _read_table(table: str) -> dict[Kind, str]:
+def _read_table() -> dict[Kind, str]:
     """Return each kind's fields; a line that begins with blanks goes on with the kind before."""
     fields, kind = dict[str, str](), ""
-    for line in table.strip().splitlines():
+    for line in _KINDS.strip().splitlines():
         name, _, more = line.partition(" ")
         kind = name or kind
         fields[kind] = f"{fields.get(kind, '')} {more}"
     return {Kind(kind): text for kind, text in fields.items()}
 
 
-FIELDS: Final[Mapping[Kind, str]] = _read_table(_KINDS)
+FIELDS: Final[Mapping[Kind, str]] = _read_table()
 DATA: Final[Mapping[Kind, Shape]] = {kind: shape_of(text) for kind, text in FIELDS.items()}

@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass, replace
+from belljar.dataclass import dataclass, json_of, replace
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.files import (
     LEDGER,
     MANIFEST,
     MANIFEST_PART,
-    Directory,
     body_path,
     is_being_written,
     open_beneath,
@@ -40,17 +39,18 @@ class RunSummary:
 
     run_id: str
     path: Path
-    started: str | None
-    kind: str
-    what: str
-    outcome: str
-    exit_code: int | None
+    started: str | None = None
+    kind: str = ""
+    what: str = ""
+    outcome: str = "broken"
+    exit_code: int | None = None
     verdict: str = ""
     killed: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self) | {"path": str(self.path)}
+        found: dict[str, Any] = json_of(self)
+        return found
 
 
 def run_ids(home: Path) -> list[str]:
@@ -72,14 +72,9 @@ def find_run(home: Path, ref: str) -> Path:
             raise FileNotFoundError(f"there is no run directory {ref}")
         return Path(ref)
     known = run_ids(home)
-    if ref == "last":
-        if not known:
-            raise FileNotFoundError(f"there are no runs under {home / RUNS}")
-        return home / RUNS / known[-1]
-    meant = [ref] if ref in known else [name for name in known if name.startswith(ref)]
+    meant = known[-1:] if ref == "last" else [name for name in known if name.startswith(ref)]
     if len(meant) != 1:
-        many = f"{len(meant)} runs begin with {ref}"
-        raise FileNotFoundError(many if meant else f"there is no run {ref} under {home / RUNS}")
+        raise FileNotFoundError(f"{len(meant)} runs under {home / RUNS} are named {ref}")
     return home / RUNS / meant[0]
 
 
@@ -92,15 +87,7 @@ def list_runs(home: Path, *, limit: int | None = None) -> tuple[list[RunSummary]
 
 def summarise(run_dir: Path) -> RunSummary:
     """One run for a list. Raises nothing for a broken one."""
-    found = RunSummary(
-        run_id=run_dir.name,
-        path=run_dir,
-        started=None,
-        kind="",
-        what="",
-        outcome="broken",
-        exit_code=None,
-    )
+    found = RunSummary(run_id=run_dir.name, path=run_dir)
     try:
         _, first = next(read_lines(run_dir), (0, ValueError("no events")))
         last, is_alive = _last_event(run_dir), is_being_written(run_dir)
@@ -129,11 +116,16 @@ def summarise(run_dir: Path) -> RunSummary:
     )
 
 
+class IncompleteLineError(ValueError):
+    """A line without its end: the event that was being written when the run ended."""
+
+
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
     """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
     with open_directory(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
-            yield number, _event_or_why(root, raw, complete=complete)
+            lost = IncompleteLineError("incomplete: the event being written when the run ended")
+            yield number, _event_or_why(root, raw) if complete else lost
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
@@ -141,17 +133,16 @@ def read_events(run_dir: Path) -> Iterator[Line]:
 
     Raises `OSError`, or `LedgerError` for a line or body that is not an event.
     """
-    with open_directory(run_dir) as root:
-        for number, raw, complete in read_raw(run_dir):
-            if complete:
-                event = _event_or_why(root, raw, complete=True)
-                if isinstance(event, ValueError):
-                    raise LedgerError(
-                        f"not an event: {event}",
-                        where=f"{run_dir / LEDGER}:{number}",
-                        hint="run `belljar ledger verify` on it",
-                    )
-                yield event
+    for number, event in read_lines(run_dir):
+        if isinstance(event, IncompleteLineError):
+            return  # the last of a ledger that was not finished
+        if isinstance(event, ValueError):
+            raise LedgerError(
+                f"not an event: {event}",
+                where=f"{run_dir / LEDGER}:{number}",
+                hint="run `belljar ledger verify` on it",
+            )
+        yield event
 
 
 class Tail:
@@ -175,7 +166,7 @@ class Tail:
             # A line without an end that is longer than any may be is skipped, not collected.
             if not raw.endswith(b"\n") and len(self._rest) <= MAX_LINE_BYTES:
                 break
-            line = _event_or_why(self._root, self._rest.removesuffix(b"\n"), complete=True)
+            line = _event_or_why(self._root, self._rest.removesuffix(b"\n"))
             found += [] if isinstance(line, ValueError) else [line]
             self._rest = b""
         return found
@@ -196,9 +187,7 @@ def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
     return content
 
 
-def _event_or_why(root: Directory, raw: bytes, *, complete: bool) -> Line | ValueError:
-    if not complete:
-        return ValueError("incomplete: the event being written when the run ended")
+def _event_or_why(root: int, raw: bytes) -> Line | ValueError:
     try:
         event = parse_line(raw)
         if event.data == SPILLED:
@@ -219,5 +208,5 @@ def _last_event(run_dir: Path) -> Line | None:
         # The last line has no end yet, or is longer than what was read.
         if len(lines) < 2 or lines[-1]:
             return None
-        last = _event_or_why(root, lines[-2], complete=True)
+        last = _event_or_why(root, lines[-2])
         return None if isinstance(last, ValueError) else last

@@ -1,4 +1,4 @@
-"""Copies of a run with classes of its contents left out, and deletion in place, both on record."""
+"""Copies of a run with classes of its contents left out, on record."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Set
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,20 +13,26 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError, LedgerError
 from belljar.events import Kind
 from belljar.ledger.files import (
+    CHECKPOINTS,
     body_path,
     open_beneath,
     open_directory,
+    raw_lines,
     read_raw,
     walk_files,
-    write_file,
 )
 from belljar.ledger.keys import SigningKey
 from belljar.ledger.omission import OMISSIONS, make_omission
-from belljar.ledger.proof import last_checkpoint
-from belljar.ledger.schema import SPILLED, SPILLED_BODY, Checkpoint, Line, parse_checkpoint
-from belljar.ledger.verification import Status, parse_line, read_omissions, verify
+from belljar.ledger.schema import (
+    MAX_CHECKPOINT_BYTES,
+    SPILLED,
+    SPILLED_BODY,
+    Checkpoint,
+    Line,
+    parse_checkpoint,
+)
+from belljar.ledger.verification import Status, parse_line, verify
 from belljar.ledger.writer import wall_time
-from belljar.store.home import sync_file
 
 # By the first word of an event's kind.
 _OF_KINDS: Final = {
@@ -128,7 +133,9 @@ def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
             where=str(run_dir),
             hint="do it on the host that made the run",
         )
-    return parse_checkpoint(last_checkpoint(run_dir))
+    with open_directory(run_dir) as root, open_beneath(root, CHECKPOINTS) as file:
+        *_, (_, last, _) = raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS)
+    return parse_checkpoint(last)
 
 
 def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
@@ -148,7 +155,16 @@ def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
                 (part / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with open_beneath(root, path) as source, (part / path).open("xb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 20)
-        _state(part, final, chosen, key, "redacted")
+        statement = make_omission(
+            key,
+            final,
+            time=wall_time(time.time_ns()),
+            classes=chosen.classes,
+            bodies=chosen.bodies,
+            files=chosen.files,
+        )
+        with (part / OMISSIONS).open("ab") as file:
+            file.write(statement + b"\n")
         # What is handed on must verify for its reader, so it is verified before it has its name.
         result = verify(part, expected_key=key.fingerprint, expected_run=final.run_id)
         if result.status is not Status.PARTIAL:
@@ -156,43 +172,3 @@ def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
         if target.exists():
             raise FileExistsError(17, "it exists", str(target))
         part.rename(target)
-
-
-def purge(run_dir: Path, chosen: Chosen, key: SigningKey) -> None:
-    """Delete what is chosen, after a signed statement of it is on the disk.
-
-    What an interrupted call has stated and not deleted goes with the next.
-    Raises `LedgerError`, `HostError`, `OSError`.
-    """
-    final = check_may_leave_out(run_dir, key)
-    with open_directory(run_dir) as root:
-        stated = [each for each in read_omissions(root) if each.action == "purged"]
-    known = {path for each in stated for path in (*each.files, *map(body_path, each.bodies))}
-    paths = {*chosen.files, *map(body_path, chosen.bodies)}
-    if not paths <= known:
-        _state(run_dir, final, chosen, key, "purged")
-    for path in sorted(paths):
-        (run_dir / path).unlink(missing_ok=True)
-    for folder in {(run_dir / path).parent for path in paths}:
-        sync_file(folder)
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-
-
-def _state(run_dir: Path, final: Checkpoint, chosen: Chosen, key: SigningKey, action: str) -> None:
-    """Add a statement to those of the run directory; the file is replaced whole."""
-    line = make_omission(
-        key,
-        final,
-        action=action,
-        time=wall_time(time.time_ns()),
-        classes=chosen.classes,
-        bodies=chosen.bodies,
-        files=chosen.files,
-    )
-    path, part = run_dir / OMISSIONS, run_dir.with_name(f".{run_dir.name}.omissions")
-    before = path.read_bytes() if path.exists() else b""
-    part.unlink(missing_ok=True)
-    write_file(part, before + line + b"\n")
-    part.rename(path)
-    sync_file(run_dir)

@@ -192,41 +192,19 @@ def _signed_part(statement: dict[str, Any]) -> bytes:
     return _CHECKPOINT_DOMAIN + canonical(statement)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileDigest:
-    """A file of the run directory."""
-
-    sha256: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Files of a finished run beside checkpoints and bodies."""
-
-    run_id: str
-    key: str
-    public_key: str
-    files: dict[str, FileDigest]
-
-    @classmethod
-    def read(cls, value: Any) -> Manifest:  # noqa: ANN401 - JSON values
-        """From a JSON value. Raises as `Line.read`."""
-        check_shape(value, _MANIFEST)
-        for each in value["files"].values():
-            check_shape(each, _FILE)
-        files = {path: FileDigest(**digest) for path, digest in value["files"].items()}
-        return cls(
-            run_id=value["run_id"], key=value["key"], public_key=value["public_key"], files=files
-        )
-
-
 _FILE: Final = shape_of("sha256:sha256 bytes:count")
 _BODY_TOTALS: Final = shape_of("count:count bytes:count")
 _MANIFEST: Final = shape_of(
     "v:version run_id:run_id key:sha256 public_key:sha256 files:object bodies:totals",
     totals=lambda value: check_shape(value, _BODY_TOTALS),
 )
+
+
+def check_manifest(value: Any) -> None:  # noqa: ANN401 - JSON values
+    """Raises `ValueError` that names the first wrong field."""
+    check_shape(value, _MANIFEST)
+    for each in value["files"].values():
+        check_shape(each, _FILE)
 
 
 def check_data(kind: Kind, data: dict[str, Any]) -> None:

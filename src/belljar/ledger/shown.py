@@ -1,13 +1,11 @@
-"""Events, verifications and proofs as text and JSON, for `belljar ledger` and `belljar-verify`."""
+"""Events and verifications as text and JSON, for `belljar ledger` and `belljar-verify`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-from belljar.errors import LedgerError
-from belljar.ledger.proof import check_proof
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification
 from belljar.units import printable
@@ -16,8 +14,6 @@ HINT_KEY: Final = (
     "no key to compare with: on the host that made the run, `belljar ledger verify` prints its "
     "fingerprint; get it by a way you trust and pass it with --key FINGERPRINT"
 )
-# A line with its path and a checkpoint, in JSON.
-MAX_PROOF_BYTES: Final = 8 << 20
 # Where the status's own word would be taken for more or less than it says.
 _TITLES: Final = {
     Status.UNFINISHED: "unfinished, and nothing is wrong with what is there",
@@ -29,20 +25,14 @@ _TITLES: Final = {
 def verification_json(result: Verification, *, strict: bool) -> dict[str, Any]:
     """Return a verification as JSON values."""
     lacks_key = result.key and not result.key_checked
+    problem = result.problem
+    names = ("run_id", "key", "events", "signed_events", "checkpoints", "bodies", "root")
     return {
         "ok": result.passes(strict=strict),
         "status": result.status.value,
-        "problem": {"where": result.problem.where, "what": result.problem.what}
-        if result.problem
-        else None,
+        "problem": {"where": problem.where, "what": problem.what} if problem else None,
         "warnings": [*result.warnings, *([HINT_KEY] if lacks_key else [])],
-        "run_id": result.run_id,
-        "key": result.key,
-        "events": result.events,
-        "signed_events": result.signed_events,
-        "checkpoints": result.checkpoints,
-        "bodies": result.bodies,
-        "root": result.root,
+        **{name: getattr(result, name) for name in names},
     }
 
 
@@ -59,26 +49,10 @@ def verification_text(result: Verification, path: Path, origin: str) -> str:
     if result.key:
         shown.append(f"signed by {result.key}")
     if result.key and not result.problem:
-        unknown = "compared with no known key: a forgery signed with another key would pass"
-        shown.append(f"that is {origin}" if origin else f"{unknown}; give --key")
+        shown.append(f"that is {origin}" if origin else HINT_KEY)
     if result.key_mismatch and origin == "this host's key":
-        shown.append(
-            "hint: if it was made elsewhere, get that host's fingerprint by a way you trust "
-            "and pass it with --key"
-        )
+        shown.append("hint: if it was made elsewhere, pass that host's fingerprint with --key")
     return "\n  ".join(shown)
-
-
-def check_proof_file(file: BinaryIO, expected: str | None, origin: str) -> tuple[str, bool]:
-    """Check the proof in a file; return what to tell a person, and whether the known key signed."""
-    try:
-        event, run_id, key = check_proof(json.loads(file.read(MAX_PROOF_BYTES)))
-    except (LedgerError, ValueError, RecursionError) as error:
-        return f"belljar: {printable(str(error))}", False
-    found = f"{row(event)}\n  event {event.seq} of run {run_id}, signed by {key}\n  "
-    if expected is None:
-        return found + HINT_KEY, False
-    return found + f"{'that is' if expected == key else 'which is NOT'} {origin}", expected == key
 
 
 def dump(event: Line) -> dict[str, Any]:
@@ -104,10 +78,7 @@ def row(event: Line) -> str:
         for name, text in shown.items()
     )
     bodies = "  ".join(
-        f"[{body.name} {body.kept_bytes}"
-        + (f" of {body.total_bytes}" if body.kept_bytes != body.total_bytes else "")
-        + " B]"
-        for body in event.bodies
+        f"[{body.name} {body.kept_bytes} of {body.total_bytes} B]" for body in event.bodies
     )
     return (
         f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  "

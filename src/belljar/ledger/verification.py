@@ -23,7 +23,6 @@ from belljar.ledger.files import (
     CHECKPOINTS,
     LEDGER,
     MANIFEST,
-    Directory,
     body_path,
     check_finished_files,
     exists,
@@ -58,7 +57,7 @@ def parse_line(raw: bytes) -> Line:
     return line
 
 
-def spilled_data(root: Directory, line: Line) -> dict[str, Any]:
+def spilled_data(root: int, line: Line) -> dict[str, Any]:
     """Data in the line's body. Raises `ValueError`, `OSError`, `LedgerError`."""
     body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
     if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
@@ -66,7 +65,7 @@ def spilled_data(root: Directory, line: Line) -> dict[str, Any]:
     return parse_canonical(read_beneath(root, body_path(body.stored), max_bytes=MAX_SPILLED_BYTES))
 
 
-def read_omissions(root: Directory) -> list[Omission]:
+def read_omissions(root: int) -> list[Omission]:
     """The statements of a run directory, each signed by the key that it names.
 
     The caller checks that this is the run's. Raises `LedgerError`, `OSError`.
@@ -85,7 +84,7 @@ def read_omissions(root: Directory) -> list[Omission]:
 class Checker:
     """One pass over the run directory open as `root`."""
 
-    root: Directory
+    root: int
     run_dir: Path
     expected_key: str | None
     expected_run: str | None
@@ -172,34 +171,26 @@ class Checker:
             except ValueError as error:
                 raise LedgerError(f"body {SPILLED_BODY}: {error}", where=where) from error
         if line.kind is Kind.RUN_STARTED and self.checkpoint is not None:
-            if line.data.get("run_id") != self.checkpoint.run_id:
-                raise LedgerError(f"of another run than {CHECKPOINTS}", where=where)
-            if line.data.get("key") != self.checkpoint.key:
-                raise LedgerError(
-                    f"names another key than the one that signed {CHECKPOINTS}", where=where
-                )
+            named = (line.data.get("run_id"), line.data.get("key"))
+            if named != (self.checkpoint.run_id, self.checkpoint.key):
+                raise LedgerError(f"of another run or key than {CHECKPOINTS}", where=where)
         self.tree, self.prev = self.tree.added(raw), sha256_hex(raw)
         self.mono_ns = int(line.mono_ns)
 
     def _check_order(self, line: Line, number: int) -> None:
-        due, where = self.tree.size, f"{LEDGER}:{number}"
-        if line.seq != due:
-            was = (
-                "it was added or" if line.seq < due else "events were removed before it, or it was"
+        where = f"{LEDGER}:{number}"
+        if line.seq != self.tree.size:
+            what = "events were removed, added or moved"
+            raise LedgerError(
+                f"event {line.seq} where {self.tree.size} is due: {what}", where=where
             )
-            raise LedgerError(f"event {line.seq} where {due} is due: {was} moved", where=where)
-        if line.prev != self.prev and number == 1:
-            raise LedgerError("the first event names one before it", where=where)
         if line.prev != self.prev:
             raise LedgerError(
-                f"changed: its digest is not the one that line {number} names (or that line was "
-                f"changed)",
-                where=f"{LEDGER}:{number - 1}",
+                "changed, or the line after it: its digest is not the one named there",
+                where=f"{LEDGER}:{max(number - 1, 1)}",
             )
         if int(line.mono_ns) < self.mono_ns:
-            raise LedgerError(
-                "its monotonic time is before that of the event before it", where=where
-            )
+            raise LedgerError("its time is before that of the event before it", where=where)
 
     # --- bodies
 
@@ -214,12 +205,9 @@ class Checker:
         digest = body.stored
         if digest is None:
             raise LedgerError(f"{what}: no digest says where its bytes are", where=where)
-        size = self.bodies.get(bytes.fromhex(digest))
-        if size is not None and size != body.kept_bytes:
-            raise LedgerError(
-                f"{what}: {body.kept_bytes} bytes recorded here, {size} before", where=where
-            )
-        if size is not None:
+        if (size := self.bodies.get(bytes.fromhex(digest))) is not None:
+            if size != body.kept_bytes:
+                raise LedgerError(f"{what}: of another size than before", where=where)
             return
         path = body_path(digest)
         try:
@@ -301,11 +289,8 @@ class Checker:
             )
         for _ in walk_files(self.root):
             pass  # Refuses links and special files.
-        state = (
-            "is still being written"
-            if alive
-            else "was not finished (its process died, or its end was removed)"
-        )
+        died = "was not finished (its process died, or its end was removed)"
+        state = "is still being written" if alive else died
         unsigned = self.tree.size - self.signed
         self.warnings.append(
             f"the run {state}: {unsigned} of {self.tree.size} events are not signed, and its "

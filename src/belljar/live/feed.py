@@ -33,7 +33,6 @@ _MAX_TEXT_CHARS: Final = 400
 _MAX_RUNS: Final = 100
 # So that a run that ends is still seen to have ended.
 _MAX_ENDED: Final = 20
-_MAX_SAMPLES: Final = 20  # of one run that have ended; those that last are all kept
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
 # What the page shows first.
 _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
@@ -60,18 +59,6 @@ class CellView:
 
 
 @dataclass(slots=True)
-class SampleView:
-    """One sample of a run: when it began and ended, and in which cell."""
-
-    sample: str
-    epoch: int
-    cell: str
-    started: str
-    phase: str = "preparing"
-    ended: str = ""
-
-
-@dataclass(slots=True)
 class RunView:
     """One run that is being written."""
 
@@ -83,7 +70,7 @@ class RunView:
     finished: int = 0
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
-    samples: dict[object, SampleView] = field(default_factory=dict)
+    _samples: dict[object, bool] = field(default_factory=dict)  # whether each has ended
     edges: Edges = field(default_factory=Counter)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
 
@@ -111,48 +98,24 @@ class RunView:
             self.cells.pop(line.cell or "", None)
 
     def _take_sample(self, line: Line) -> None:
-        data, clock = line.data, line.time[11:19]
-        # Each cell of a sample's range records its start: they are one sample
-        key = tuple(str(data.get(name)) for name in ("sample", "epoch", "task", "uuid"))
-        if key not in self.samples:
-            self.begun += 1
-            epoch = data.get("epoch")
-            self.samples[key] = SampleView(
-                shown(data["sample"], max_chars=80),
-                epoch if isinstance(epoch, int) else 1,
-                line.cell or "",
-                clock,
-            )
-        view = self.samples[key]
-        if line.kind is Kind.SAMPLE_RUNNING:
-            view.phase = "running"
-        elif line.kind is Kind.SAMPLE_FINISHED:
-            self.finished += not view.ended
-            view.phase = shown(data.get("outcome") or "finished", max_chars=20)
-            view.ended = clock
-            self.samples[key] = self.samples.pop(key)  # those that ended are in that order
-            ended = [each for each, found in self.samples.items() if found.ended]
-            for each in ended[:-_MAX_SAMPLES]:
-                del self.samples[each]
+        # Each cell of a sample's range records its start and its end: they are one sample
+        key = tuple(str(line.data.get(name)) for name in ("sample", "epoch", "task", "uuid"))
+        self.begun += key not in self._samples
+        has_ended = self._samples.setdefault(key, False)
+        if line.kind is Kind.SAMPLE_FINISHED and not has_ended:
+            self.finished += 1
+            self._samples[key] = True
 
     def end(self, phase: str) -> None:
         """Nothing of it lasts any more."""
         self.phase = phase
         self.cells.clear()
-        for sample in self.samples.values():
-            sample.phase = sample.phase if sample.ended else "not finished"
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
         names = ("run", "what", "started", "events", "begun", "finished", "phase")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found["cells"] = [asdict(cell) for cell in self.cells.values()]
-        # Those that last first, then the latest
-        latest = [asdict(sample) for sample in reversed(self.samples.values())]
-        found["samples"] = [
-            *(each for each in latest if not each["ended"]),
-            *(each for each in latest if each["ended"]),
-        ]
         found["edges"] = [[*edge, count] for edge, count in self.edges.items()]
         return found
 

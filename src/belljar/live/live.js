@@ -148,15 +148,13 @@ function shownRun(run, isOpen, key) {
     made("span", `${run.phase}: ${run.finished} of ${run.begun} samples that started are finished, ${run.events} events`, "quiet"),
   );
   const cells = tableOf(COLUMNS, run.cells.map(shownCell));
-  const samples = tableOf(["sample", "epoch", "phase", "cell", "began", "ended"], run.samples.map(shownSample));
-  samples.classList.add("samples");
   const report = made("a", "report");
   report.href = `/reports/${encodeURIComponent(run.run)}?key=${key}`;
   report.target = "_blank";
   const foot = made("p");
   foot.append(report);
   if (operator && run.phase !== "ended") foot.append(" ", stopButton(run.run, "Stop this run"));
-  part.append(head, cells, ...(run.samples.length ? [samples] : []), ...(run.edges.length ? [graphOf(run.edges)] : []), foot);
+  part.append(head, cells, ...(run.edges.length ? [graphOf(run.edges)] : []), foot);
   return part;
 }
 
@@ -172,12 +170,6 @@ function tableOf(columns, rows) {
   const wide = made("div", "", "wide");
   wide.append(table);
   return wide;
-}
-
-function shownSample(sample) {
-  const row = made("tr", "", sample.ended ? "quiet" : "");
-  for (const text of [sample.sample, sample.epoch, sample.phase, sample.cell, sample.started, sample.ended]) row.append(made("td", text, "text"));
-  return row;
 }
 
 const svg = (name, attributes, text = "") => {

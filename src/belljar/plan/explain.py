@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError
 from belljar.host.model import HostFacts
-from belljar.plan.model import REAL, ImageFacts, Obstacle, ObstacleCode, OciPlan, Plan
+from belljar.plan.model import REAL, Obstacle, ObstacleCode, OciPlan, Plan
 from belljar.plan.obstacles import KVM_STATES, cores_warning
 from belljar.policy.limits import Tier
 from belljar.units import printable
@@ -60,35 +60,26 @@ def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ..
 # ---- warnings
 
 
-def vm_warnings(facts: HostFacts, *, emulated: bool) -> Iterator[str]:
-    """What the author should know of a microVM here."""
-    if emulated:
-        yield (
-            f"emulated: KVM {KVM_STATES[facts.kvm.state]} ({facts.kvm.reason}). Under emulation "
-            f"the VM is not a security boundary by QEMU's own policy; the jail around it is"
-        )
-    if facts.cgroup.reason:
-        why = printable(facts.cgroup.reason)
-        yield f"not all control groups can be used ({why}); the bounds above say what holds instead"
-    yield from _crash_warning(Tier.MICROVM, facts)
-
-
-def oci_warnings(tier: Tier, facts: HostFacts) -> Iterator[str]:
-    """What the author should know of a container here."""
+def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
+    """What the author should know of a cell of this tier here."""
     if tier is Tier.CONTAINER:
         yield (
             "shared kernel: the workload's system calls are answered by this host's kernel, so a "
             "flaw in what they reach is a way out of every layer"
         )
-    if not facts.is_root:
+    if emulated:
+        yield (
+            f"emulated: KVM {KVM_STATES[facts.kvm.state]} ({facts.kvm.reason}). Under emulation "
+            f"the VM is not a security boundary by QEMU's own policy; the jail around it is"
+        )
+    if tier is Tier.MICROVM and facts.cgroup.reason:
+        why = printable(facts.cgroup.reason)
+        yield f"not all control groups can be used ({why}); the bounds above say what holds instead"
+    if tier is not Tier.MICROVM and not facts.is_root:
         yield (
             "all cells of this user share one range of ids: code that escapes from one can act on "
             "the processes of another; run as root, each cell has its own"
         )
-    yield from _crash_warning(tier, facts)
-
-
-def _crash_warning(tier: Tier, facts: HostFacts) -> Iterator[str]:
     warning = cores_warning(tier, facts.cores)
     if warning is not None:
         yield printable(f"{warning.what}; hint: {warning.hint}")
@@ -135,25 +126,24 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
-    how = "EMULATED (no hardware virtualisation)"
+    how = "EMULATED (no hardware virtualisation)" if plan.emulated else "hardware virtualisation"
     if isinstance(plan, OciPlan):
-        gvisor = "gVisor's kernel on this host's"
-        kernel = gvisor if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
+        kernel = "gVisor's kernel" if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
         how = f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
-    elif not plan.emulated:
-        how = "with hardware virtualisation"
     yield "tier", f"{plan.tier}, {how}"
-    yield (
-        "image",
-        f"{image.name} sha256:{image.digest}" if image else f"{plan.policy.image} (not built)",
-    )
+    built = f"{image.name} sha256:{image.digest}" if image else f"{plan.policy.image} (not built)"
+    yield "image", built
     if image and image.program:
-        yield "runs", _program(image)
+        from belljar.compose.values import SETTLE_S
+
+        settled = f"it has run for {SETTLE_S:g} s, or ended with status 0"
+        ready = "the image's health check passes" if image.has_check else settled
+        shown = printable(image.program, max_chars=_MAX_PROGRAM_CHARS)
+        yield "runs", f"{shown} — before a sample starts, until {ready}"
     if (model := plan.policy.model) is not None:
         server = model.server if isinstance(model.server, str) else shlex.join(model.server)
         shown = printable(server, max_chars=_MAX_PROGRAM_CHARS)
-        bounds = f"{model.context} tokens, {model.parallel} request(s) at a time"
-        yield "serves", f"a model by {shown} on its own loopback, port {model.port}; {bounds}"
+        yield "serves", f"a model by {shown} on its own loopback, port {model.port}"
     if rights := str(plan.rights):
         yield "rights", f"inside the cell, beyond an ordinary container's: {rights}"
     yield "as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}"
@@ -181,15 +171,6 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
 def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
     for index, sentence in enumerate(sentences):
         yield (label if index == 0 else " ", sentence)
-
-
-def _program(image: ImageFacts) -> str:
-    from belljar.compose.values import SETTLE_S
-
-    settled = f"it has run for {SETTLE_S:g} s, or ended with status 0"
-    ready = "the image's health check passes" if image.has_check else settled
-    shown = printable(image.program, max_chars=_MAX_PROGRAM_CHARS)
-    return f"{shown} — before a sample starts, until {ready}, unless the task runs another program"
 
 
 def _decoys(policy: Policy) -> Iterator[str]:

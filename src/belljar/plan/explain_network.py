@@ -13,16 +13,12 @@ from belljar.units import format_size, printable
 
 def reach(network: NetworkPlan) -> Iterator[str]:
     """Every stand-in by name and port, then what is caught, then what is real."""
-    but, gateway = "", "without capabilities or any route"
+    gateway = "without capabilities or any route"
     if network.upstreams:
-        but = "; but this host dials for the gateway what is called REAL below"
-        gateway = (
-            "which is handed connections to what is called REAL below, and has no other way out"
-        )
+        gateway = "which is handed connections to what is called REAL below, by this host"
     yield (
         "a network of the range's own, of which no packet gets out: no internet, no LAN, no "
-        "address of this host, no other range; packets to anything else are refused and "
-        f"counted{but}"
+        "address of this host, no other range; packets to anything else are refused and counted"
     )
     for item in network.stand_ins:
         if item.is_detached:
@@ -35,17 +31,11 @@ def reach(network: NetworkPlan) -> Iterator[str]:
         ports = "every TCP port" if item.all_ports else _ports(item.ports)
         yield f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {ports}"
     if network.default == "simulate":
-        yield (
-            f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated, a catch-all that answers "
-            f"plausibly and records (`default: simulate`)"
-        )
+        yield f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated (`default: simulate`)"
     else:
         yield "no other name: it doesn't exist (NXDOMAIN)"
     if network.sink:
-        yield (
-            "ANY other TCP port of any address: a sink that records the first bytes and closes "
-            "(`sink: true`)"
-        )
+        yield "ANY other TCP port of any address: a sink that records and closes (`sink: true`)"
     yield f"the range's gateway, which answers all this: a confined process, {gateway}"
     yield from real(network)
 

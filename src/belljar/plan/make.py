@@ -286,7 +286,7 @@ def _microvm(
             emulated=emulated, is_root=facts.is_root, has_port=has_port, has_data=has_data
         ),
         bounds=explain_cell.microvm_bounds(resources, shape, jail, controllers),
-        warnings=tuple(explain.vm_warnings(facts, emulated=emulated)),
+        warnings=tuple(explain.warnings_of(Tier.MICROVM, facts, emulated=emulated)),
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,
         shape=(shape, guest),
@@ -347,8 +347,8 @@ def _oci(
         layers=explain_cell.oci_layers(
             tier, runtime, is_root=facts.is_root, has_port=has_port, has_gpu=bool(devices)
         ),
-        bounds=explain_cell.oci_bounds(tier, resources, jail),
-        warnings=tuple(explain.oci_warnings(tier, facts)),
+        bounds=explain_cell.oci_bounds(resources, jail),
+        warnings=tuple(explain.warnings_of(tier, facts, emulated=False)),
         shape=shape,
         rights=rights,
     )

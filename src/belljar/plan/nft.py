@@ -6,7 +6,6 @@ Source: libnftables-json(5).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NewType, TypeAlias
 
@@ -93,10 +92,6 @@ def log(group: int, prefix: str, snap_bytes: int) -> Statement:
 
 # What the kernel numbers and counts itself: two listings of the same rules differ in it.
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
-# Rules without these words need no `statement`.
-_TO_REWRITE: Final = re.compile(
-    "|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable"))
-)
 # They go into an event: a table that is gone differs in each of its objects.
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
@@ -131,34 +126,14 @@ def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ..
 
 def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]]) -> Iterator[str]:
     for key in sorted({*want, *have}, key=lambda key: (key[0] != "table", key)):
-        name, table = _shown(key), ("table", *key[1:3], "")
-        # A table that is gone, or is not ours, says so once, not for each object in it.
-        if key != table and (table not in have or table not in want):
-            continue
+        name = " ".join(filter(None, (key[0], key[3], "of" if key[3] else "", *key[1:3])))
         if key not in have:
             yield f"{name} is gone"
         elif key not in want:
             yield f"{name} is not ours"
         elif want[key] != have[key]:
-            yield from _changed(name, want[key], have[key])
-
-
-def _shown(key: _Key) -> str:
-    kind, family, table, name = key
-    of = f" {name}" if name else ""
-    return f"{kind}{of} of {family} {table}" if kind != "table" else f"table {family} {table}"
-
-
-def _changed(name: str, want: list[str], have: list[str]) -> Iterator[str]:
-    if len(want) > 1 or len(have) > 1 or name.startswith("rules"):
-        missing = [item for item in want if item not in have]
-        extra = [item for item in have if item not in want]
-        yield from (f"{name} lack {item[:_SHOWN_CHARS]}" for item in missing)
-        yield from (f"{name} have besides {item[:_SHOWN_CHARS]}" for item in extra)
-        if not missing and not extra:
-            yield f"{name} are in another order or number"
-        return
-    yield f"{name} is {' '.join(have)[:_SHOWN_CHARS]}"
+            more = [item for item in have[key] if item not in want[key]]
+            yield f"{name} is changed: {more[0][:_SHOWN_CHARS] if more else 'less, or reordered'}"
 
 
 def _objects(document: Mapping[str, Any]) -> dict[_Key, list[str]]:
@@ -181,7 +156,7 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
         yield (kind, *where, ""), [canonical(kept)]
         return
     if kind == "rule":
-        yield ("rules", *where, str(item["chain"])), [rule_text(item["expr"])]
+        yield ("rules", *where, str(item["chain"])), [canonical(statement(item["expr"]))]
         return
     name = str(item["name"])
     omitted = {*_VOLATILE, "elem", "flags"}
@@ -195,12 +170,6 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
         # A set with a size is filled by packets: its elements are no rule.
         elements = [] if "size" in item else item.get("elem", [])
         yield ("elements", *where, name), sorted(map(canonical, elements))
-
-
-def rule_text(statements: list[Any]) -> str:
-    """A rule as it is compared; rewritten only where that changes it."""
-    text = canonical(statements)
-    return canonical([statement(part) for part in statements]) if _TO_REWRITE.search(text) else text
 
 
 def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape

@@ -76,16 +76,14 @@ def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     if facts.arch not in ARCHITECTURES:
         yield _foreign(tier, tuple(ARCHITECTURES), facts)
     runtime = facts.runtime(tier.value)
+    hint = (runtime.hint if runtime is not None else "") or "run `belljar doctor`"
     if runtime is None:
         what = f"this host was not checked for an OCI runtime of the {tier} tier"
-        yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, what, "run `belljar doctor`")
+        yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, what, hint)
     elif runtime.state is RuntimeState.UNUSABLE:
-        hint = runtime.hint or "run `belljar doctor`"
         yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, runtime.reason, hint)
     elif runtime.state is RuntimeState.REFUTED:
-        name = f"{runtime.name} {runtime.version}"
-        what = f"{name} failed to run a test container: {runtime.reason}"
-        hint = runtime.hint or "`belljar doctor` tests it again"
+        what = f"{runtime.name} {runtime.version} failed to run a test container: {runtime.reason}"
         yield Obstacle(ObstacleCode.RUNTIME_FAILED, what, hint)
     yield from _tools_and_userns("oci", facts)
     if not facts.ids.available:
@@ -94,13 +92,12 @@ def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     if missing := [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]:
         yield _no_groups(tier, missing, facts)
     match = _RELEASE.match(facts.kernel_release)
-    release = (int(match[1]), int(match[2])) if match else ()
-    if release < MIN_KERNEL:
-        shown = ".".join(map(str, release)) or facts.kernel_release
+    if ((int(match[1]), int(match[2])) if match else ()) < MIN_KERNEL:
         needed = ".".join(map(str, MIN_KERNEL))
         yield Obstacle(
             ObstacleCode.KERNEL_TOO_OLD,
-            f"the {tier} tier needs Linux {needed} for its writable layer, and this is {shown}",
+            f"the {tier} tier needs Linux {needed} for its writable layer, and this is "
+            f"{facts.kernel_release}",
             f"use a kernel {needed} or newer (Debian 12: linux-image-amd64 from "
             "bookworm-backports), or the microvm tier",
         )
@@ -159,18 +156,12 @@ def _lack(tool: ToolFact) -> Obstacle:
 
 def _no_userns(needing: str, fact: UsernsFact) -> Obstacle:
     what = f"{needing} needs user namespaces, which this user can't make: {fact.reason}"
-    return Obstacle(ObstacleCode.NO_USER_NAMESPACES, what, _or_as_root(fact.hint))
+    return Obstacle(ObstacleCode.NO_USER_NAMESPACES, what, fact.hint or "run as root")
 
 
 def _no_ids(needing: str, fact: IdsFact) -> Obstacle:
     what = f"{needing} needs ids of its own: {fact.reason}"
-    return Obstacle(ObstacleCode.NO_IDS, what, _or_as_root(fact.hint))
-
-
-def _or_as_root(hint: str) -> str:
-    if "run as root" in hint:
-        return hint
-    return f"{hint}; or run as root" if hint else "run as root"
+    return Obstacle(ObstacleCode.NO_IDS, what, fact.hint or "run as root")
 
 
 # ---- what a policy asks for
@@ -287,41 +278,30 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 
     needing = "a range's network"
     tool = facts.tool("nft")
-    if tool is None or not tool.path:
-        hint = tool.hint if tool else ""
-        hint = hint or "run `belljar setup`, or install nftables"
-        yield Obstacle(ObstacleCode.TOOL_MISSING, "nft is missing", hint)
-    elif not tool.ok:
-        yield _lack(tool)
+    if tool is None or not tool.ok:
+        yield _lack(tool or ToolFact(name="nft", use="packet rules", needed=True))
     missing = [
         name
         for name in facts.modules_missing
         if kinds is None or MODULE_OF.get(name, "") in {"", *kinds}
     ]
     if missing:
-        named = f"the Python modules {', '.join(missing)}, which are not installed"
-        what = f"{needing} needs {named}"
+        what = f"{needing} needs the Python modules {', '.join(missing)}, which are not installed"
         yield Obstacle(ObstacleCode.MODULES_MISSING, what, NETWORK_EXTRA_HINT)
-    namespaces = f"{needing} needs network namespaces"
     if not facts.network_namespaces:
-        what, hint = (
-            f"{namespaces}, which this kernel doesn't have",
-            "use a kernel with CONFIG_NET_NS",
-        )
+        what = f"{needing} needs network namespaces, which this kernel doesn't have"
+        hint = "use a kernel with CONFIG_NET_NS"
         yield Obstacle(ObstacleCode.NO_NETWORK_NAMESPACES, what, hint)
     elif facts.network_namespaces_max == 0:
-        what = f"{namespaces}, and user.max_net_namespaces is 0"
+        what = f"{needing} needs network namespaces, and user.max_net_namespaces is 0"
         hint = "as root: sysctl -w user.max_net_namespaces=15000"
         yield Obstacle(ObstacleCode.NETWORK_NAMESPACES_OFF, what, hint)
     # A gateway that could take fewer connections than it needs descriptors for itself is not worth
     # starting.
     if facts.open_files_max < (needed := 2 * GATEWAY_OTHER_FILES):
-        most = f"and this process may have {facts.open_files_max}"
-        yield Obstacle(
-            ObstacleCode.TOO_FEW_OPEN_FILES,
-            f"{needing} needs {needed} open files for its gateway, {most}",
-            "raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit)",
-        )
+        what = f"{needing} needs {needed} open files, and this process may have fewer"
+        hint = "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE= of systemd)"
+        yield Obstacle(ObstacleCode.TOO_FEW_OPEN_FILES, what, hint)
     # An ordinary user's namespace belongs to a user namespace with ids for its cells.
     if not facts.is_root and not facts.userns.available:
         yield _no_userns(needing, facts.userns)
@@ -343,25 +323,20 @@ def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
     if cores.state is CoreState.FILE:
         return None
     pattern = printable(cores.pattern, max_chars=_MAX_PATTERN_CHARS)
-    crash = "a crash in a cell" if tier is Tier.CONTAINER else "a crash of what holds the cell"
     if cores.state is CoreState.PROGRAM and not cores.can_limit:
         return Obstacle(
             ObstacleCode.CRASH_STARTS_PROGRAM,
-            f"{crash} starts a program of this host as its root ({pattern}): a hard limit of core "
-            "dumps of 0 can't be made 1, at which the kernel starts none",
+            f"a crash of a cell's processes starts a program of this host as its root ({pattern}): "
+            "a hard limit of core dumps of 0 can't be made 1, at which the kernel starts none",
             f"start Belljar with `ulimit -Hc` of 1 or more; or {_CORES_HINT}",
         )
     if tier is not Tier.CONTAINER:
         return None
     if cores.state is CoreState.SERVER:
-        what = (
-            f"{crash} is handed to a server of this host ({pattern}), and no limit keeps the "
-            "kernel from it"
-        )
+        what = f"a crash in a cell goes to a server of this host ({pattern}); no limit stops it"
         return Obstacle(ObstacleCode.CRASH_TO_SERVER, what, _CORES_HINT)
     what = (
         f"this host's kernel starts a program as its root when something crashes ({pattern}); only "
-        "a cell's limit of core dumps of 1 keeps it from that, and only its system call profile "
-        "keeps that limit"
+        "its system call profile keeps a cell's limit of core dumps at 1, which prevents it"
     )
     return Obstacle(ObstacleCode.CRASH_LIMITED_IN_CELL, what, _CORES_HINT)

@@ -6,7 +6,7 @@ A refusal is a `ValueError` whose text goes to the author.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -21,19 +21,9 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from belljar.dataclass import dataclass, field
-from belljar.units import (
-    did_you_mean,
-    format_duration,
-    format_size,
-    kind_of,
-    listed,
-    parse_duration,
-    parse_size,
-    quoted,
-)
+from belljar.policy.yaml_tree import SURROGATE
+from belljar.units import did_you_mean, kind_of, listed, parse_duration, parse_size, quoted
 
-# YAML can write one; no program, file or record can hold it.
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # It begins with a letter or digit: `..`, a hidden file's name and an option are none.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
@@ -55,22 +45,12 @@ MAX_PATH_BYTES: Final = 4095
 # The kernel starts no program with a longer string (MAX_ARG_STRLEN).
 MAX_ENV_VALUE_BYTES: Final = 128 * 1024
 # The kernel answers there: a file of a policy's would hide it, or never be seen.
-_KERNELS_OWN: Final = ("/proc", "/sys", "/dev")
+_KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")
 
 
-def expected(what: str, value: object, *, shows_text: bool = False) -> ValueError:
-    """The refusal of a value of the wrong kind; `what` was expected.
-
-    Text may be a secret: it is shown only on request.
-    """
-    # `type`, not `isinstance`: of `true` its kind is told, which is more than `True`.
-    is_shown = shows_text if isinstance(value, str) else type(value) in (int, float)
-    shown = f" ({quoted(value)})" if is_shown else ""
-    return ValueError(f"expected {what}, got {kind_of(value)}{shown}")
-
-
-# Context of a `model_dump` whose values are written as a person writes them, to be read again.
-WRITTEN: Final = {"written": True}
+def expected(what: str, value: object) -> ValueError:
+    """The refusal of a value of the wrong kind, which may be a secret; `what` was expected."""
+    return ValueError(f"expected {what}, got {kind_of(value)}")
 
 
 # ---- models and lists
@@ -94,34 +74,17 @@ class AtError(ValueError):
         self.path = path
 
 
-def list_of(
-    what: str,
-    max_count: int,
-    *,
-    min_count: int = 1,
-    schema: Any = list[Any],  # noqa: ANN401 - a type
-) -> BeforeValidator:
+def list_of(max_count: int, *, min_count: int = 1) -> BeforeValidator:
     """A list of so many things, read into a tuple."""
 
     def read(value: object) -> object:
         if not isinstance(value, (list, tuple)):
-            raise expected(f"a list of {what}", value)
+            raise expected("a list", value)
         if not min_count <= len(value) <= max_count:
-            raise ValueError(f"{len(value)} {what}; from {min_count} to {max_count} are allowed")
+            raise ValueError(f"{len(value)} items; from {min_count} to {max_count} are allowed")
         return tuple(value)
 
-    return BeforeValidator(read, json_schema_input_type=schema)
-
-
-def mapping_of(what: str, *, empty: object = None) -> Callable[[object], object]:
-    """Reads a mapping; None is `empty`."""
-
-    def read(value: object) -> object:
-        if value is not None and not isinstance(value, Mapping):
-            raise expected(f"a mapping {what}", value)
-        return empty if value is None else value
-
-    return read
+    return BeforeValidator(read)
 
 
 # ---- kinds of value
@@ -134,21 +97,15 @@ class FieldKind:
     Attributes:
         read: returns the value as the program uses it, or raises `ValueError`.
         schema: JSON Schema of what a person may write, for editors.
-        write: returns the value as a person writes it.
     """
 
     read: Callable[[object], Any]
     schema: dict[str, Any] = field(hash=False)
-    write: Callable[[Any], Any] = lambda value: value
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        written = core_schema.plain_serializer_function_ser_schema(
-            lambda value, info: self.write(value) if info.context == WRITTEN else value,
-            info_arg=True,
-        )
-        return core_schema.no_info_plain_validator_function(self.read, serialization=written)
+        return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -159,21 +116,6 @@ class FieldKind:
 def text_kind(read: Callable[[object], Any], *, types: str | list[str] = "string") -> FieldKind:
     """Text with its reader."""
     return FieldKind(read=read, schema={"type": types})
-
-
-def version(number: int) -> FieldKind:
-    """Exactly this version of the policy format."""
-
-    def read(value: object) -> int:
-        # The commonest mistake has its own message.
-        if value == str(number):
-            raise ValueError(f"write {number} without quotes")
-        # `true` is an int of Python's, and equal to 1.
-        if type(value) is not int or value != number:
-            raise ValueError(f"{quoted(value)} is not a known version; write {number}")
-        return value
-
-    return FieldKind(read=read, schema={"const": number})
 
 
 def choice(words: type[Enum]) -> FieldKind:
@@ -191,64 +133,40 @@ def choice(words: type[Enum]) -> FieldKind:
     return FieldKind(read=read, schema={"type": "string", "enum": allowed})
 
 
-def whole(least: int, most: int) -> FieldKind:
-    """A whole number between two bounds, both allowed."""
-
-    def read(value: object) -> int:
-        if type(value) is not int:
-            raise expected(f"a whole number from {least} to {most}", value, shows_text=True)
-        if not least <= value <= most:
-            raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
-        return value
-
-    return FieldKind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
-
-
 def size(least: str, most: str) -> FieldKind:
-    """A size as people write it (`512MiB`), read into bytes."""
-    return FieldKind(
-        read=lambda value: int(_measure(value, least, most, "a size such as `512MiB`", parse_size)),
-        write=lambda size_bytes: f"{size_bytes}B",
-        schema={
-            "type": "string",
-            "examples": ["512MiB", "2GiB"],
-            "description": f"From {least} to {most}.",
-        },
-    )
+    """A size as people write it (`512MiB`), or in bytes, read into bytes."""
+    return _measure(least, most, "512MiB", parse_size, int)
 
 
 def duration(least: str, most: str) -> FieldKind:
-    """A duration as people write it (`1h30m`), read into seconds."""
-    return FieldKind(
-        read=lambda value: _measure(value, least, most, "a duration such as `30m`", parse_duration),
-        write=lambda seconds: f"{seconds:.6f}s",
-        schema={
-            "type": "string",
-            "examples": ["30s", "10m", "1h30m"],
-            "description": f"From {least} to {most}.",
-        },
-    )
+    """A duration as people write it (`1h30m`), or in seconds, read into seconds."""
+    return _measure(least, most, "1h30m", parse_duration, float)
 
 
 def _measure(
-    value: object, least: str, most: str, what: str, parse: Callable[[str], float]
-) -> float:
-    if not isinstance(value, str):
-        raise expected(what, value)
-    amount = parse(value)
-    if not parse(least) <= amount <= parse(most):
-        raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
-    return amount
+    least: str, most: str, example: str, parse: Callable[[str], float], kind: type[int | float]
+) -> FieldKind:
+    def read(value: object) -> float:
+        if isinstance(value, str):
+            amount = parse(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            amount = value
+        else:
+            raise expected(f"text such as `{example}`", value)
+        if not parse(least) <= amount <= parse(most):
+            raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
+        return kind(amount)
+
+    examples = {"examples": [example], "description": f"From {least} to {most}."}
+    return FieldKind(read=read, schema={"type": "string", **examples})
 
 
 def read_text(value: object, what: str) -> str:
     """Return text without NUL bytes. Raises `ValueError`, which names `what`."""
     if not isinstance(value, str):
         raise ValueError(f"{expected(what, value)}; if it is meant as text, put it in quotes")
-    if "\0" in value:
-        raise ValueError(f"{what} can't contain a NUL byte")
-    if _SURROGATE.search(value):
-        raise ValueError(f"{what} can't contain half a character, as `\\ud800` writes it")
+    if "\0" in value or SURROGATE.search(value):
+        raise ValueError(f"{what} can't contain a NUL byte or half a character")
     return value
 
 
@@ -270,13 +188,6 @@ def checked(
     return text_kind(read)
 
 
-def matching(
-    what: str, pattern: re.Pattern[str], error: str, *, convert: Callable[[str], Any] = str
-) -> FieldKind:
-    """Text that a pattern matches; `error` follows another."""
-    return checked(what, error, pattern.fullmatch, convert=convert)
-
-
 def _read_user(value: object) -> str:
     user = str(value) if type(value) is int else read_text(value, "a user")
     ids = (int(part) for part in user.split(":") if part.isascii() and part.isdigit())
@@ -288,104 +199,77 @@ def _read_user(value: object) -> str:
     return user
 
 
-def _bounded(what: str, most: str, is_too_long: Callable[[str], bool]) -> FieldKind:
-    def read(value: object) -> str:
-        text = read_text(value, what)
-        if is_too_long(text):
-            raise ValueError(f"{what} can have at most {most}")
-        return text
-
-    return text_kind(read)
-
-
 # ---- paths
 
 
-def _path(value: object, what: str) -> tuple[str, PurePosixPath]:
-    text = read_text(value, what)
-    if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
-        raise ValueError(f"{what} must have 1 to {MAX_PATH_BYTES} bytes")
-    # Not resolved: behind a link it would lead elsewhere than it reads.
-    if ".." in text.split("/"):
-        raise ValueError(f"{quoted(text)} contains `..`, which is not allowed in {what}")
-    return text, PurePosixPath(text)
-
-
-def _normal(path: PurePosixPath) -> str:
-    # `PurePosixPath` keeps two slashes at the beginning, as POSIX lets them mean something else.
-    return "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
-
-
-def _paths(what: str, error: str, is_wrong: Callable[[str, PurePosixPath], bool]) -> FieldKind:
-    """Paths, normalised; `error` follows one that is wrong."""
+def _paths(what: str, error: str, accepts: Callable[[str, str], bool]) -> FieldKind:
+    """Paths that `accepts` takes as written and normalised; `error` follows another."""
 
     def read(value: object) -> str:
-        text, path = _path(value, what)
-        if is_wrong(text, path):
-            raise ValueError(f"{quoted(text)} {error}")
-        return _normal(path)
+        text = read_text(value, what)
+        path = PurePosixPath(text)
+        # `PurePosixPath` keeps two slashes at the beginning, as POSIX lets them mean something else
+        normal = "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
+        has_length = 0 < len(text.encode()) <= MAX_PATH_BYTES
+        # `..` is not resolved: behind a link it would lead elsewhere than it reads.
+        if not has_length or ".." in text.split("/") or not accepts(text, normal):
+            raise ValueError(f"{quoted(text)} {error}, without `..`")
+        return normal
 
     return text_kind(read)
 
 
-def _read_target(value: object) -> str:
-    target, path = _path(value, "a target")
-    if target.endswith("/") or path.name == "":
-        raise ValueError(f"{quoted(target)} is a directory; write the path of the file in the cell")
-    shown = _normal(path)
-    if any(shown == own or shown.startswith(f"{own}/") for own in _KERNELS_OWN):
-        raise ValueError(
-            f"{quoted(target)} is under {listed(_KERNELS_OWN)}, which belong to the cell's kernel"
-        )
-    return shown
-
-
-NAME: Final = matching(
+NAME: Final = checked(
     "a name",
-    _NAME,
     "is not a valid name: use at most 64 letters, digits, `.`, `_` and `-`, and begin with a "
     "letter or digit",
+    _NAME.fullmatch,
 )
 # An integer too: YAML reads `user: 1000` as one.
 USER: Final = text_kind(_read_user, types=["string", "integer"])
 WORKDIR: Final = _paths(
     "a working directory",
-    "is not absolute; write the whole path, as in `/home/user`",
-    lambda _, path: not path.is_absolute(),
+    "is not the absolute path of a directory, as in `/home/user`",
+    lambda _, path: path.startswith("/"),
 )
 # A whole path of a file: nothing is copied under a name that the author didn't write.
-TARGET: Final = text_kind(_read_target)
+TARGET: Final = _paths(
+    "a target",
+    f"is not the path of a file in the cell (none is under {listed(_KERNELS_OWN)})",
+    lambda text, path: (
+        not text.endswith("/") and path != "." and not f"{path}/".startswith(_KERNELS_OWN)
+    ),
+)
 # No absolute path: what a policy may copy must lie beside it, where its reviewer finds it.
 SOURCE: Final = _paths(
     "a source",
     "is not a valid source: write the path of a file below the policy's directory, relative to it",
-    lambda text, path: path.is_absolute() or text.endswith("/") or path.name == "",
+    lambda text, path: not text.startswith("/") and not text.endswith("/") and path != ".",
 )
-# Text: a plain `0644` is the number 644 by YAML 1.2's core schema.
-MODE: Final = matching(
+# Text: a plain `0644` is a number for YAML.
+MODE: Final = checked(
     "a mode",
-    _MODE,
     'is not a valid mode: write three octal digits in quotes, as in "0644" (set-user-ID, '
     "set-group-ID and sticky bits are not allowed)",
+    _MODE.fullmatch,
     convert=lambda text: int(text, 8),
 )
-ENV_NAME: Final = matching(
+ENV_NAME: Final = checked(
     "a variable's name",
-    _ENV_NAME,
     "is not a valid name of a variable: use at most 128 letters, digits and `_`, and don't begin "
     "with a digit",
+    _ENV_NAME.fullmatch,
 )
-# The kernel's bound is in bytes; a lone surrogate is measured, too, not an encoding error.
-ENV_VALUE: Final = _bounded(
+ENV_VALUE: Final = checked(
     "a variable's value",
-    format_size(MAX_ENV_VALUE_BYTES),
-    lambda text: len(text.encode("utf-8", "surrogatepass")) > MAX_ENV_VALUE_BYTES,
+    f"is too long: at most {MAX_ENV_VALUE_BYTES} bytes",
+    lambda text: len(text.encode()) <= MAX_ENV_VALUE_BYTES,
 )
 # Not the policy's own directory, which holds the policy and whatever lies beside it.
 DIRECTORY: Final = _paths(
     "a directory",
     "is not a valid directory: write the path of one below the policy's directory, relative to it",
-    lambda _, path: path.is_absolute() or str(path) == ".",
+    lambda _, path: not path.startswith("/") and path != ".",
 )
 # Without line breaks or controls, it can't forge a second line of a plan or report.
 LINE: Final = checked(
@@ -393,21 +277,11 @@ LINE: Final = checked(
     f"is not one line of printable text of at most {MAX_LINE_CHARS} characters",
     lambda text: text.strip() and len(text) <= MAX_LINE_CHARS and text.isprintable(),
 )
-TEXT: Final = _bounded(
-    "text", f"{MAX_TEXT_CHARS} characters", lambda text: len(text) > MAX_TEXT_CHARS
+TEXT: Final = checked(
+    "text",
+    f"is too long: at most {MAX_TEXT_CHARS} characters",
+    lambda text: len(text) <= MAX_TEXT_CHARS,
 )
 URL_PATH: Final = checked(
     "a path", "is not the path of a URL, as in `/health`", _URL_PATH.fullmatch
 )
-
-
-def written_size(size_bytes: int) -> str:
-    """Bytes as they would stand in a policy: `512MiB`."""
-    shown = format_size(size_bytes).replace(" ", "")
-    return shown if parse_size(shown) == size_bytes else f"{size_bytes}B"
-
-
-def written_duration(seconds: float) -> str:
-    """Seconds as they would stand in a policy: `30m`."""
-    shown = format_duration(seconds).replace(" ", "")
-    return shown if parse_duration(shown) == seconds else f"{seconds}s"

@@ -7,15 +7,9 @@ of UTS 46), no dot at the end.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, NoReturn, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import AfterValidator, BeforeValidator, model_serializer
 
 from belljar.policy import fields as kinds
 from belljar.policy.fields import Strict, list_of
@@ -64,53 +58,35 @@ def read_pattern(value: object) -> str:
     """A host name, or `*.` and one. Raises as `read_host`."""
     if not isinstance(value, str) or "*" not in value:
         return read_host(value)
-    if value == "*":
-        raise ValueError(
-            "`*` alone is not allowed; to simulate all other names, write `default: simulate`"
-        )
     if not value.startswith("*.") or "*" in value[1:]:
         raise ValueError(
-            f"{quoted(value)}: `*` is allowed only as the first label, as in `*.shop.example`"
+            f"{quoted(value)}: `*` is allowed only as the first label, as in `*.shop.example`; to "
+            f"simulate all other names, write `default: simulate`"
         )
     return f"*.{_host(value[2:], value)}"
 
 
 def _host(text: str, written: str) -> str:
-    def refuse(why: str) -> NoReturn:
-        raise ValueError(f"{quoted(written)} {why}")
+    name = text.lower()
+    # An A-label is decoded, too: it may stand for text that no name may have.
+    if not name.isascii() or "xn--" in name:
+        import idna  # large tables, for few policies
 
-    if text.endswith("."):
-        refuse("ends with a dot; leave it out")
-    if "/" in text or ":" in text or "@" in text:
-        refuse("is not a host name: write the name alone, without scheme, port or path")
-    name = _encoded(text, written)
+        try:
+            name = idna.encode(text, uts46=True, std3_rules=True).decode("ascii").lower()
+        except (idna.IDNAError, UnicodeError):
+            raise ValueError(f"{quoted(written)} is not a name by IDNA 2008") from None
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
-        refuse(
-            f"is not a valid host name: use labels of 1 to 63 letters, digits, `-` and `_` (no "
-            f"`-` first or last), joined by dots, with at most {MAX_HOST_CHARS} characters in all"
-        )
-    if _LIKE_A_NUMBER.fullmatch(labels[-1]):
-        refuse("is an address; write a name: addresses are drawn at random for each range")
-    # RFC 6761, 6.3: programs answer such a name themselves, without the resolver.
-    if labels[-1] in ("localhost", "localdomain"):
-        refuse("always means the cell itself")
-    return name
-
-
-def _encoded(text: str, written: str) -> str:
-    lowered = text.lower()
-    # An A-label is decoded, too: it may stand for text that no name may have.
-    if lowered.isascii() and "xn--" not in lowered:
-        return lowered
-    import idna  # large tables, for few policies
-
-    try:
-        return idna.encode(text, uts46=True, std3_rules=True).decode("ascii").lower()
-    except (idna.IDNAError, UnicodeError) as exc:
         raise ValueError(
-            f"{quoted(written)} is not an internationalised name (IDNA 2008): {quoted(str(exc))}"
-        ) from None
+            f"{quoted(written)} is not a valid host name: use labels of 1 to 63 letters, digits, "
+            f"`-` and `_` (no `-` first or last), joined by dots, {MAX_HOST_CHARS} characters in "
+            f"all, without scheme, port or path"
+        )
+    # RFC 6761, 6.3: programs answer the last two themselves, without the resolver.
+    if _LIKE_A_NUMBER.fullmatch(labels[-1]) or labels[-1] in ("localhost", "localdomain"):
+        raise ValueError(f"{quoted(written)} is an address, or means the cell itself: write a name")
+    return name
 
 
 def covers(pattern: str, name: str) -> bool:
@@ -162,12 +138,8 @@ class Port(Strict):
     number: int
     protocol: str = ""
 
-    @model_serializer(mode="wrap")
-    def _written(
-        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
-    ) -> dict[str, Any] | str | int:
-        if info.context != kinds.WRITTEN:
-            return handler(self)  # type: ignore[no-any-return]
+    @model_serializer
+    def _written(self) -> str | int:
         if self.number == ALL_PORTS:
             return "all"
         return f"{self.number}/{self.protocol}" if self.protocol else self.number
@@ -192,7 +164,7 @@ PORT_NUMBER: Final = kinds.text_kind(read_number, types="integer")
 METHOD: Final = kinds.text_kind(read_method)
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
-    list_of("ports", MAX_PORTS),
+    list_of(MAX_PORTS),
 ]
 TargetPorts: TypeAlias = Annotated[
     tuple[
@@ -207,8 +179,8 @@ TargetPorts: TypeAlias = Annotated[
         ],
         ...,
     ],
-    list_of("ports", MAX_PORTS),
+    list_of(MAX_PORTS),
     AfterValidator(_all_alone),
 ]
-HostNames: TypeAlias = Annotated[tuple[Annotated[str, HOST], ...], list_of("names", MAX_NAMES)]
-Names: TypeAlias = Annotated[tuple[Annotated[str, PATTERN], ...], list_of("names", MAX_NAMES)]
+HostNames: TypeAlias = Annotated[tuple[Annotated[str, HOST], ...], list_of(MAX_NAMES)]
+Names: TypeAlias = Annotated[tuple[Annotated[str, PATTERN], ...], list_of(MAX_NAMES)]

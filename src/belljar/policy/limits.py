@@ -7,40 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from functools import total_ordering
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 from belljar.errors import PolicyError
 from belljar.units import format_size
 
-_S = TypeVar("_S", bound="_Scale")
 # Where a model cell's weights are, read-only.
 WEIGHTS_IN_CELL: Final = "/weights"
 
 
+@total_ordering
 class _Scale(Enum):
     """Words in order, least first, compared by position."""
 
     def __str__(self) -> str:
         return str(self.value)
 
-    @property
-    def place(self) -> int:
-        """Position on the scale, from 0."""
-        return list(type(self)).index(self)
-
-    def __lt__(self: _S, other: _S) -> bool:
-        return self.place < other.place if type(other) is type(self) else NotImplemented
-
-    def __le__(self: _S, other: _S) -> bool:
-        return self.place <= other.place if type(other) is type(self) else NotImplemented
-
-    def __gt__(self: _S, other: _S) -> bool:
-        return self.place > other.place if type(other) is type(self) else NotImplemented
-
-    def __ge__(self: _S, other: _S) -> bool:
-        return self.place >= other.place if type(other) is type(self) else NotImplemented
+    def __lt__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        order = list(type(self))
+        return order.index(self) < order.index(other)
 
 
 class Risk(_Scale):
@@ -104,6 +94,13 @@ class Resources:
     lifetime_s: float = 4 * 3600.0
     exec_timeout_s: float = 600.0
     output_bytes: int = 10 << 20
+
+    def written(self) -> dict[str, Any]:
+        """The same in the words of a policy file, in bytes and seconds."""
+        return {
+            name.removesuffix("_bytes").removesuffix("_s"): amount
+            for name, amount in asdict(self).items()
+        }
 
     def memory_sum(self, limit_bytes: int) -> str:
         """A limit on a cell's memory, as a sum."""

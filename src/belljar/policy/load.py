@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
-from belljar.policy.fields import AtError
+from belljar.policy.fields import AtError, Strict
 from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
 from belljar.policy.loaded import (
     DEFAULT_PRESET,
@@ -32,13 +32,11 @@ from belljar.policy.loaded import (
     preset_text,
 )
 from belljar.policy.model import Policy
-from belljar.policy.network import Network, OwnCell, Record, Upstream
-from belljar.policy.sections import FileCopy, HostRules, HostToolsText, ResourcesText, Rights
-from belljar.policy.serving import Gpu, ModelBlock, Weights
-from belljar.policy.signals import DecoyText, GuardText, ProtectedText
-from belljar.policy.stand_ins import MODELS, CellStandIn, Health
+from belljar.policy.network import Network
+from belljar.policy.sections import FileCopy
+from belljar.policy.stand_ins import MODELS, CellStandIn
 from belljar.policy.yaml_tree import Problem, YamlTree
-from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
+from belljar.units import did_you_mean, format_size, kind_of, printable, quoted
 
 # They are copied into each cell at its start.
 MAX_FILES_BYTES: Final = 500 << 20
@@ -47,34 +45,6 @@ _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "
     "the model may see"
 )
-# The model of each mapping, by the names that lead to it.
-_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
-    (): Policy,
-    ("resources",): ResourcesText,
-    ("files",): FileCopy,
-    ("host",): HostRules,
-    ("host_tools",): HostToolsText,
-    ("rights",): Rights,
-    ("decoys",): DecoyText,
-    ("guard",): GuardText,
-    ("guard", "protect"): ProtectedText,
-    ("model",): ModelBlock,
-    ("model", "weights"): Weights,
-    ("model", "gpu"): Gpu,
-    ("network",): Network,
-    ("network", "record"): Record,
-    ("network", "own_cell"): OwnCell,
-    ("network", "upstreams"): Upstream,
-}
-# Places whose names are chosen by the author: below them the kind says which fields there are.
-_STAND_IN_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
-    ("health",): Health,
-    ("resources",): ResourcesText,
-    ("files",): FileCopy,
-    ("rights",): Rights,
-}
-
-
 # ---- where a policy comes from
 
 
@@ -136,43 +106,24 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
 
     Raises `PolicyError` with each field's name and no line.
     """
+    source = "a Policy" if isinstance(policy, Policy) else "a dict"
+    # Read anew: `model_copy` and `model_construct` check nothing.
+    fields = policy
     if isinstance(policy, Policy):
-        if policy.files:
-            raise PolicyError(
-                "files: a Policy has no directory that they could be copied from",
-                where="a Policy",
-                hint="write the policy as a file, or use `Cell.write_file`",
-            )
-        # Checked again: `model_copy` and `model_construct` check nothing
-        checked = with_changes(LoadedPolicy(policy=policy, text=b"", source="a Policy"), {})
-        return replace(checked, text=json.dumps(checked.policy.to_json(), indent=2).encode())
+        fields = policy.model_dump(mode="json", exclude_none=True)
     try:
-        text = json.dumps(_plain(policy), indent=2, ensure_ascii=False, allow_nan=False).encode()
-    # A dict of Python's may contain itself.
-    except (ValueError, RecursionError) as error:  # a lone surrogate is a ValueError, too
-        raise PolicyError(printable(str(error)), where="a dict", hint=HINT_EXAMPLE) from error
-    examined = examine(text, base=None)
+        text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False, default=dict)
+        # A lone surrogate can't be encoded.
+        encoded = text.encode()
+    # A dict of Python's may contain itself, or what JSON doesn't have.
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PolicyError(printable(str(error)), where=source, hint=HINT_EXAMPLE) from error
+    examined = examine(encoded, base=None)
     if examined.policy is None or examined.problems:
         found = [f"{each.field}: {each.message}".removeprefix(": ") for each in examined.problems]
         what = found[0] if len(found) == 1 else "\n  ".join((f"{len(found)} problems", *found))
-        raise PolicyError(what, where="a dict", hint=HINT_EXAMPLE)
-    return LoadedPolicy(policy=examined.policy, text=text, source="a dict")
-
-
-def _plain(value: object) -> Any:  # noqa: ANN401 - JSON values
-    """As lists and dicts. Raises `ValueError` for what YAML can't hold."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"a field's name is text, but {key!r} is {type(key).__name__}")
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise ValueError(
-        f"a policy holds text, numbers, lists and dicts, but this is {type(value).__name__}"
-    )
+        raise PolicyError(what, where=source, hint=HINT_EXAMPLE)
+    return LoadedPolicy(policy=examined.policy, text=encoded, source=source)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
@@ -197,10 +148,8 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
 
 def wrong_fields(error: ValidationError) -> str:
     """The fields that a model refused, each with the reason."""
-    found = ((_located(each)[0], each) for each in error.errors(include_url=False))
-    return "; ".join(
-        f"{yaml_tree.field_name(path)}: {_message(each, path, None)}" for path, each in found
-    )
+    found = error.errors(include_url=False)
+    return "; ".join(f"{yaml_tree.field_name(_path(each))}: {_message(each)}" for each in found)
 
 
 def parse_policy(
@@ -247,9 +196,9 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     """
     tree = yaml_tree.read_tree(text)
     if ("belljar",) not in tree.keys and (isinstance(tree.value, dict) or tree.problems):
-        return Examined(None, (_no_policy(tree),))
+        return Examined(None, (_no_policy(tree, text),))
     if tree.problems:
-        return Examined(None, _in_order(tree.problems))
+        return Examined(None, tuple(tree.problems))
     if not isinstance(tree.value, dict):
         # It may be anyone's secret: nothing of it is shown.
         why = f"expected a mapping of fields, as in `risk: high`, got {kind_of(tree.value)}"
@@ -262,19 +211,16 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     except ValidationError as error:
         wrong: dict[str, Problem] = {}
         for each in error.errors(include_url=False):
-            problem = _field_problem(tree, each)
-            wrong.setdefault(problem.field, problem)
+            path = _path(each)
+            is_key = each["loc"][-1:] == ("[key]",) or each["type"] == "extra_forbidden"
+            mark, name = (
+                yaml_tree.closest_mark(tree, path, key=is_key),
+                yaml_tree.field_name(path),
+            )
+            wrong.setdefault(name, Problem(mark=mark, field=name, message=_message(each)))
         return Examined(None, _in_order(wrong.values()))
     found = [*_file_problems(policy, tree, base), *_own_problems(policy.network, tree, base)]
     return Examined(policy, _in_order(found))
-
-
-def _field_problem(tree: YamlTree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
-    path, model = _located(error)
-    is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
-    mark = yaml_tree.closest_mark(tree, path, key=is_key)
-    message = _message(error, path, model)
-    return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
 def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -286,11 +232,11 @@ def _problem(tree: YamlTree, path: yaml_tree.Path, message: str) -> Problem:
     return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
-def _no_policy(tree: YamlTree) -> Problem:
+def _no_policy(tree: YamlTree, text: bytes) -> Problem:
     """It may be anyone's secret: nothing of it is shown."""
-    first = min(tree.problems, key=lambda problem: problem.mark, default=None)
-    if first is not None and first.is_of_the_file:
-        return first
+    first = next(iter(tree.problems), None)
+    if first is not None and len(text) > yaml_tree.MAX_BYTES:
+        return first  # says nothing of what the file holds
     mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
     what = "is not valid YAML for a policy, and has" if first is not None else "has"
     why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
@@ -300,48 +246,34 @@ def _no_policy(tree: YamlTree) -> Problem:
 # ---- pydantic's errors
 
 
-def _located(error: Any) -> tuple[yaml_tree.Path, type[BaseModel] | None]:  # noqa: ANN401
-    """The path as written, and the model whose field (or missing field) its last part is.
-
-    `error`: pydantic's ErrorDetails, in which a stand-in's kind stands behind its name.
-    """
+def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetails
+    """The path as written."""
     refusal = error.get("ctx", {}).get("error")
-    path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
+    path: yaml_tree.Path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
     path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
+    # Pydantic puts a stand-in's kind behind its name.
     if path[:2] == ("network", "stand_ins") and len(path) > 3 and path[3] in MODELS:
-        models = {(): MODELS[path[3]], **_STAND_IN_MODELS}
-        path, below = (*path[:3], *path[4:]), path[4:-1]
-    else:
-        models, below = {**_MODELS}, path[:-1]
-    return path, models.get(tuple(part for part in below if isinstance(part, str)))
+        path = (*path[:3], *path[4:])
+    return path
 
 
-def _message(
-    error: Any,  # noqa: ANN401 - pydantic's ErrorDetails
-    path: yaml_tree.Path,
-    model: type[BaseModel] | None,
-) -> str:
-    # Pydantic's own messages speak of Python's types, not of what an author wrote.
+def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     match error["type"]:
         case "extra_forbidden":
-            allowed = list(model.model_fields) if model else []
-            hint = did_you_mean(str(path[-1]), allowed) or "."
-            return f"there is no such field{hint} Allowed: {listed(allowed)}"
+            hint = did_you_mean(str(error["loc"][-1]), sorted(_fields(Strict)))
+            return f"there is no such field{hint}"
         case "missing":
-            field = model.model_fields.get(str(path[-1])) if model else None
-            about = field.description if field is not None and field.description else ""
-            return f"is missing. {about}".rstrip()
+            return "is missing"
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
             return str(kinds.expected("a mapping of fields to values", error["input"]))
-        case "bool_type":
-            return str(kinds.expected("`true` or `false`", error["input"]))
-        case "string_type":
-            return str(kinds.expected("text", error["input"]))
-        case "too_long":
-            return f"too many; at most {error['ctx']['max_length']} are allowed"
     return printable(str(error["msg"]), max_chars=200)
+
+
+def _fields(model: type[Strict]) -> set[str]:
+    """The names of all fields of these models."""
+    return set(model.model_fields).union(*map(_fields, model.__subclasses__()))
 
 
 # ---- files that a policy names

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from belljar.dataclass import dataclass, field, json_of, replace
+from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import read_regular, reason
 from belljar.policy.guarding import GuardRules, Stop, Trigger
@@ -90,7 +90,7 @@ class PresetPolicy:
             **{name: getattr(self, name) for name in self.__slots__},
             "risk": self.risk.value,
             "tier": None if self.tier is None else self.tier.value,
-            "resources": json_of(self.resources),
+            "resources": self.resources.written(),
             "env": {},
             "files": [],
             "network": "none",

@@ -19,7 +19,7 @@ that policy with the task's content, services, rights and limits (`under_policy`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,9 +40,9 @@ from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import SNAPSHOTS, Policy
 from belljar.policy.network import Default, Network, Record, Upstream
-from belljar.policy.sections import common_rights, written_resources
+from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
-from belljar.units import format_duration, format_size, printable
+from belljar.units import printable
 
 # A task's wish for no network, whatever its policy has.
 NO_NETWORK: Final = "none"
@@ -243,16 +243,13 @@ def above_floor(
     changes, network = dict(asked), base.policy.network
     found = list[Difference]()
     if "network" in asked and network is not None:
-        why = "the task has `network_mode: none`"
         if isinstance(asked["network"], Network):
-            why = "the task's services take its place: its stand-ins and upstreams are not there"
             record = {"record": network.record}
             changes["network"] = asked["network"].model_copy(update=record)
-        found.append(
-            Difference(kind=DifferenceKind.DROPPED, where="policy", key="network", detail=why)
-        )
+        why = "the task's compose file takes its place: its stand-ins and upstreams are not there"
+        found.append(_fact("network", why, DifferenceKind.DROPPED, where="policy"))
     if "resources" in asked:
-        changes["resources"] = {**written_resources(base.policy.resources), **asked["resources"]}
+        changes["resources"] = {**base.policy.resources.written(), **asked["resources"]}
     if "env" in asked:
         changes["env"] = {**base.policy.env, **asked["env"]}
     wanted = with_tier(with_changes(base, changes) if changes else base, tier)
@@ -277,12 +274,20 @@ def under_policy(
     content = _content(run_policy, own, asked, override=override)
     network = _network(run_policy, own, asked, override=override)
     changes = {**_CONTENT, **content.changes, **network.changes}
-    if own is not None and own.policy.host:
-        changes["host"] = own.policy.host
+    found: list[Difference] = []
+    if own is not None:
+        if own.policy.host:
+            changes["host"] = own.policy.host
+        found += [
+            _fact(name, "as --policy says, not as the task's own policy does")
+            for name in ("risk", "tier", "resources", "host_tools")
+            if name in own.policy.model_fields_set
+            and getattr(own.policy, name) != getattr(run_policy.policy, name)
+        ]
     if rights := asked.get("rights") or (own.policy.rights if own is not None else None):
         changes["rights"] = rights
     if "resources" in asked:
-        limits = written_resources(run_policy.policy.resources) | asked["resources"]
+        limits = run_policy.policy.resources.written() | asked["resources"]
         changes["resources"] = with_changes(run_policy, {"resources": limits}).policy.resources
     wanted = run_policy.policy.model_copy(update=changes)  # `bounded` validates it
     base = _directory(
@@ -293,12 +298,8 @@ def under_policy(
         source=run_policy.source,
     )
     made = bounded(replace(run_policy, policy=wanted, base=base), run_policy)
-    return made, (
-        *(_other_isolation(run_policy.policy, own.policy) if own is not None else ()),
-        *content.differences,
-        *network.differences,
-        *looser(wanted, made.policy, by="the policy"),
-    )
+    found += (*content.differences, *network.differences)
+    return made, (*found, *looser(wanted, made.policy, by="the policy"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,20 +317,37 @@ def _content(
     task |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
     if "env" in asked:
         task["env"] = {**task.get("env", {}), **asked["env"]}
+    found: list[Difference] = []
+    first, last = operator, task
     if override:
         first, last = task, operator
-        differences = tuple(_overridden(task, operator))
+        # Of a task's image the user and directory are its own, too.
+        of_image = ("user", "workdir") if "image" in task else ()
+        found = [
+            _fact(name, "the policy's instead of the task's", DifferenceKind.OVERRIDDEN)
+            for name, value in operator.items()
+            if value
+            and (name in task or name in of_image)
+            # Variables of both are there, unless they have one name.
+            and (
+                value | task[name] != task[name] | value
+                if name == "env"
+                else value != task.get(name)
+            )
+        ]
     elif "image" in task:
-        first, last = {}, task
-        differences = tuple(_unused(task, operator))
-    else:
-        first, last = operator, task
-        differences = ()
+        first = {}
+        found = [
+            _ignored(name, "the policy's is not used: the task brings an image of its own")
+            for name, value in operator.items()
+            if value not in (_CONTENT[name], task.get(name))
+        ]
     changes = {**first, **last}
     if "env" in changes:
         changes["env"] = {**first.get("env", {}), **last.get("env", {})}
     is_from_task = own is not None and "files" in task and (last is task or "files" not in last)
-    return _Chosen(changes, own.base if own and is_from_task else run_policy.base, differences)
+    base = own.base if own and is_from_task else run_policy.base
+    return _Chosen(changes, base, tuple(found))
 
 
 def _written(policy: Policy) -> dict[str, Any]:
@@ -347,28 +365,21 @@ def _network(
         services, base = wanted.model_copy(update=record), run_policy.base
     if services is not None and not (services.stand_ins and is_closed(services)):
         services = None
+    facts: list[Difference] = []
     if override and "network" in run_policy.policy.model_fields_set:
-        instead = "`network_mode: none`" if operator is not None and wanted == NO_NETWORK else ""
-        if services is not None:
-            instead = f"the services {', '.join(services.stand_ins)}"
-        replaced = _by_operator("network", f"the policy's network instead of {instead}")
-        return _Chosen({}, run_policy.base, (replaced,) if instead else ())
-    if wanted == NO_NETWORK:
-        gone = "the task has `network_mode: none`: the policy's network is taken away"
-        facts = (_ignored("network", gone),) if operator is not None else ()
-        return _Chosen({"network": None}, run_policy.base, facts)
-    if services is None:
-        is_changed = task is not None and task != operator
-        names = ", ".join(task.stand_ins) if task is not None else ""
-        instead = (
-            "the policy's network" if operator is not None else "no network, as --policy says,"
-        )
-        changed = _changed("network", f"{instead} instead of the task's own ({names})")
-        return _Chosen({}, run_policy.base, (changed,) if is_changed else ())
-    names = ", ".join(services.stand_ins)
-    unused = f"the task's services ({names}) are its network: the policy's is not there"
-    facts = (_ignored("network", unused),) if operator is not None else ()
-    return _Chosen({"network": services}, base, facts)
+        if services is not None or (operator is not None and wanted == NO_NETWORK):
+            why = "the policy's network instead of the task's services"
+            facts = [_fact("network", why, DifferenceKind.OVERRIDDEN)]
+        return _Chosen({}, run_policy.base, tuple(facts))
+    if wanted == NO_NETWORK or services is not None:
+        if operator is not None:
+            facts = [_ignored("network", "the policy's is not there: the task has its own")]
+        own_network = None if wanted == NO_NETWORK else services
+        base = run_policy.base if wanted == NO_NETWORK else base
+        return _Chosen({"network": own_network}, base, tuple(facts))
+    if task is not None and task != operator:
+        facts = [_fact("network", "as --policy says, instead of the task's own")]
+    return _Chosen({}, run_policy.base, tuple(facts))
 
 
 # ---- differences from what is wanted
@@ -377,41 +388,36 @@ def _network(
 def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
     """Yield each place where a task wants more than it gets, as `by` says."""
     more = f"the task asks for more than {by} allows, and gets what that says"
-    fewer = f"{by} grants fewer rights inside the cell than the task asks for"
     was, now = wanted.network, made.network
     if wanted.risk != made.risk:
-        yield _changed("risk", more)
+        yield _fact("risk", more)
     if demanded_tier(wanted.risk, wanted.tier) != demanded_tier(made.risk, made.tier):
-        yield _changed("tier", more)
-    yield from _limited(wanted.resources, made.resources, where=TASK, by=by)
-    if wanted.rights != made.rights:
-        yield _changed("rights", fewer)
-    if wanted.host != made.host:
-        yield _changed("host.air_gap", more)
-    for name in ("host_tools_rule", "guard", "on"):
+        yield _fact("tier", more)
+    yield from _limited(wanted.resources, made.resources, more, where=TASK)
+    for name in ("rights", "host", "host_tools_rule", "guard", "on"):
         if getattr(wanted, name) != getattr(made, name):
-            yield _changed(name.removesuffix("_rule"), more)
+            yield _fact("host.air_gap" if name == "host" else name.removesuffix("_rule"), more)
     if was is None:
         return
     if now is None or not (is_closed(was) or _is_alike(was, now)):
-        yield _changed("network", more)
+        yield _fact("network", more)
     if now is None:
         return
     for name in Record.model_fields:
         if getattr(was.record, name) != getattr(now.record, name):
-            yield _changed(f"network.record.{name}", more)
+            yield _fact(f"network.record.{name}", more)
     for name, item in was.stand_ins.items():
         held = now.stand_ins.get(name)
         if isinstance(item, TargetStandIn) and isinstance(held, TargetStandIn):
             where = f"service {name}"
             if item.rights != held.rights:
-                yield _changed("rights", fewer, where=where)
+                yield _fact("rights", more, where=where)
             if "resources" in item.model_fields_set:
-                yield from _limited(item.resources, held.resources, where=where, by=by)
+                yield from _limited(item.resources, held.resources, more, where=where)
     kept = {_reach(each) for each in now.upstreams}
     for each in was.upstreams:
         if _reach(each) not in kept:
-            yield _changed(f"network.upstreams ({each.host})", more)
+            yield _fact(f"network.upstreams ({each.host})", more)
 
 
 def _reach(upstream: Upstream) -> tuple[object, ...]:
@@ -419,61 +425,24 @@ def _reach(upstream: Upstream) -> tuple[object, ...]:
     return upstream.host, ports, methods, upstream.budget, upstream.whole_run
 
 
-def _limited(asked: Resources, held: Resources, *, where: str, by: str) -> Iterator[Difference]:
-    for field in fields(Resources):
-        wanted, given = getattr(asked, field.name), getattr(held, field.name)
-        if wanted != given:
-            key = field.name.removesuffix("_bytes").removesuffix("_s")
-            shown: Callable[[Any], str] = str
-            if field.name != key:
-                shown = format_size if field.name.endswith("_bytes") else format_duration
-            detail = f"{shown(wanted)} asked for, {shown(given)} by {by}"
-            yield _changed(f"resources.{key}", detail, where=where)
+def _limited(asked: Resources, held: Resources, more: str, *, where: str) -> Iterator[Difference]:
+    given = held.written()
+    for name, wanted in asked.written().items():
+        if wanted != given[name]:
+            yield _fact(f"resources.{name}", more, where=where)
 
 
-def _other_isolation(operator: Policy, task: Policy) -> Iterator[Difference]:
-    for name in ("risk", "tier", "resources", "host_tools"):
-        asks, holds = getattr(task, name), getattr(operator, name)
-        if name in task.model_fields_set and asks != holds:
-            instead = f"{holds} instead of {asks}" if name == "risk" else "not the task's own"
-            yield _changed(name, f"as --policy says, {instead}")
-
-
-def _overridden(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
-    for name, value in operator.items():
-        if name == "env":
-            changed = sorted(k for k, v in value.items() if task.get("env", {}).get(k, v) != v)
-            if changed:
-                yield _by_operator("env", f"the policy's {', '.join(changed)}")
-        elif name in task and task[name] != value:
-            detail = f"the policy's {_shown(value)} instead of {_shown(task[name])}"
-            yield _by_operator(name, detail)
-        elif name in ("user", "workdir") and "image" in task and name not in task and value:
-            detail = f"the policy's {_shown(value)} instead of what the task's image says"
-            yield _by_operator(name, detail)
-
-
-def _unused(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
-    for name, value in operator.items():
-        if value not in (_CONTENT[name], task.get(name)):
-            brought = _shown(task["image"]) if name == "image" else "an image of its own"
-            what = f"image {_shown(value)}" if name == "image" else name
-            yield _ignored(name, f"the policy's {what} is not used: the task brings {brought}")
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else "its files" if value else "none"
-
-
-def _changed(key: str, detail: str, *, where: str = TASK) -> Difference:
+def _fact(
+    key: str,
+    detail: str,
+    kind: DifferenceKind = DifferenceKind.CHANGED,
+    *,
+    where: str = TASK,
+) -> Difference:
     where, key = printable(where), printable(key)
-    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=printable(detail))
-
-
-def _by_operator(key: str, detail: str) -> Difference:
-    return Difference(kind=DifferenceKind.OVERRIDDEN, where=TASK, key=key, detail=printable(detail))
+    return Difference(kind=kind, where=where, key=key, detail=detail)
 
 
 def _ignored(key: str, detail: str) -> Difference:
-    detail = printable(f"{detail}; `--override` uses the policy's")
-    return Difference(kind=DifferenceKind.DROPPED, where="policy", key=key, detail=detail)
+    detail = f"{detail}; `--override` uses the policy's"
+    return _fact(key, detail, DifferenceKind.DROPPED, where="policy")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WrapSerializer, field_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy.fields import AtError, Strict
@@ -37,8 +37,6 @@ from belljar.policy.serving import ModelBlock
 from belljar.policy.signals import DecoysField, GuardField, StopsField
 from belljar.policy.stand_ins import TargetStandIn
 
-# A file of another version is refused: what it would leave unbounded is unknown here.
-VERSION: Final = 1
 # All of them go along with each command of a cell.
 MAX_VARIABLES: Final = 1024
 SNAPSHOTS: Final = (False, True, "with_secrets")  # the less comes first
@@ -47,15 +45,14 @@ SNAPSHOTS: Final = (False, True, "with_secrets")  # the less comes first
 def _read_snapshots(value: object) -> object:
     if isinstance(value, bool) or value == "with_secrets":
         return value
-    raise kinds.expected("`true`, `false` or `with_secrets`", value, shows_text=True)
+    raise kinds.expected("`true`, `false` or `with_secrets`", value)
 
 
 class Policy(Strict):
     """What one cell may be, read, write, reach and consume: its blast radius, by its author."""
 
-    belljar: Annotated[int, kinds.version(VERSION)] = Field(
-        description="The version of this format."
-    )
+    # A file of another version is refused: what it would leave unbounded is unknown here.
+    belljar: Literal[1] = Field(description="The version of this format.")
     name: Annotated[str, kinds.NAME] = Field(
         default="policy",
         description="What this policy is called in reports; default the file's name.",
@@ -91,10 +88,7 @@ class Policy(Strict):
     network: Annotated[
         Network | None,
         BeforeValidator(read_network, json_schema_input_type=Network | Literal["none"]),
-        PlainSerializer(
-            lambda network: "none" if network is None else network.model_dump(mode="json"),
-            return_type=dict[str, Any] | Literal["none"],
-        ),
+        WrapSerializer(lambda network, dump: "none" if network is None else dump(network)),
     ] = Field(
         default=None,
         description="What the cell reaches, all of it simulated. none: it has no network device "

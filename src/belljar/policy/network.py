@@ -59,11 +59,11 @@ class Upstream(Strict):
     host: Annotated[str, hosts.HOST] = Field(description="Exactly this host name.")
     ports: Annotated[
         tuple[Annotated[int, hosts.PORT_NUMBER], ...],
-        list_of("ports", MAX_PORTS),
+        list_of(MAX_PORTS),
     ] = Field(description="TCP ports, as numbers: HTTP at 80, HTTPS at the others.")
-    methods: Annotated[
-        tuple[Annotated[str, hosts.METHOD], ...], list_of("methods", len(hosts.METHODS))
-    ] = Field(description="HTTP methods that are passed on.")
+    methods: Annotated[tuple[Annotated[str, hosts.METHOD], ...], list_of(len(hosts.METHODS))] = (
+        Field(description="HTTP methods that are passed on.")
+    )
     budget: Annotated[int, kinds.size("1KiB", "100GiB")] = Field(
         description="The most bytes of each sample, in both directions together; a dial costs "
         "512. From 1KiB to 100GiB."
@@ -173,7 +173,7 @@ class Network(Strict):
         Mapping[str, AnyStandIn],
         BeforeValidator(_read_ids, json_schema_input_type=dict[str, AnyStandIn]),
     ] = Field(default_factory=dict, description="Simulated endpoints, by name.")
-    upstreams: Annotated[tuple[Upstream, ...], list_of("upstreams", MAX_UPSTREAMS)] = Field(
+    upstreams: Annotated[tuple[Upstream, ...], list_of(MAX_UPSTREAMS)] = Field(
         default=(), description="REAL services that the gateway may dial. Risk low and medium only."
     )
     own_cell: OwnCell | None = Field(
@@ -255,7 +255,7 @@ def read_network(value: object) -> object:
     if isinstance(value, (Network, dict)):
         return value
     what = "`none` or a mapping with `stand_ins` and `default`"
-    raise kinds.expected(what, value, shows_text=True)
+    raise kinds.expected(what, value)
 
 
 def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:

@@ -94,7 +94,9 @@ def parse_reference(text: str) -> Reference:
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None or text.startswith("sha256:"):
         raise ValueError(
-            f"`{printable(text, max_chars=120)}` is not a valid image name: {_expected(text)}"
+            f"`{printable(text, max_chars=120)}` is not a valid image name: write, in lower case, "
+            "`[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id (`sha256:` "
+            "and 64 hexadecimal digits)"
         )
     registry, path = _split(match["host"] or "", match["path"])
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
@@ -127,18 +129,6 @@ def _is_host(text: str) -> bool:
 
 def _suffix(tag: str, digest: str) -> str:
     return (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")
-
-
-def _expected(text: str) -> str:
-    """What is wrong with it, as far as that can be seen."""
-    name, at, digest = text.partition("@")
-    if text.startswith("sha256:"):
-        return "an image's id has the form `sha256:` and 64 hexadecimal digits"
-    if at and not IMAGE_ID.fullmatch(digest):
-        return "a digest has the form `@sha256:` and 64 hexadecimal digits in lower case"
-    if name != name.lower() and _REFERENCE.fullmatch(name.lower()):
-        return "use lower case"
-    return "write `[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id"
 
 
 # How authors keep a container open for commands that come from outside.

@@ -5,21 +5,16 @@ As a person writes them (sizes and durations with units); read into the types of
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     PlainSerializer,
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 
 from belljar.policy import fields as kinds
 from belljar.policy.fields import Strict, list_of
@@ -58,45 +53,41 @@ IMAGE: Final = kinds.text_kind(_read_image)
 # ---- resources
 
 
-def _size(default_bytes: int, description: str) -> Any:  # noqa: ANN401 - pydantic's Field is Any
-    shown = kinds.written_size(default_bytes)
-    return Field(
-        default=default_bytes, description=description, json_schema_extra={"default": shown}
-    )
-
-
-def _duration(default_s: float, description: str) -> Any:  # noqa: ANN401 - pydantic's Field is Any
-    shown = kinds.written_duration(default_s)
-    return Field(default=default_s, description=description, json_schema_extra={"default": shown})
+def _amount(default: float, shown: str, description: str) -> Any:  # noqa: ANN401 - pydantic's Field
+    return Field(default=default, description=description, json_schema_extra={"default": shown})
 
 
 class ResourcesText(Strict):
     """Resources as they stand in the file; the values in bytes and seconds."""
 
-    cpus: Annotated[int, kinds.whole(1, 64)] = Field(
+    cpus: Annotated[int, Field(ge=1, le=64)] = Field(
         default=_DEFAULT.cpus, description="Virtual processors."
     )
-    memory: Annotated[int, kinds.size("64MiB", "256GiB")] = _size(
-        _DEFAULT.memory_bytes, "Memory for the cell's processes. From 64MiB to 256GiB."
+    memory: Annotated[int, kinds.size("64MiB", "256GiB")] = _amount(
+        _DEFAULT.memory_bytes, "512MiB", "Memory for the cell's processes. From 64MiB to 256GiB."
     )
-    disk: Annotated[int, kinds.size("16MiB", "256GiB")] = _size(
+    disk: Annotated[int, kinds.size("16MiB", "256GiB")] = _amount(
         _DEFAULT.disk_bytes,
+        "512MiB",
         "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB.",
     )
-    processes: Annotated[int, kinds.whole(16, 32768)] = Field(
+    processes: Annotated[int, Field(ge=16, le=32768)] = Field(
         default=_DEFAULT.processes, description="Processes and threads at one time."
     )
-    lifetime: Annotated[float, kinds.duration("10s", "7d")] = _duration(
+    lifetime: Annotated[float, kinds.duration("10s", "7d")] = _amount(
         _DEFAULT.lifetime_s,
+        "4h",
         "After this long the cell is destroyed, whatever it does. From 10s to 7d.",
     )
-    exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = _duration(
+    exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = _amount(
         _DEFAULT.exec_timeout_s,
+        "10m",
         "After this long a command without a timeout of its own is killed with its whole tree. "
         "From 1s to 1d, at most the lifetime.",
     )
-    output: Annotated[int, kinds.size("1KiB", "256MiB")] = _size(
+    output: Annotated[int, kinds.size("1KiB", "256MiB")] = _amount(
         _DEFAULT.output_bytes,
+        "10MiB",
         "The most that is kept of each output stream of one command; the rest is dropped and "
         "counted. From 1KiB to 256MiB.",
     )
@@ -106,8 +97,7 @@ class ResourcesText(Strict):
     def _within_lifetime(cls, exec_timeout: float, info: ValidationInfo) -> float:
         lifetime = info.data.get("lifetime")
         if lifetime is not None and exec_timeout > lifetime:
-            most = kinds.written_duration(lifetime)
-            raise ValueError(f"must be at most `lifetime`, which is {most}")
+            raise ValueError("must be at most `lifetime`")
         return exec_timeout
 
     def resources(self) -> Resources:
@@ -126,62 +116,30 @@ class ResourcesText(Strict):
         )
 
 
-def written_resources(value: Resources) -> dict[str, str | int]:
-    """Resources in the words of a file."""
-    return {
-        "cpus": value.cpus,
-        "memory": f"{value.memory_bytes}B",
-        "disk": f"{value.disk_bytes}B",
-        "processes": value.processes,
-        "lifetime": f"{value.lifetime_s:.6f}s",
-        "exec_timeout": f"{value.exec_timeout_s:.6f}s",
-        "output": f"{value.output_bytes}B",
-    }
-
-
-class _FromText:
-    """Reads `ResourcesText`, or `Resources` by the same bounds."""
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        read = core_schema.no_info_after_validator_function(
-            ResourcesText.resources, handler.generate_schema(ResourcesText)
-        )
-        return core_schema.no_info_before_validator_function(
-            lambda value: written_resources(value) if isinstance(value, Resources) else value,
-            read,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda value, info: (
-                    written_resources(value) if info.context == kinds.WRITTEN else asdict(value)
-                ),
-                info_arg=True,
-            ),
-        )
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return handler(core)
+def written_resources(value: object) -> object:
+    """Resources in the words of a file; anything else as it is."""
+    return value.written() if isinstance(value, Resources) else value
 
 
 # Written resources, or a program's, as `Resources`.
-ResourcesField: TypeAlias = Annotated[Resources, _FromText()]
+if TYPE_CHECKING:
+    ResourcesField: TypeAlias = Resources
+else:
+    ResourcesField = Annotated[
+        ResourcesText,
+        BeforeValidator(written_resources, json_schema_input_type=ResourcesText),
+        AfterValidator(ResourcesText.resources),
+        PlainSerializer(written_resources, return_type=dict[str, Any]),
+    ]
 
 
 # ---- the host
 
 
-class AirGap(StrEnum):
-    """A demand on the host's ways beyond itself."""
-
-    REQUIRED = "required"
-
-
 class HostRules(Strict):
     """What must hold of the host while a cell runs on it."""
 
-    air_gap: Annotated[AirGap, kinds.choice(AirGap)] = Field(
+    air_gap: Literal["required"] = Field(
         description="`required`: a run is refused unless `belljar airgap check` finds every way "
         "beyond the host absent, and void if one appears while it runs.",
     )
@@ -202,9 +160,10 @@ class FileCopy(Strict):
     target: Annotated[str, kinds.TARGET] = Field(
         description="Its path in the cell, absolute or relative to the working directory."
     )
-    mode: Annotated[int, kinds.MODE] | None = Field(
-        default=None, description='Permissions as octal digits in quotes; default "0644".'
-    )
+    mode: (
+        Annotated[int, kinds.MODE, PlainSerializer(lambda mode: f"{mode:04o}", return_type=str)]
+        | None
+    ) = Field(default=None, description='Permissions as octal digits in quotes; default "0644".')
     owner: Annotated[str, kinds.USER] | None = Field(
         default=None, description="Who owns it in the cell; default the cell's user."
     )
@@ -225,7 +184,7 @@ def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
 # A list of files, no two of them with one target.
 FilesField: TypeAlias = Annotated[
     tuple[FileCopy, ...],
-    list_of("files", MAX_FILES, min_count=0, schema=list[FileCopy]),
+    list_of(MAX_FILES, min_count=0),
     AfterValidator(_each_target_once),
 ]
 
@@ -251,7 +210,7 @@ class Rights(Strict):
 
     capabilities: Annotated[
         tuple[Annotated[str, _CAPABILITY], ...],
-        list_of("capabilities", len(CAPABILITIES), min_count=0, schema=list[str]),
+        list_of(len(CAPABILITIES), min_count=0),
         AfterValidator(lambda names: tuple(sorted({*names} - USUAL_CAPABILITIES))),
         PlainSerializer(list, return_type=list[str]),
     ] = Field(default=(), description="Capabilities of root in the cell, beside the usual ones.")
@@ -302,7 +261,7 @@ class HostToolsText(Strict):
 
     allow: Annotated[
         tuple[Annotated[str, _TOOL_NAME], ...],
-        list_of("names of tools", MAX_TOOLS, schema=list[str]),
+        list_of(MAX_TOOLS),
     ] = Field(description="Names of tools, or of MCP servers.")
 
 
@@ -317,7 +276,7 @@ def _read_host_tools(value: object) -> object:
     if value is None or isinstance(value, dict):
         return value
     what = "`refuse`, `report` or a mapping with `allow`"
-    raise kinds.expected(what, value, shows_text=True)
+    raise kinds.expected(what, value)
 
 
 def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values

@@ -22,18 +22,10 @@ _SHA256: Final = kinds.checked(
     re.compile(r"(sha256:)?[0-9a-fA-F]{64}", re.ASCII).fullmatch,
     convert=lambda text: text.lower().removeprefix("sha256:"),
 )
-_PLACE: Final = kinds.checked(
-    "a path", "is not a path", lambda text: bool(text) and text.isprintable()
-)
-
-
-_SENTENCE: Final = kinds.checked(
-    "a sentence", "is not one line of text", lambda text: bool(text) and text.isprintable()
-)
-_GPU: Final = kinds.matching(
+_GPU: Final = kinds.checked(
     "a GPU's device file",
-    re.compile(r"/dev/nvidia[0-9]{1,3}"),
     "is no GPU's device file: write `/dev/nvidia0`, `/dev/nvidia1` and so on",
+    re.compile(r"/dev/nvidia[0-9]{1,3}").fullmatch,
 )
 # What CUDA opens beside the GPUs' own files.
 _GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -46,16 +38,16 @@ def _read_server(value: object) -> object:
     if value in PRESETS:
         return value
     what = f"{listed(PRESETS)}, or a command as a list of words"
-    raise kinds.expected(what, value, shows_text=True)
+    raise kinds.expected(what, value)
 
 
 class Weights(Strict):
     """The model's weights, which the store has by their digest."""
 
-    file: Annotated[str, _PLACE] | None = Field(
+    file: Annotated[str, kinds.LINE] | None = Field(
         default=None, description="Where the file was when it was added; only its digest counts."
     )
-    directory: Annotated[str, _PLACE] | None = Field(
+    directory: Annotated[str, kinds.LINE] | None = Field(
         default=None, description="Likewise, of weights that are a directory."
     )
     sha256: Annotated[str, _SHA256] = Field(
@@ -66,10 +58,10 @@ class Weights(Strict):
 class Gpu(Strict):
     """NVIDIA GPUs for the server, with which it reaches this host's driver."""
 
-    devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of("GPUs", 16, schema=list[str])] = (
-        Field(description="Device files of this host's GPUs: `/dev/nvidia0` and so on.")
+    devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of(16)] = Field(
+        description="Device files of this host's GPUs: `/dev/nvidia0` and so on."
     )
-    reason: Annotated[str, _SENTENCE] | None = Field(
+    reason: Annotated[str, kinds.LINE] | None = Field(
         default=None, description="Why this is acceptable; needed for risk high and critical."
     )
 
@@ -84,13 +76,13 @@ class ModelBlock(Strict):
             _read_server, json_schema_input_type=Literal["llama_cpp", "vllm"] | list[str]
         ),
     ] = Field("llama_cpp", description="`llama_cpp`, `vllm`, or an OpenAI-like server's command.")
-    port: Annotated[int, kinds.whole(1, 65535)] = Field(
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(
         8080, description="Where it listens, on the cell's own loopback."
     )
-    context: Annotated[int, kinds.whole(128, 1 << 24)] = Field(
+    context: Annotated[int, Field(ge=128, le=1 << 24)] = Field(
         4096, description="Tokens of one request, prompt and answer together."
     )
-    parallel: Annotated[int, kinds.whole(1, 32)] = Field(
+    parallel: Annotated[int, Field(ge=1, le=32)] = Field(
         1, description="Requests that it answers at one time."
     )
     start_timeout: Annotated[float, kinds.duration("1s", "1h")] = Field(

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
-from belljar.policy.fields import AtError, Strict, list_of, mapping_of
+from belljar.policy.fields import AtError, Strict, list_of
 from belljar.policy.guarding import (
     ACTIONS,
     DEFAULT_ACTIONS,
@@ -38,8 +38,6 @@ MAX_PROTECTED: Final = 64
 MAX_COLUMNS: Final = 64
 STANDARD: Final = "standard"
 NONE: Final = "none"
-# It is part of paths and of names in the cell.
-_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 
 
 def _read_place(value: object) -> str:
@@ -60,8 +58,11 @@ def _read_place(value: object) -> str:
 
 Id: TypeAlias = Annotated[
     str,
-    kinds.matching(
-        "an id", _ID, "is not a valid id: use at most 32 lower-case letters, digits, `_` and `-`"
+    kinds.checked(
+        "an id",
+        "is not a valid id: use at most 32 lower-case letters, digits, `_` and `-`",
+        # It is part of paths and of names in the cell.
+        re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII).fullmatch,
     ),
 ]
 
@@ -83,7 +84,7 @@ class DecoyText(Strict):
         description="Its path in the cell; `~/` is the home of the cell's user. Default: the "
         "kind's usual place. Of a service: its host name, or NAME:PORT.",
     )
-    count: Annotated[int, kinds.whole(1, MAX_COUNT)] = Field(
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
         default=1, description="How many records it has, where its kind holds several."
     )
     template: Annotated[str, kinds.TEXT] = Field(
@@ -138,13 +139,9 @@ def _read_decoys(value: object) -> object:
         return ()
     if value == STANDARD:
         value = STANDARD_DECOYS
-    if isinstance(value, tuple):
-        return tuple(_written_decoy(spec) for spec in value)
-    if not isinstance(value, list):
-        raise kinds.expected(f"`{STANDARD}`, `{NONE}` or a list of decoys", value)
-    if len(value) > MAX_DECOYS:
-        raise ValueError(f"{len(value)} decoys; at most {MAX_DECOYS} are allowed")
-    return tuple(value)
+    if not isinstance(value, list | tuple) or len(value) > MAX_DECOYS:
+        raise ValueError(f"expected `{STANDARD}`, `{NONE}` or a list of at most {MAX_DECOYS}")
+    return tuple(_written_decoy(each) if isinstance(each, DecoySpec) else each for each in value)
 
 
 def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
@@ -185,7 +182,7 @@ class ProtectedText(Strict):
         description="A file below the policy's directory: CSV, or one value a line.",
     )
     columns: Annotated[
-        tuple[Annotated[str, kinds.LINE], ...], list_of("columns", MAX_COLUMNS, min_count=0)
+        tuple[Annotated[str, kinds.LINE], ...], list_of(MAX_COLUMNS, min_count=0)
     ] = Field(default=(), description="Columns of a CSV file whose values are looked for.")
     value: Annotated[str, kinds.LINE] = Field(default="", description="One value.")
 
@@ -210,12 +207,12 @@ def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
 class GuardText(Strict):
     """The egress guard: what it looks for, and what it does about it."""
 
-    protect: Annotated[
-        tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, min_count=0)
-    ] = Field(default=(), description="Data of your own that may not leave.")
+    protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = Field(
+        default=(), description="Data of your own that may not leave."
+    )
     classes: Annotated[
         tuple[Literal["card", "iban", "email"], ...],
-        list_of("classes", len(GUARD_CLASSES), min_count=0),
+        list_of(len(GUARD_CLASSES), min_count=0),
     ] = Field(
         default=(),
         description="Personal data that is looked for. Credentials, private keys and seed "
@@ -244,22 +241,14 @@ class GuardText(Strict):
 def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
     if rules is None:
         return None
-    protect = [
-        {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(item).items()
-            if value
-        }
-        for item in rules.protect
-    ]
     return {
-        "protect": protect,
-        "classes": list(rules.classes),
+        "protect": [
+            {name: value for name, value in asdict(item).items() if value} for item in rules.protect
+        ],
+        "classes": rules.classes,
         "action": {place.value: rules.action(place).value for place in Place},
     }
 
-
-_read_mapping: Final = mapping_of("with `protect`, `classes` and `action`")
 
 if TYPE_CHECKING:
     DecoysField: TypeAlias = tuple[DecoySpec, ...]
@@ -284,9 +273,7 @@ else:
     GuardField = Annotated[
         GuardText | None,
         BeforeValidator(
-            lambda value: (
-                _written_guard(value) if isinstance(value, GuardRules) else _read_mapping(value)
-            ),
+            lambda value: _written_guard(value) if isinstance(value, GuardRules) else value,
             json_schema_input_type=GuardText | None,
         ),
         AfterValidator(lambda text: None if text is None else text.rules()),
@@ -294,12 +281,6 @@ else:
     ]
     StopsField = Annotated[
         Mapping[Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]],
-        BeforeValidator(
-            mapping_of("of events to stops", empty={}),
-            json_schema_input_type=Mapping[
-                Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]
-            ],
-        ),
         PlainSerializer(
             lambda stops: {trigger.value: stop.value for trigger, stop in stops.items()},
             return_type=dict[str, str],

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
-from belljar.policy.fields import AtError, Strict, list_of, mapping_of
+from belljar.policy.fields import AtError, Strict, list_of
 from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports, TargetPorts
 from belljar.policy.limits import Resources, Tier
 from belljar.policy.sections import IMAGE, FilesField, ResourcesField, Rights
@@ -31,63 +30,37 @@ NETWORKS: Final = (
 # Docker's names, so that a compose file's check is one here.
 _TIMES: Final = "^(interval|timeout|start_period|start_interval|retries)$"
 _TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
-# As gunicorn and uvicorn name an application.
-_APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-
-
-def _read_routes(value: object) -> object:
-    if value is None:
-        return value
-    if isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value):
-        return tuple(value)
-    if isinstance(value, str):
-        what = "write the file's `routes` and `static` here, and its directory as `files`"
-        # A policy of an earlier version named a file here.
-        raise ValueError(f"routes are no longer in a file of their own: {what}")
-    raise kinds.expected("a list of routes (each a mapping)", value)
-
 
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
 Line: TypeAlias = Annotated[str, kinds.LINE]
-Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)]
+Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS)]
 Times: TypeAlias = Mapping[
     Annotated[str, Field(pattern=_TIMES)], Annotated[str, Field(pattern=_TIME)]
 ]
 AnyWords: TypeAlias = Annotated[
-    tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, min_count=0)
+    tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS, min_count=0)
 ]
 Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]]
 CellNetworks: TypeAlias = Annotated[
-    tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS, min_count=0)
-]
-JsonMapping: TypeAlias = Annotated[
-    Mapping[str, Any],
-    BeforeValidator(mapping_of("of names to values"), json_schema_input_type=dict[str, Any]),
+    tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NETWORKS, min_count=0)
 ]
 
 
 # With the options of a compose file's `tmpfs`, which begin behind a colon: the path can't have one.
-DIRECTORY: Final = kinds.matching(
+DIRECTORY: Final = kinds.checked(
     "a directory",
+    "is none: write an absolute path, and behind a colon its `mode`, `uid` and `gid`",
     re.compile(
         r"/[^:\0]*(:(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5})(,(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5}))*)?"
-    ),
-    "is none: write an absolute path, and behind a colon its `mode`, `uid` and `gid`",
+    ).fullmatch,
 )
 # Docker's words of a container's restart policy, unchanged.
-RESTART: Final = kinds.matching(
+RESTART: Final = kinds.checked(
     "a restart",
-    re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?"),
     "is none: write `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`",
+    re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?").fullmatch,
 )
-
-
-class Tokens(Enum):
-    """Whether a metadata service wants tokens."""
-
-    OPTIONAL = "optional"
-    REQUIRED = "required"
 
 
 class StandIn(Strict):
@@ -154,11 +127,10 @@ class HttpStandIn(StandIn):
     directory_field: ClassVar[str] = "files"
 
     kind: Literal["http"] = Field(description="What it plays.")
-    routes: Annotated[
-        tuple[Mapping[str, Any], ...] | None,
-        BeforeValidator(_read_routes, json_schema_input_type=list[dict[str, Any]]),
-    ] = Field(default=None, description="What is answered: the first route that fits a request.")
-    static: JsonMapping | None = Field(
+    routes: Annotated[tuple[Mapping[str, Any], ...], list_of(MAX_WORDS, min_count=0)] | None = (
+        Field(default=None, description="What is answered: the first route that fits a request.")
+    )
+    static: Mapping[str, Any] | None = Field(
         default=None, description="Paths, and the directories whose files are served below them."
     )
     files: Directory | None = Field(
@@ -217,10 +189,10 @@ class MetadataStandIn(StandIn):
     usual_ports: ClassVar[tuple[int, ...]] = (80,)
 
     kind: Literal["metadata"] = Field(description="What it plays.")
-    names: Annotated[
-        tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, min_count=0)
-    ] = Field(default=(), description="Host names. Default: none, only the address.")
-    tokens: Annotated[Tokens, kinds.choice(Tokens)] | None = Field(
+    names: Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of(MAX_NAMES, min_count=0)] = (
+        Field(default=(), description="Host names. Default: none, only the address.")
+    )
+    tokens: Literal["optional", "required"] | None = Field(
         default=None,
         description="Whether it wants a token of each request (IMDSv2). Default optional.",
     )
@@ -270,7 +242,7 @@ class Health(Strict):
     timeout: Annotated[float, kinds.duration("100ms", "5m")] = Field(
         default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
     )
-    retries: Annotated[int, kinds.whole(1, 1000)] = Field(default=30, description="Tries at most.")
+    retries: Annotated[int, Field(ge=1, le=1000)] = Field(default=30, description="Tries at most.")
     within: Annotated[float, kinds.duration("1s", "1d")] | None = Field(
         default=None,
         description="From the first try to the end of the last. Default: as long as the tries "
@@ -325,10 +297,7 @@ class TargetStandIn(StandIn):
     )
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
     awaits: (
-        Annotated[
-            tuple[Annotated[str, kinds.NAME], ...], list_of("target cells", MAX_NAMES, min_count=0)
-        ]
-        | None
+        Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NAMES, min_count=0)] | None
     ) = Field(
         default=None,
         description="The target cells before it that must be healthy when it starts. Default: "
@@ -357,13 +326,13 @@ class ServiceProgram(Strict):
         default=None,
         description="What stands behind the image's entrypoint, in place of the image's command.",
     )
-    directories: (
-        Annotated[tuple[Annotated[str, DIRECTORY], ...], list_of("directories", MAX_PORTS)] | None
-    ) = Field(
-        default=None,
-        description="Made, as root's with mode 0755, before its program runs, where the image does "
-        "not have them. With a mode, uid or gid (`/scratch:mode=1777,uid=1000`) the image's gets "
-        "them, too.",
+    directories: Annotated[tuple[Annotated[str, DIRECTORY], ...], list_of(MAX_PORTS)] | None = (
+        Field(
+            default=None,
+            description="Made, as root's with mode 0755, before its program runs, where the image "
+            "does not have them. With a mode, uid or gid (`/scratch:mode=1777,uid=1000`) the "
+            "image's gets them, too.",
+        )
     )
     restart: Annotated[str, RESTART] | None = Field(
         default=None,
@@ -400,8 +369,11 @@ class PythonStandIn(TargetStandIn):
     kind: Literal["python"] = Field(description="What it plays.")
     app: Annotated[
         str,
-        kinds.matching(
-            "an app", _APP, "is not an app: write a module and a name in it: `shop.main:app`"
+        kinds.checked(
+            "an app",
+            "is not an app: write a module and a name in it: `shop.main:app`",
+            # As gunicorn and uvicorn name an application.
+            re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII).fullmatch,
         ),
     ] = Field(description="The app as `module:name`, as in `shop.main:app`.")
     files: Directory = Field(

@@ -373,8 +373,10 @@ _NAMES: Final = {
     0x400: "removed",
     0x800: "moved",
 }
-# IN_ALL_EVENTS of inotify(7): any touch of the canary counts.
-_EVERYTHING: Final = 0xFFF
+# IN_ALL_EVENTS of inotify(7) but IN_CLOSE_WRITE and IN_CLOSE_NOWRITE: any touch counts, and each
+# begins with another event. A child of this process that was forked while the file was written
+# closes its copy late, at its execve, and has touched nothing.
+_TOUCHES: Final = 0xFFF & ~0x018
 # struct inotify_event, without its name.
 _HEAD: Final = struct.Struct("iIII")
 
@@ -390,7 +392,7 @@ def watch_file(path: Path) -> Iterator[Callable[[], list[str]]]:
     if fd < 0:
         raise _last_error()
     try:
-        if libc.inotify_add_watch(fd, os.fsencode(path), _EVERYTHING) < 0:
+        if libc.inotify_add_watch(fd, os.fsencode(path), _TOUCHES) < 0:
             raise _last_error()
         yield partial(_happened, fd)
     finally:

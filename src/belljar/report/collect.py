@@ -9,20 +9,18 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, Final
 
 from belljar.dataclass import asdict
 from belljar.differences import sentences
 from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings, TranscriptAction
+from belljar.report.cells import CellFindings
 from belljar.report.entries import entries_of
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
 from belljar.report.remarks import (
     differing,
     model_sentence,
-    probe_sentence,
     problems_and_errors,
     range_sentences,
     run_remarks,
@@ -32,14 +30,15 @@ from belljar.report.signals import Blind, SignalCode
 from belljar.report.source import (
     MAX_LISTED,
     RunSource,
+    exchanges_of,
     facts_of,
-    graph_of,
     plan_of,
+    proves_unused,
     targets_of,
     texts_of,
     tier_of,
 )
-from belljar.report.timeline import RUN, Group, Timelines, shown, transcript_of
+from belljar.report.timeline import RUN, Group, shown, transcript_of
 from belljar.report.tools import tool_uses
 from belljar.units import format_duration
 
@@ -130,12 +129,7 @@ def _sample(row: Row) -> dict[str, Any]:
             {"cell": cell.cell_id, **asdict(each)} for cell in row.cells for each in cell.probings
         ],
         "ranges": [
-            {
-                **each.to_json(),
-                "sentences": list(range_sentences(each)),
-                "of_probes": probe_sentence(each),
-            }
-            for each in row.ranges
+            {**each.to_json(), "sentences": list(range_sentences(each))} for each in row.ranges
         ],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
@@ -153,12 +147,6 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
     chosen, left_out = _units(findings, facts, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
     units = [_unit(kind, row, found, source, share) for kind, row, found in chosen]
-    activity = deepcopy(timelines.activity)
-    for cell in (cell for _, row, _ in chosen for cell in row.cells):
-        for each in cell.operations.values():
-            is_exec = each.action is TranscriptAction.EXEC
-            if is_exec and each.started and not cell.is_own(each):
-                activity.add(Group.COMMAND.value, each.started)
     counts = Counter(each["verdict"] for each in facts["samples"])
     signals = Counter(each["code"] for found in facts["samples"] for each in found["signals"])
     return {
@@ -174,9 +162,9 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
         "left_host": texts_of((*facts["left_this_host"]["lines"], *_outside(facts["tools"]))),
         "air_gap": timelines.air_gap,
         "targets": targets_of(findings, source),
+        "proves_unused": proves_unused(findings, source),
         "hits": [(*key, count) for key, count in timelines.hits.most_common()],
         "plans": [plan_of(each) for each in source.plans.values()],
-        "activity": activity.to_json(),
         "units": units,
         "units_left_out": left_out,
         "facts": facts_of(source),
@@ -309,8 +297,8 @@ def _unit(
         "bytes_out": found["bytes_out"],
         "lasted_s": found["lasted_s"],
         "destroyed": all(each.is_proven for each in (*cells, *ranges)),
-        "proofs": list(_proofs(listed, ranges[:MAX_CELLS], timelines, room // MAX_CELLS)),
-        "graphs": [graph_of(each, source) for each in ranges[:MAX_CELLS]],
+        "proofs": list(_proofs(listed, ranges[:MAX_CELLS], room // MAX_CELLS)),
+        "exchanges": texts_of((e for each in ranges for e in exchanges_of(each, timelines)), room),
         "network": texts_of((line for each in found["ranges"] for line in each["sentences"]), room),
         "show": [
             *(f"--cell-id {shlex.quote(shown(cell.cell_id))}" for cell in listed),
@@ -333,7 +321,7 @@ def _remarks(row: Row, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _proofs(
-    cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], timelines: Timelines, room: int
+    cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], room: int
 ) -> Iterator[dict[str, Any]]:
     """The probes of each cell and its end, and the end of each range."""
     ends: list[tuple[str, str, CellFindings | RangeFindings, str]] = [
@@ -353,6 +341,5 @@ def _proofs(
             "probes": texts_of(probes, room),
             "destroyed": "proven" if found.is_proven else "NOT PROVEN",
             "left": texts_of((*found.survivors, *found.not_checked), room),
-            "looked_for": texts_of(timelines.proofs.get(place, ()), room),
             "death": shown(death),
         }

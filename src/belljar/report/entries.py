@@ -14,12 +14,11 @@ from belljar.errors import LedgerError
 from belljar.ledger.schema import BodyRef
 from belljar.report.cells import CellFindings
 from belljar.report.source import RunSource
-from belljar.report.timeline import Group, TimelineEntry, shown, shown_terminal
+from belljar.report.timeline import Group, TimelineEntry, shown
 from belljar.units import format_size
 
 # A reader sees a page of it; the whole body is in the run directory.
 MAX_BODY_BYTES: Final = 8 << 10
-MAX_TERMINAL_BYTES: Final = 64 << 10  # a terminal draws the same places again and again
 _ENTRY_BYTES: Final = 60  # of an entry without its texts, in JSON
 
 
@@ -66,13 +65,10 @@ def entries_of(
     order = list(Group)
     for entry in sorted(kept, key=lambda each: (order.index(each.group), each.seq)):
         made[entry.seq] = _entry(entry, shown(names.get(entry.place, "")))
-        for body, times in entry.bodies if left > 0 else ():
-            found, shown_bytes = _body(body, source, left, is_terminal=bool(entry.sizes))
-            # A share is of the whole, and the text is its beginning
-            grown = body.kept_bytes / max(1, shown_bytes)
-            times = [[at, round(min(1.0, share * grown), 4)] for at, share in times]
-            made[entry.seq][-1].append([*found, times])
-            left -= _page_bytes(*found) + 16 * len(times)
+        for body in entry.bodies if left > 0 else ():
+            found = _body(body, source, left)
+            made[entry.seq][-1].append(found)
+            left -= _page_bytes(*found)
     return [made[seq] for seq in _in_order(kept)], left_out
 
 
@@ -97,32 +93,28 @@ def _page_bytes(*texts: str) -> int:
 def _entry(entry: TimelineEntry, cell: str) -> list[Any]:
     """As `page.js` reads it; the last item is for the bodies that fit."""
     what = f"{cell}: {entry.what}" if cell else entry.what
-    facts = (int(entry.is_bad), int(entry.by_guest), entry.notes, len(entry.bodies), entry.sizes)
+    facts = (int(entry.is_bad), int(entry.by_guest), entry.notes, len(entry.bodies))
     texts = (entry.time[11:23], entry.group.value, what, entry.outcome)
     return [entry.seq, *texts, *facts, []]
 
 
-def _body(
-    body: BodyRef, source: RunSource, room: int, *, is_terminal: bool
-) -> tuple[list[str], int]:
-    """Its name, its beginning as text, and what of it is not here; how many bytes are."""
-    max_bytes = min(room, MAX_TERMINAL_BYTES if is_terminal else MAX_BODY_BYTES)
+def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:
+    """Its name, its beginning as text, and what of it is not here."""
+    max_bytes = min(room, MAX_BODY_BYTES)
     try:
         content = source.read(body, max_bytes)
     except (OSError, LedgerError) as error:
         # A purged or changed body must not hide the entries beside it.
-        return [body.name, "", shown(f"it can't be read: {error}")], 0
-    shown_bytes = len(content)
-    is_whole = shown_bytes >= body.kept_bytes
+        return [body.name, "", shown(f"it can't be read: {error}")]
+    is_whole = len(content) >= body.kept_bytes
     # Cut in the middle of a character, its first bytes are left out
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-    text = decoder.decode(content, final=is_whole)
-    note = "" if is_whole else f"the first {format_size(shown_bytes)} of "
+    text = decoder.decode(content, final=is_whole).replace("\r\n", "\n")
+    note = "" if is_whole else f"the first {format_size(len(content))} of "
     note += format_size(body.kept_bytes)
     if body.kept_bytes < body.total_bytes:
         note += f", kept of {format_size(body.total_bytes)}"
-    text = shown_terminal(text) if is_terminal else shown(text, max_chars=max_bytes)
+    text = shown(text, max_chars=max_bytes)
     if (size := _page_bytes(text)) > room:  # what is shown as numbers or escaped takes more
         text, note = text[: room * len(text) // size], f"the beginning of {note}"
-        shown_bytes = room * shown_bytes // size
-    return [shown(body.name), text, note], shown_bytes
+    return [shown(body.name), text, note]

@@ -25,7 +25,7 @@ _HERE: Final = Path(__file__).parent
 
 def render(report: Mapping[str, Any]) -> bytes:
     """The page of what `collect` found. The same report gives the same bytes."""
-    style, script = map(_with_uplot, ("css", "js"))
+    style, script = ((_HERE / name).read_text() for name in ("page.css", "page.js"))
     environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(_HERE),
@@ -35,12 +35,8 @@ def render(report: Mapping[str, Any]) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "size": format_size,
-        "duration": format_duration,
-        "data": _data,
-        "texts": texts_of,
-    }
+    filters = {"size": format_size, "duration": format_duration, "data": _data, "texts": texts_of}
+    environment.filters |= filters
     page = environment.get_template("page.html").render(
         report=report,
         style=Markup(style),  # noqa: S704 - our own file
@@ -58,12 +54,6 @@ def render(report: Mapping[str, Any]) -> bytes:
         ),
     )
     return page.encode()
-
-
-def _with_uplot(kind: str) -> str:
-    """Return our file of this kind behind the vendored one, which the live page has, too."""
-    vendored = (_HERE.parent / "live" / f"uplot.{kind}").read_text().rstrip()
-    return f"{vendored}\n{(_HERE / f'page.{kind}').read_text()}"
 
 
 def _visible(value: object) -> object:

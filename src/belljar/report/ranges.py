@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
@@ -17,7 +17,6 @@ from belljar.report.reading import (
     word,
 )
 from belljar.report.reasons import Ending, Reason, ReasonCode
-from belljar.report.requests import Places, Requests
 from belljar.units import printable
 
 MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
@@ -49,18 +48,6 @@ class Counts:
     def __bool__(self) -> bool:
         return bool(self.named or self.more)
 
-    @property
-    def times(self) -> int:
-        """The sum."""
-        return sum(self.named.values()) + self.more
-
-    def renamed(self, label: Callable[[str], str]) -> Counts:
-        """The same by other names."""
-        renamed = Counts(more=self.more)
-        for name, times in self.named.items():
-            renamed.add(label(name), times)
-        return renamed
-
     def sentence(self) -> str:
         """`a, b ×3, others ×2`."""
         counts = self.named | ({"others": self.more} if self.more else {})
@@ -69,20 +56,12 @@ class Counts:
 
 @dataclass(slots=True, kw_only=True)
 class FlowCount:
-    """Packets of one cell with one verdict.
-
-    `probed`: to new places during a probe, so most likely Belljar's. `again`: without an event
-    (repeats, or too many places). `to`: the others.
-    """
+    """Packets of one cell with one verdict, by place; those of Belljar's probes are left out."""
 
     cell: str
     verdict: str
     reason: str
     protocol: str
-    packets: int = 0
-    bytes: int = 0
-    probed: int = 0
-    again: int = 0
     to: Counts = field(default_factory=Counts)
 
 
@@ -90,17 +69,19 @@ class FlowCount:
 class RangeFindings(Ending):
     """One range.
 
-    `cells`: names by id. `packets`: path of the packet record. `requests`: to stand-ins and
-    upstreams. `missing_bytes`: of secrets of TLS. `without_secrets`: numbers of TLS connections.
-    Of older runs, `missing_bytes` counts what no event had, too; `unread_packets` those of traffic
-    between cells, which was read from the packet record; `reader_ended`: why that stopped early.
+    `cells`: names by id. `packets`: path of the packet record. `requests`: and connections, to
+    stand-ins, upstreams and other cells. `missing_bytes`: of secrets of TLS. `without_secrets`:
+    numbers of TLS connections. Of older runs, `missing_bytes` counts what no event had, too;
+    `unread_packets` those of traffic between cells, which was read from the packet record;
+    `reader_ended`: why that stopped early.
     """
 
     range_id: str
     packets: str = ""
     cells: dict[str, str] = field(default_factory=dict)
-    requests: Requests = field(default_factory=Requests)
-    between_cells: Requests = field(default_factory=Requests)
+    requests: int = 0
+    requests_between_cells: int = 0
+    requests_refused: int = 0
     missing_bytes: int = 0
     without_secrets: set[int] = field(default_factory=set)
     unread_packets: int = 0
@@ -115,7 +96,6 @@ class RangeFindings(Ending):
     breached: bool = False
     opened: bool = False
     counters: dict[str, int] = field(default_factory=dict)
-    places: Places = field(default_factory=Places)
 
     def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
         return Reason(code=code, where=f"range {self.range_id}", detail=detail)
@@ -150,13 +130,6 @@ class RangeFindings(Ending):
             lost.append(self._reason(ReasonCode.TRAFFIC_ANALYSIS_ENDED, self.reader_ended))
         return lost
 
-    def name_places(self) -> None:
-        """Label each place with the names that cells looked up."""
-        for requests in (self.requests, self.between_cells):
-            requests.name_places(self.places)
-        for flow in self.flows.values():
-            flow.to = flow.to.renamed(self.places.label)
-
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         counted = ("names_found", "names_refused", "attempts", "tls_refused", "limits")
@@ -164,10 +137,9 @@ class RangeFindings(Ending):
             "range": self.range_id,
             "cells": dict(self.cells),
             "packets": self.packets,
-            "requests": [asdict(request) for request in (*self.requests, *self.between_cells)],
-            "requests_in_all": self.requests.count + self.between_cells.count,
-            "requests_between_cells": self.between_cells.count,
-            "connections_open_at_the_end": self.requests.still_open + self.between_cells.still_open,
+            "requests_in_all": self.requests,
+            "requests_between_cells": self.requests_between_cells,
+            "requests_refused": self.requests_refused,
             "flows": [asdict(flow) for flow in self.flows.values()],
             **{name: asdict(getattr(self, name)) for name in counted},
             "reasons": [reason.to_json() for reason in self.reasons],
@@ -179,7 +151,7 @@ class RangeGatherer:
     """The ranges of a run, event by event."""
 
     def __init__(self) -> None:
-        self._found: dict[str, RangeFindings] = {}
+        self.found: dict[str, RangeFindings] = {}
         self._probes = ProbeTracker()
 
     def take(self, line: Line) -> None:
@@ -188,25 +160,25 @@ class RangeGatherer:
         range_id, is_cell = line.data.get("range"), line.cell is not None
         if not isinstance(range_id, str) or (is_cell and line.kind is not Kind.CELL_PLANNED):
             return
-        found = self._found.setdefault(range_id, RangeFindings(range_id=range_id))
+        found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
         if line.cell is not None:
             found.cells[line.cell] = self._probes.ranges[line.cell][1]
         elif line.kind is Kind.NETWORK_FLOW:
-            is_probed = self._probes.is_probed(range_id, line.data["cell"])
-            _add_flow(found, line.data, is_probed=is_probed)
+            # Without an address it stands for many, Belljar's own among them.
+            if line.data["address"] and not self._probes.is_probed(range_id, line.data["cell"]):
+                _add_flow(found, line.data)
         else:
             _add(found, line)
-
-    def end(self) -> dict[str, RangeFindings]:
-        """The ranges by id, in order of appearance, with their places named."""
-        for found in self._found.values():
-            found.name_places()
-        return self._found
 
 
 def _add(found: RangeFindings, line: Line) -> None:
     data = line.data
-    (found.between_cells if is_between_cells(data) else found.requests).take(line)
+    # Of a raw connection its end counts, not its pieces.
+    is_part = data.get("phase") in ("opened", "data")
+    if line.kind is Kind.NETWORK_HTTP or (line.kind is Kind.NETWORK_STREAM and not is_part):
+        found.requests += 1
+        found.requests_between_cells += is_between_cells(data)
+        found.requests_refused += data["verdict"] != "allowed"
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
@@ -225,7 +197,6 @@ def _add(found: RangeFindings, line: Line) -> None:
         case Kind.NETWORK_DNS:
             name, answer = str(data["name"]), str(data["answer"])
             if answer[:1].isdigit():
-                found.places.named(name, answer)
                 found.names_found.add(name)
             # Answers about a name that exists: nothing was refused.
             elif answer not in {"NODATA", "SOA", "NS"}:
@@ -257,7 +228,7 @@ def _add(found: RangeFindings, line: Line) -> None:
             pass
 
 
-def _add_flow(found: RangeFindings, data: Mapping[str, Any], *, is_probed: bool) -> None:
+def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     fields = (word(data[name]) for name in ("cell", "verdict", "reason", "protocol"))
     cell, verdict, reason, protocol = fields
     key = (cell, verdict, reason, protocol)
@@ -265,13 +236,4 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any], *, is_probed: bool)
         # Counted on, under a name of no cell: no packet is missing from the sum.
         key = ("", verdict, "others", "")
     made = FlowCount(cell=key[0], verdict=verdict, reason=key[2], protocol=key[3])
-    flow = found.flows.setdefault(key, made)
-    times = times_of(data)
-    flow.packets += times
-    flow.bytes += data["bytes"]
-    if not data["address"]:
-        flow.again += times
-    elif is_probed:
-        flow.probed += times
-    else:
-        flow.to.add(place(data), times)
+    found.flows.setdefault(key, made).to.add(place(data), times_of(data))

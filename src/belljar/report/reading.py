@@ -5,9 +5,8 @@ A guest chose what events quote, and may have compromised the gateway: it is esc
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
 from belljar.events import Kind
@@ -16,7 +15,6 @@ from belljar.units import printable
 
 # A guest chooses words: a longer one would push everything else out of sight.
 MAX_WORD_CHARS: Final = 120
-MAX_STEPS: Final = 240  # of the chart of what happened when
 # Answers of the resolver by which a name doesn't exist for the cell.
 NO_NAME: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 T = TypeVar("T")
@@ -38,43 +36,6 @@ class Kept(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return iter((*self.first, *self.last))
-
-    @property
-    def between(self) -> int:
-        """Count of those not kept."""
-        return self.count - len(self.first) - len(self.last)
-
-
-class Activity:
-    """Counts what happened by kind, in at most `MAX_STEPS` equal steps of time."""
-
-    def __init__(self) -> None:
-        self._first_s = self._last_s = 0
-        self._width_s = 1
-        self._counts = Counter[tuple[str, int]]()
-
-    def add(self, kind: str, at: datetime) -> None:
-        """Count it. When the steps get too many, each two become one."""
-        now_s = int(at.timestamp())
-        self._first_s = min(self._first_s or now_s, now_s)
-        self._last_s = max(self._last_s, now_s)
-        self._counts[kind, now_s // self._width_s] += 1
-        while self._last_s // self._width_s - self._first_s // self._width_s >= MAX_STEPS:
-            self._width_s *= 2
-            counts, self._counts = self._counts, Counter()
-            for (name, step), count in counts.items():
-                self._counts[name, step // 2] += count
-
-    def to_json(self) -> dict[str, Any]:
-        """As a chart reads it: seconds of each step, and the counts of each kind."""
-        first, last = self._first_s // self._width_s, self._last_s // self._width_s
-        steps = range(first, last + 1) if self._counts else range(0)
-        kinds = sorted({kind for kind, _ in self._counts})
-        return {
-            "width_s": self._width_s,
-            "times": [step * self._width_s for step in steps],
-            "counts": {kind: [self._counts[kind, step] for step in steps] for kind in kinds},
-        }
 
 
 class ProbeTracker:

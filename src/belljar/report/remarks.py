@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from belljar.differences import samples_named, sentences
 from belljar.report.cells import CellFindings
@@ -11,23 +10,6 @@ from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import Row, RunFindings
 from belljar.units import printable
-
-# The rules' words (`plan.rules.DropReason`) that need explaining.
-WHY: Final = {
-    "connection": "",
-    "others": "for several reasons",
-    "spoofed": "a sender's address that is not the cell's",
-    "source_route": "a route of the sender's choice",
-    "options": "IPv4 options",
-    "forbidden": "an address that no policy can allow",
-    "neighbour": "another cell, which the policy does not let it reach there",
-    "port": "a port that is not served there",
-    "address": "an address that nobody has",
-    "udp": "UDP that nobody serves",
-    "icmp": "ICMP that nobody serves",
-    "rate": "too many a second",
-    "stray": "from no port of the range's",
-}
 
 
 def model_sentence(cell: CellFindings) -> str:
@@ -108,11 +90,7 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
 
 
 def range_sentences(found: RangeFindings) -> Iterator[str]:
-    """What happened in a range, but for the list of its requests."""
-    if not found.requests.count and not found.between_cells.count:
-        yield "no requests"
-    if still_open := found.requests.still_open + found.between_cells.still_open:
-        yield f"{still_open} raw connection(s) open until the range ended"
+    """What happened in a range, but for its requests."""
     for title, group in (
         ("attempts to publish, push or send", found.attempts),
         ("names looked up that exist here", found.names_found),
@@ -122,42 +100,11 @@ def range_sentences(found: RangeFindings) -> Iterator[str]:
     ):
         if group:
             yield f"{title}: {group.sentence()}"
-    yield from _flows(found)
-    packets, listed, probed, again = _stopped(found)
-    # Of Belljar's own probes alone there is nothing to report: each tries the same places again
-    if packets and (listed or again > probed):
-        yield probe_sentence(found)
+    for flow in found.flows.values():
+        sender = flow.cell or "an unknown sender"
+        what = f"{flow.verdict} ({flow.reason}): {flow.protocol} of {sender}"
+        yield f"{what} to {flow.to.sentence()}"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
     for lost in found.lost:
         yield f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}"
-
-
-def probe_sentence(found: RangeFindings) -> str:
-    """Say how many packets were stopped, and how many of Belljar's probes; "" if none."""
-    packets, listed, probed, again = _stopped(found)
-    if not packets:
-        return ""
-    return (
-        f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most likely of "
-        f"Belljar's own probes; {again} only counted (repeated or beyond a hundred destinations)"
-    )
-
-
-def _stopped(found: RangeFindings) -> tuple[int, int, int, int]:
-    stopped = [flow for flow in found.flows.values() if flow.verdict != "allowed"]
-    return (
-        sum(flow.packets for flow in stopped),
-        sum(flow.to.times for flow in stopped),
-        sum(flow.probed for flow in stopped),
-        sum(flow.again for flow in stopped),
-    )
-
-
-def _flows(found: RangeFindings) -> Iterator[str]:
-    for flow in (flow for flow in found.flows.values() if flow.to):
-        kind = "connections" if flow.reason == "connection" else "packets"
-        why = WHY.get(flow.reason, flow.reason)
-        note = f" ({why})" if why else ""
-        sender = flow.cell or "an unknown sender"
-        yield f"{flow.verdict}: {flow.protocol} {kind} of {sender} to {flow.to.sentence()}{note}"

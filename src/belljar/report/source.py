@@ -1,4 +1,4 @@
-"""What a run directory says beside its events: plans, host, versions; and a range as a graph. Pure.
+"""What a run directory says beside its events: plans, host, versions; what a range used. Pure.
 
 Each text of the results went through `timeline.shown`.
 """
@@ -7,26 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.ledger.schema import BodyRef
-from belljar.ledger.verification import Verification
+from belljar.ledger.verification import Status, Verification
+from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
 from belljar.report.left import Way
 from belljar.report.ranges import RangeFindings
 from belljar.report.samples import RunFindings
-from belljar.report.timeline import Timelines, shown
+from belljar.report.timeline import Edges, Timelines, shown
 
 MAX_LISTED: Final = 100  # reasons, remarks and the like, of the run and of each sample
 MAX_LIST_CHARS: Final = 64 << 10  # of such a list; a sample's have a part of its share
-T = TypeVar("T")
-_ROW: Final = 26  # units of the drawing, as all below
-_TOP: Final = 34
-# Of a name in the graph.
-_MAX_CHARS: Final = 40
-# Of a side of the graph: more can't be read, and a guest chooses its places.
-_MAX_NODES: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +56,6 @@ def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
     return [*kept, *([f"… and {left} more: belljar verdict RUN --json"] if left else [])]
 
 
-def _listed(items: Iterable[T], more: Callable[[int], T]) -> list[T]:
-    found = list(items)
-    left = len(found) - MAX_LISTED
-    return [*found[:MAX_LISTED], *([more(left)] if left > 0 else [])]
-
-
 def tier_of(found: CellFindings) -> str:
     """A cell's tier, for a person."""
     return shown(found.tier) + (" (emulated)" if found.emulated else "")
@@ -75,8 +63,21 @@ def tier_of(found: CellFindings) -> str:
 
 def targets_of(findings: RunFindings, source: RunSource) -> list[dict[str, Any]]:
     """Each stand-in, real host and host tool that a plan allows, and how often it was used."""
-    more = {"kind": "…", "uses": 0}
-    return _listed(_targets(findings, source), lambda left: {**more, "name": f"and {left} more"})
+    found = list(_targets(findings, source))
+    left = len(found) - MAX_LISTED
+    more = {"kind": "…", "name": f"and {left} more", "uses": 0}
+    return [*found[:MAX_LISTED], *([more] if left > 0 else [])]
+
+
+def proves_unused(findings: RunFindings, source: RunSource) -> bool:
+    """Return whether a use that isn't on record didn't happen: nothing of the evidence is missing.
+
+    Neither of the record nor of any sample; a breach alone leaves the record whole.
+    """
+    reasons = (*findings.problems, *(each for row in findings.rows for each in row.reasons))
+    is_whole = source.verification.status in {Status.VERIFIED, Status.PARTIAL}
+    is_ended = is_whole and not (source.alarm or source.is_running)
+    return is_ended and all(each.code.verdict is Verdict.BREACHED for each in reasons)
 
 
 def _targets(findings: RunFindings, source: RunSource) -> Iterator[dict[str, Any]]:
@@ -104,50 +105,21 @@ def _targets(findings: RunFindings, source: RunSource) -> Iterator[dict[str, Any
         yield {"kind": "host tool", "name": what, "uses": uses}
 
 
-def graph_of(found: RangeFindings, source: RunSource) -> dict[str, Any]:
-    """Nodes with their places in a drawing, lines between them, and the same as text."""
-    timelines = source.timelines
-    edges = timelines.edges.get(found.range_id) or Counter()
-    digest = timelines.policies.get(found.range_id, "")
-    plan = _dict(_dict(source.plans.get(digest)).get("network"))
-    cells = list(dict.fromkeys((*found.cells.values(), *(cell for cell, _, _ in edges))))
-    places = dict.fromkeys(
-        str(each.get(name))
-        for kind, name in (("stand_ins", "id"), ("upstreams", "host"))
-        for each in map(_dict, _list(plan.get(kind)))
-    )
-    places |= dict.fromkeys(place for _, place, _ in edges)
-    left = {name: _TOP + _ROW * at for at, name in enumerate(cells[:_MAX_NODES])}
-    right = {name: _TOP + _ROW * at for at, name in enumerate([*places][:_MAX_NODES])}
-    drawn = {edge: count for edge, count in edges.items() if edge[0] in left and edge[1] in right}
-    used = {place for _, place, _ in drawn}
-    return {
-        "name": shown(found.range_id),
-        "height": _TOP + _ROW * max(len(left), len(right), 1),
-        "left": [(_short(name or "?"), y) for name, y in left.items()],
-        "right": [(_short(name), y, name in used) for name, y in right.items()],
-        "lines": [
-            (left[cell], right[place], "allowed" if is_allowed else "refused", count)
-            for (cell, place, is_allowed), count in drawn.items()
-        ],
-        "texts": [
-            f"{shown(cell or 'an unknown sender')} → {shown(place)}: {count:,} "
-            f"{'allowed' if is_allowed else 'refused'}"
-            for (cell, place, is_allowed), count in edges.items()
-        ],
-        "left_out": max(0, len(cells) - len(left)) + max(0, len(places) - len(right)),
-    }
-
-
-def _short(name: str) -> str:
-    return shown(name if len(name) <= _MAX_CHARS else f"{name[: _MAX_CHARS - 1]}…")
+def exchanges_of(found: RangeFindings, timelines: Timelines) -> list[str]:
+    """Who in a range asked which place how often."""
+    edges: Edges = timelines.edges.get(found.range_id) or Counter()
+    return [
+        f"{cell or 'an unknown sender'} → {place}: {count:,} "
+        f"{'allowed' if is_allowed else 'refused'}"
+        for (cell, place, is_allowed), count in edges.items()
+    ]
 
 
 def plan_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The isolation that a plan promised."""
     room = MAX_LIST_CHARS // 8
     radius = _dict(plan.get("blast_radius"))
-    layers: Iterable[Mapping[str, Any]] = map(_dict, _list(plan.get("layers")))
+    layers = _list(plan.get("layers"))
     return {
         "name": shown(_dict(plan.get("policy")).get("name") or "unnamed")
         if plan
@@ -157,8 +129,9 @@ def plan_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         "image": shown(_dict(plan.get("image")).get("name")),
         "layers": [
             [shown(layer.get(name), max_chars=600) for name in _OF_LAYER]
-            for layer in _listed(layers, lambda left: {"what": f"… and {left} more"})
+            for layer in map(_dict, layers[:MAX_LISTED])
         ],
+        "layers_left_out": max(0, len(layers) - MAX_LISTED),
         "lists": {
             **{f"A cell can {word}": texts_of(_list(radius.get(word)), room) for word in _RADIUS},
             "Warnings of the plan": texts_of(_list(plan.get("warnings")), room),
@@ -176,7 +149,9 @@ _HOST: Final = (
 
 def facts_of(source: RunSource) -> list[tuple[str, str]]:
     """Host and versions, by name."""
-    return _listed(_facts(source), lambda left: ("…", f"and {left} more"))
+    found = list(_facts(source))
+    left = len(found) - MAX_LISTED
+    return [*found[:MAX_LISTED], *([("…", f"and {left} more")] if left > 0 else [])]
 
 
 def _facts(source: RunSource) -> Iterator[tuple[str, str]]:

@@ -5,20 +5,18 @@ A guest chose most of what events quote: every text that leaves this module went
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from datetime import datetime
 from enum import StrEnum
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger.schema import BodyRef, Line
-from belljar.report.reading import NO_NAME, Activity, Kept, ProbeTracker, times_of
+from belljar.report.reading import NO_NAME, Kept, ProbeTracker, times_of
 from belljar.units import format_size, printable
 
 # A flood keeps its beginning and its end, and says how many are between.
@@ -29,16 +27,11 @@ LAST: Final = 50
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
 MAX_EDGES: Final = 40  # of a range's graph; the others are one
-MAX_TIMES: Final = 50  # of an output, for the player
 MAX_HITS: Final = 100  # kinds of guard hits
 # The place of what is no cell's and no range's.
 RUN: Final = ""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
-
-
-# Characters that a terminal obeys: `page.js` plays or names them.
-_OBEYED: Final = re.compile(r"([\x07\x08\r\x1b])")
 # Of a network: cell, place, whether it was allowed.
 Edges: TypeAlias = Counter[tuple[str, str, bool]]
 
@@ -59,23 +52,11 @@ class Group(StrEnum):
     CELL = "cell"
 
 
-# Groups that the page draws over time; others are rare.
-CHARTED: Final = (Group.REQUEST, Group.REFUSAL, Group.MODEL)
-
-
 def shown(value: object, *, max_chars: int = MAX_TEXT_CHARS) -> str:
     """`printable`, but with its lines and tabs kept, for text in a page."""
     text = value if isinstance(value, str) else str(value)
     cut = f"… (+{len(text) - max_chars} characters)" if len(text) > max_chars else ""
     return "\n".join(map(_shown_line, text[:max_chars].split("\n"))) + cut
-
-
-def shown_terminal(text: str) -> str:
-    """Return it as `shown` does, but with BEL, BS, CR and ESC: `page.js` plays or names them."""
-    # A split by one group has what lies between first, and what it found second
-    plain, obeyed = (_OBEYED.split(text)[first::2] for first in (0, 1))
-    shown_parts = (shown(each, max_chars=len(each)) for each in plain)
-    return "".join(chain.from_iterable(zip_longest(shown_parts, obeyed, fillvalue="")))
 
 
 def _shown_line(line: str) -> str:
@@ -87,11 +68,7 @@ def _shown_line(line: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class TimelineEntry:
-    """One line of a timeline. `op`: of the operation in its cell, or None.
-
-    `bodies`: each with its times: seconds since the entry's beginning, and the share that was
-    there. `sizes` of its terminal: seconds, columns and rows; empty without one.
-    """
+    """One line of a timeline. `op`: of the operation in its cell, or None."""
 
     seq: int
     time: str
@@ -102,31 +79,28 @@ class TimelineEntry:
     is_bad: bool = False
     by_guest: bool = False
     op: int | None = None
+    is_terminal: bool = False
     notes: list[str] = field(default_factory=list)
-    bodies: list[tuple[BodyRef, list[list[float]]]] = field(default_factory=list)
-    sizes: list[list[float]] = field(default_factory=list)
+    bodies: list[BodyRef] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class Timelines:
     """The entries of each cell and range, event by event.
 
-    `proofs`: for a cell or range, what its destruction looked for. `probed`: refusals that left no
-    entry, since a cell of the range was being probed. `uses`: allowed exchanges by policy digest
-    and stand-in. `edges`: for a range, exchanges by cell, place and whether they were allowed.
-    `policies`: digests by range. `air_gap`: whether a check at the start or end found no way out.
-    `hits`: of the guard, by class, channel, place and action. `activity`: all but commands, of
-    which only the findings tell Belljar's own apart.
+    `probed`: refusals that left no entry, since a cell of the range was being probed. `uses`:
+    allowed exchanges by policy digest and stand-in. `edges`: for a range, exchanges by cell, place
+    and whether they were allowed. `policies`: digests by range. `air_gap`: whether a check at the
+    start or end found no way out.
+    `hits`: of the guard, by class, channel, place and action.
     """
 
-    proofs: dict[str, list[str]] = field(default_factory=dict)
     probed: dict[str, int] = field(default_factory=dict)
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
     edges: dict[str, Edges] = field(default_factory=dict)
     hits: Counter[tuple[str, ...]] = field(default_factory=Counter)
     policies: dict[str, str] = field(default_factory=dict)
     air_gap: dict[str, bool] = field(default_factory=dict)
-    activity: Activity = field(default_factory=Activity)
     started: dict[str, Any] = field(default_factory=dict)
     first_time: str = ""
     last_time: str = ""
@@ -135,16 +109,10 @@ class Timelines:
     _pending: dict[tuple[str, str, int], TimelineEntry] = field(default_factory=dict)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
     _base: int = 0
-    _earlier: int = 0
 
     def begin_ledger(self) -> None:
         """The next events are another ledger's, as of a fleet's unit: their numbers come behind."""
-        self._base, self._earlier = self.events, len(self._kept)
-
-    def bodies_of_ledger(self) -> Iterator[tuple[BodyRef, bool]]:
-        """Those of the latest ledger's kept entries, each with whether a terminal had it."""
-        for kept in islice(self._kept.values(), self._earlier, None):
-            yield from ((body, bool(entry.sizes)) for entry in kept for body, _ in entry.bodies)
+        self._base = self.events
 
     def take(self, line: Line) -> None:
         """One event more. An event whose optional fields have another shape is shown as such."""
@@ -164,8 +132,6 @@ class Timelines:
             made.place = _place(line)
         if made is not None:
             self._keep(made.place, made.group).add(made)
-            if made.group in CHARTED:
-                self.activity.add(made.group.value, datetime.fromisoformat(line.time))
 
     def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
         """The messages of one sample: time, as in the ledger, author and text."""
@@ -204,8 +170,6 @@ class Timelines:
                 self.started = self.started or data  # a fleet's own, not a unit's
             case Kind.CELL_PLANNED:
                 self.policies.setdefault(str(data.get("range") or ""), str(data["policy_sha256"]))
-            case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
-                self.proofs[_place(line)] = [shown(each) for each in data.get("checked", [])[:100]]
             case Kind.AIR_GAP_CHECKED:
                 phase = str(data["phase"])  # of a fleet, only if each unit had none
                 self.air_gap[phase] = self.air_gap.get(phase, True) and bool(data["air_gapped"])
@@ -235,8 +199,7 @@ class Timelines:
             entry = _made(line, *_STARTS[kind], _CUT_OFF)
             self._pending[(place, *number)] = entry
             entry.op = number[1] if number[0] == "op" else None
-            if data.get("pty"):
-                entry.sizes = [[0.0, *(data.get(name, 0) for name in ("cols", "rows"))]]
+            entry.is_terminal = bool(data.get("pty"))
             return entry
         if kind in _ENDS and number is not None:
             if (pending := self._pending.get((place, *number))) is not None:
@@ -338,7 +301,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
         notes=[*_headers(data, ">"), *_findings(data)],
-        bodies=[(body, [[0.0, 1.0]]) for body in line.bodies[:MAX_BODIES]],
+        bodies=[*line.bodies[:MAX_BODIES]],
     )
 
 
@@ -354,25 +317,14 @@ def _complete(entry: TimelineEntry, line: Line) -> None:
     for stream in ("stdout", "stderr"):
         if dropped := data.get(f"{stream}_dropped_bytes"):
             entry.notes.append(f"{shown(dropped)} bytes of {stream} were dropped at the limit")
-    passed = datetime.fromisoformat(line.time) - datetime.fromisoformat(entry.time)
-    after_s = round(max(0.0, passed.total_seconds()), 3)
-    for ms, *size in (data.get("size_times") or ())[:MAX_TIMES]:
-        entry.sizes.append([ms / 1000, *size])
     for body in line.bodies:
-        if body.name == "stdin" and entry.sizes and not data.get("stdin_times"):
+        # What was typed in a terminal is shown only where the policy has its times recorded.
+        if body.name == "stdin" and entry.is_terminal and not data.get("stdin_times"):
             typed = f"{format_size(body.total_bytes)} typed: shown if the policy has `keystrokes`"
             entry.notes.append(typed)
         else:
-            entry.bodies.append((body, _times(line, body, after_s)))
+            entry.bodies.append(body)
     del entry.bodies[MAX_BODIES:]
-
-
-def _times(line: Line, body: BodyRef, after_s: float) -> list[list[float]]:
-    """When which share of an output was there, at most `MAX_TIMES` of them."""
-    found, whole = line.data.get(f"{body.name}_times") or (), max(1, body.kept_bytes)
-    step = len(found) // MAX_TIMES + 1
-    times = [[ms / 1000, min(1.0, count / whole)] for ms, count in found[::step]]
-    return [*times, [after_s, 1.0]]
 
 
 def _headers(data: Mapping[str, Any], mark: str) -> list[str]:

@@ -16,7 +16,6 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from belljar.dataclass import dataclass
-from belljar.signals.prefilter import Held, places
 from belljar.signals.values import MIN_VALUE_BYTES
 
 Locate = Callable[[int, int], tuple[int, int]]
@@ -44,13 +43,13 @@ class Decoded:
     reader: zlib._Decompress | None = None
 
 
+_LETTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # Base64's alphabets, both of RFC 4648, with padding; hex and base32 are within them.
-ENCODED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-="
+ENCODED: Final = _LETTERS + b"0123456789+/_-="
 # A table for `translate`: `a` for each of them, so that a run is found as a run of `a`.
 IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
 ROT13: Final = bytes.maketrans(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
-    b"NOPQRSTUVWXYZABCDEFGHIJKLMnopqrstuvwxyzabcdefghijklm",
+    _LETTERS, _LETTERS[13:26] + _LETTERS[:13] + _LETTERS[39:] + _LETTERS[26:39]
 )
 
 
@@ -83,17 +82,16 @@ def _of_backslash(found: re.Match[bytes]) -> bytes:
     body = found[1]
     if body[:1] in b"uU":
         code = int(body[1:].strip(b"{}"), 16)
-        # Half of a pair stays until `_SURROGATES` joins it with the other.
         return chr(code).encode(errors="surrogatepass") if code < 0x110000 else b"?"
     if body[:1] == b"x":
         return bytes.fromhex(body[1:].decode())
     if body.isdigit():
         return bytes([int(body, 8) & 255])
-    return _LETTERS.get(body, body)
+    return _CHARACTERS.get(body, body)
 
 
 # Any other character behind a backslash stands for itself. A line's end is a continuation.
-_LETTERS: Final = {
+_CHARACTERS: Final = {
     **dict(zip((b"n", b"t", b"r", b"b", b"f"), (b"\n", b"\t", b"\r", b"\b", b"\f"), strict=True)),
     **dict.fromkeys((b"\n", b"\r\n"), b""),
 }
@@ -135,16 +133,14 @@ _IS_TEXT: Final = bytes(int(byte in b"\t\r\n" or 32 <= byte < 127) for byte in r
 _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for byte in range(256))
 
 
-def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
-    """Undo escapes in text, by kind. `held`: from `marks`."""
+def escapes(data: bytes) -> Iterator[Decoded]:
+    """Undo escapes in text, by kind."""
     wide = _is_text(data)
-    text = b""
+    text = data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
     unicode = Escape("unicode", b"", _WIDE, lambda found: _ascii(found[0]))
-    for escape in (*ESCAPES, unicode):
-        is_there = escape.mark in data if held is None else escape.name in held
-        if not (wide if escape is unicode else is_there):
+    for escape in (*ESCAPES, *((unicode,) if wide else ())):
+        if escape.mark not in data:
             continue
-        text = text or data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
         at = text.find(_TEXT_RUN)
         while at >= 0:
             end = text.find(b"\0", at)
@@ -198,19 +194,7 @@ def _unescaped(
     def locate(left: int, right: int) -> tuple[int, int]:
         return outside(left)[0], outside(max(left, right - 1))[1]
 
-    joined = b"".join(out)
-    if escape.name == "escape":  # UTF-16 halves of JSON, written one by one
-        joined = _SURROGATES.sub(_pair, joined)
-    return Decoded((escape.name,), joined, start, end, locate)
-
-
-_SURROGATES: Final = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
-
-
-def _pair(found: re.Match[bytes]) -> bytes:
-    halves = found[0].decode("utf-8", "surrogatepass")
-    # Padded to the six bytes of both halves, so that later offsets stay right.
-    return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le").encode().ljust(6, b"\0")
+    return Decoded((escape.name,), b"".join(out), start, end, locate)
 
 
 # --- compressed data ---
@@ -227,24 +211,21 @@ MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
 CHUNK: Final = 64 << 10
 
 
-def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> Iterator[Decoded]:
+def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
     """Expand every compressed member, also within other data.
 
     `allowed`: how many bytes may come out now.
     """
     for name, magic in MAGIC:
-        skip_to, mark = 0, magic.hex()
-        if held is not None and mark not in held:
-            continue
-        for at in places(data, magic, held, mark):
-            if at < skip_to:
-                continue
-            found = _expanded(name, data, at, allowed())
-            if found is not None:
+        at = data.find(magic)
+        while at >= 0:
+            following = at + 2
+            if (found := _expanded(name, data, at, allowed())) is not None:
                 yield found
-            skip_to = at + 2 if found is None or name == "zstd" else max(found.end, at + 2)
-    found = deflated(data, allowed())
-    if found is not None:
+                # Where a frame of zstd ends isn't known: it is looked for within it, too.
+                following = following if name == "zstd" else max(found.end, following)
+            at = data.find(magic, following)
+    if (found := deflated(data, allowed())) is not None:
         yield found
 
 
@@ -266,12 +247,9 @@ def _expanded(name: str, data: bytes, at: int, most: int) -> Decoded | None:
         # Only method 8, deflate: a stored member stands there as it is.
         if data[at + 8 : at + 10] != b"\x08\x00":
             return None
-        skip = (
-            # The local header's fixed part; the name's and the extra field's lengths end it.
-            30
-            + int.from_bytes(data[at + 26 : at + 28], "little")
-            + int.from_bytes(data[at + 28 : at + 30], "little")
-        )
+        # The local header has 30 bytes, whose last four are the lengths of name and extra field.
+        lengths = (data[at + 26 : at + 28], data[at + 28 : at + 30])
+        skip = 30 + sum(int.from_bytes(length, "little") for length in lengths)
         return _inflated(name, data, at, skip, -15, most)
     return _inflated(name, data, at, 0, 31 if name == "gzip" else 15, most)
 
@@ -296,14 +274,9 @@ def _inflated(name: str, data: bytes, at: int, skip: int, window: int, most: int
         return None
     end = min(len(data), used) - len(reader.unused_data) if reader.eof else len(data)
     is_open = not reader.eof and used >= len(data) and not reader.unconsumed_tail
-    return Decoded(
-        (name,),
-        bytes(out[:most]),
-        at,
-        max(at + 1, end),
-        whole=len(out) <= most,
-        reader=reader if is_open else None,
-    )
+    kept, end = bytes(out[:most]), max(at + 1, end)
+    unfinished = reader if is_open else None
+    return Decoded((name,), kept, at, end, whole=len(out) <= most, reader=unfinished)
 
 
 def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
@@ -320,38 +293,34 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
     # What came out before the damage is searched all the same.
     except zstandard.ZstdError:
         pass
-    return (
-        Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most)
-        if out
-        else None
-    )
+    if not out:
+        return None
+    return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most)
 
 
 # --- views of all of the data ---
 
 
-def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
+def turned(data: bytes) -> Iterator[Decoded]:
     """Small data backwards or by rot13, if promising."""
     size = len(data)
-    if size > SMALL:
-        return
-    if REVERSED_MARK.search(data) if held is None else "reversed" in held:
+    if size <= SMALL and _REVERSED_MARK.search(data):
         yield Decoded(
             ("reversed",), data[::-1], 0, size, lambda left, right: (size - right, size - left)
         )
-    if ROT13_MARK.search(data) if held is None else "rot13" in held:
+    if size <= SMALL and _ROT13_MARK.search(data):
         yield Decoded(("rot13",), data.translate(ROT13), 0, size, lambda left, right: (left, right))
 
 
 # Escapes and magic numbers as they look backwards.
-REVERSED_MARK: Final = re.compile(
+_REVERSED_MARK: Final = re.compile(
     rb"[0-9A-Fa-f]{2}%|;[0-9a-zA-Z]{2,6}#&|;(?:pma|tl|tg|touq)&|[0-9A-Fa-fn-s]{2}[xk]\\"
     rb"|[0-9A-Fa-fn-s]{4}[uh]\\|[0-7]{3}\\"
     rb"|[0-9A-F]{2}=[0-9A-F]{2}=|\x08\x8b\x1f|[\x9c\x01\xda\x5e]\x78\Z|\xfd\x2f\xb5\x28"
     rb"|[0-9a-f]{2}x0[, ]"
 )
 # Escapes whose letters were turned, in forms that ordinary text hardly has.
-ROT13_MARK: Final = re.compile(
+_ROT13_MARK: Final = re.compile(
     rb"%(?:[0-9][N-Sn-s]|[N-Sn-s][0-9N-Sn-s])|&#k[0-9n-s]{2}|\\[hk][0-9n-s]{2}|=[0-9][N-S]="
     rb"|0k[0-9n-s]{2}"
 )
@@ -398,12 +367,9 @@ _ENDS: Final = tuple(magic[::-1] for _, magic in MAGIC)
 # --- look-alikes ---
 
 # Mostly Cyrillic, Greek and phonetic letters, which NFKD doesn't make Latin ones.
-_CONFUSABLES: Final = dict(
-    zip(
-        "АВЕКМНОРСТХУаеорсухіјѕԁԛԝһӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧαεικνορτυχⅼɑɡɩ",
-        "ABEKMHOPCTXYaeopcyxijsdqwhlABEZHIKMNOPTYXaeiknoptuxlagi",
-        strict=True,
-    )
+_CONFUSABLES: Final = str.maketrans(
+    "АВЕКМНОРСТХУаеорсухіјѕԁԛԝһӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧαεικνορτυχⅼɑɡɩ",
+    "ABEKMHOPCTXYaeopcyxijsdqwhlABEZHIKMNOPTYXaeiknoptuxlagi",
 )
 
 
@@ -415,7 +381,7 @@ def _ascii(character: bytes) -> bytes:
         category = unicodedata.category(part)
         if category in {"Mn", "Cf"}:
             continue
-        out += _CONFUSABLES.get(part, {"Pd": "-", "Zs": " "}.get(category, part))
+        out += {"Pd": "-", "Zs": " "}.get(category, part).translate(_CONFUSABLES)
     return out.encode("utf-8", "replace")
 
 

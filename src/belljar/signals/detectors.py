@@ -14,7 +14,6 @@ from functools import cache
 from typing import Final
 
 from belljar.dataclass import dataclass
-from belljar.signals.prefilter import Held, places
 
 Check = Callable[[bytes], bool]
 
@@ -39,9 +38,7 @@ class Detector:
     before: int = 0
     within: int = 20_000
 
-    def matches(
-        self, data: bytes, held: Held, tick: Callable[[], None]
-    ) -> Iterator[re.Match[bytes]]:
+    def matches(self, data: bytes, tick: Callable[[], None]) -> Iterator[re.Match[bytes]]:
         """Search around literals, which is fast.
 
         From `before` bytes earlier to `within` bytes later. `tick` raises when time is up.
@@ -51,18 +48,16 @@ class Detector:
             return
         look = _near(self.pattern, self.before) if self.before else self.pattern
         for text in self.literals:
-            last = 0
-            for number, at in enumerate(places(data, text, held, text.decode())):
-                if not number % _LOOKS_A_TICK:
+            last, at, looks = 0, data.find(text), 0
+            while at >= 0:
+                looks += 1
+                if not looks % _LOOKS_A_TICK:
                     tick()
-                found = (
-                    look.match(data, max(last, at - self.before), at + self.within)
-                    if at >= last
-                    else None
-                )
+                found = look.match(data, max(last, at - self.before), at + self.within)
                 if found:
                     last = found.end()
                     yield found
+                at = data.find(text, max(last, at + 1))
 
 
 @cache
@@ -337,3 +332,31 @@ def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
             )
         else:
             raise ValueError(f"{cls!r} is no class of personal data")
+
+
+# Named only where nothing more precise was found.
+WEAK: Final = frozenset({"secret", "url_password"})
+
+
+class Patterns:
+    """Finds credentials and the classes asked for."""
+
+    def __init__(self, classes: Iterable[str]) -> None:
+        self._detectors = (*CREDENTIALS, *personal_detectors(classes))
+
+    def find(self, data: bytes, tick: Callable[[], None]) -> Iterator[tuple[int, int, str]]:
+        """Start, end, class. `tick` raises when time is up."""
+        taken: dict[tuple[int, int], str] = {}
+        # Made with the first find: most data has none.
+        covered = bytearray()
+        for detector in self._detectors:
+            for found in detector.matches(data, tick):
+                start, end = found.span(1) if found.re.groups else found.span()
+                if detector.cls in WEAK and covered.find(1, start, end) >= 0:
+                    continue
+                again = taken.get((start, end)) == detector.cls
+                if not again and (detector.check is None or detector.check(data[start:end])):
+                    taken[start, end] = detector.cls
+                    covered = covered or bytearray(len(data))
+                    covered[start:end] = b"\1" * (end - start)
+                    yield start, end, detector.cls

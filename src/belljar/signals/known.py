@@ -5,7 +5,7 @@ One pass finds a value as it is, in other case, cut, backwards and by rot13.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
 from collections.abc import Iterator
 from itertools import compress
 from typing import Any, Final
@@ -14,7 +14,6 @@ import ahocorasick  # type: ignore[import-not-found] # a compiled module without
 
 from belljar.dataclass import dataclass
 from belljar.signals.decoders import ROT13, normalised
-from belljar.signals.prefilter import FROM_BYTES, Prefilter, literal
 from belljar.signals.values import KnownValue, ScanSpec
 
 # Letters, digits and all beyond ASCII: what is left of a value that was split, quoted or
@@ -32,10 +31,6 @@ MAX_SEPARATOR: Final = 16
 MAX_SEPARATORS: Final = 3
 # Searched again at a slice's border: a value of 4,096 bytes, cut by separators.
 OVERLAP: Final = 64 << 10
-# Places are counted by blocks: a place is found without a list of each byte's.
-BLOCK: Final = 256
-WORTH: Final = 256  # Bytes to be searched for each form before compiling a prefilter pays.
-HEAD: Final = 12  # Characters given to the prefilter: fewer compile faster, more match less.
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +80,6 @@ class KnownValues:
         self._folded.make()
         self._exact.make()
 
-    def prepare(self) -> None:
-        """Compile the prefilter now, or never."""
-        self._folded.prefilter.prepare()
-        self._exact.prefilter.prepare()
-
     def find(self, data: bytes, start: int, end: int) -> Iterator[Found]:
         """Values that end in `data[start:end]`."""
         begin = max(0, start - OVERLAP)
@@ -102,9 +92,10 @@ class KnownValues:
                     yield Found(form.value, at, begin + last + 1, form.names, form.plain)
         if not self._folded:
             return
-        places: _Places | None = None
+        places: array[int] | None = None
         for last, form in self._folded.matches(fold(piece)):
-            places = places or _Places(piece)
+            if places is None:  # the offset of each kept byte
+                places = array("I", compress(range(len(piece)), piece.translate(_IS_KEPT)))
             left = places[last + 1 - form.size]
             right = places[last] + 1
             if begin + right <= start:
@@ -159,37 +150,12 @@ def _gaps(piece: bytes) -> set[bytes]:
 _MARK: Final = 0x80  # Stands for any kept byte; itself kept, so no separator.
 
 
-class _Places:
-    """Offset of the nth kept byte, counted lazily."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._before = [0]
-        self._block = -1
-        self._offsets: list[int] = []
-
-    def __getitem__(self, index: int) -> int:
-        while self._before[-1] <= index:
-            at = (len(self._before) - 1) * BLOCK
-            block = self._data[at : at + BLOCK]
-            self._before.append(self._before[-1] + len(block.translate(None, _DROPPED)))
-        number = bisect_right(self._before, index) - 1
-        if number != self._block:
-            block = self._data[number * BLOCK : (number + 1) * BLOCK]
-            self._block = number
-            self._offsets = list(
-                compress(range(number * BLOCK, number * BLOCK + BLOCK), block.translate(_IS_KEPT))
-            )
-        return self._offsets[index - self._before[number]]
-
-
 class _Automaton:
     """Aho-Corasick over bytes, as characters of Latin-1."""
 
     def __init__(self) -> None:
         self._automaton: Any = ahocorasick.Automaton()
         self._forms: dict[bytes, list[_Form]] = {}
-        self.prefilter = Prefilter({})
 
     def __bool__(self) -> bool:
         return bool(self._forms)
@@ -203,15 +169,8 @@ class _Automaton:
             self._automaton.add_word(needle.decode("latin-1"), tuple(forms))
         if self._forms:
             self._automaton.make_automaton()
-            heads = dict.fromkeys(needle[:HEAD] for needle in self._forms)
-            self.prefilter = Prefilter(
-                {head.hex(): literal(head) for head in heads},
-                from_bytes=max(FROM_BYTES, WORTH * len(heads)),
-            )
 
     def matches(self, data: bytes) -> Iterator[tuple[int, _Form]]:
-        if self.prefilter.look(data) == {}:
-            return
         for last, forms in self._automaton.iter(data.decode("latin-1")):
             for form in forms:
                 yield last, form

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, field
@@ -48,13 +47,15 @@ class Carried:
 
 # A command that failed or ran out of time has printed, too.
 _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
-    Kind.EXEC_COMPLETED: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
-    Kind.EXEC_TIMED_OUT: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
-    Kind.EXEC_FAILED: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
-    Kind.EXEC_OUTPUT: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
+    **dict.fromkeys(
+        (Kind.EXEC_COMPLETED, Kind.EXEC_TIMED_OUT, Kind.EXEC_FAILED, Kind.EXEC_OUTPUT),
+        (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
+    ),
     Kind.FILE_READ_COMPLETED: (("content",), "file.read", Channel.FILE),
-    Kind.CONNECT_COMPLETED: (("received",), "connect.received", Channel.STREAM),
-    Kind.CONNECT_FAILED: (("received",), "connect.received", Channel.STREAM),
+    **dict.fromkeys(
+        (Kind.CONNECT_COMPLETED, Kind.CONNECT_FAILED),
+        (("received",), "connect.received", Channel.STREAM),
+    ),
 }
 HEADER: Final = "header"  # The part that holds header fields, a line each.
 # Any other may carry data.
@@ -157,10 +158,6 @@ _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
 }
 
 
-# Before a chunk of an HTTP body (RFC 9112, 7.1), behind the one before.
-_CHUNK_LINE: Final = re.compile(rb"\r\n[0-9A-Fa-f]{1,8}(?:;[^\r\n]{0,256})?\r\n")
-
-
 def _bodies(event: Event) -> Iterator[Carried]:
     names, channel = _SENT_BODIES.get(event.kind, ((), Channel.STREAM))
     if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
@@ -183,12 +180,15 @@ def _bodies(event: Event) -> Iterator[Carried]:
             not_kept = event.data.get(f"{body.name}_not_kept_bytes")
             content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
         kind = Channel.STREAM if "operation" in event.data else channel
-        piece = partial(_part, event, kind, body.name, operation, contact=contact)
-        yield from piece(content, missing_bytes=missing_bytes)
-        if is_between_cells:
-            # A cell cuts its data as it likes: the pieces are looked at together, too
-            joined, chunks = _CHUNK_LINE.subn(b"", content)
-            yield from piece(joined) if chunks > 1 else ()
+        yield from _part(
+            event,
+            kind,
+            body.name,
+            operation,
+            content,
+            contact=contact,
+            missing_bytes=missing_bytes,
+        )
 
 
 def _part(
@@ -290,17 +290,17 @@ def event_of(
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
         if from_cell in lineage:
             origin["lineage"] = contact.value
-    data = _hit_fields(part, hit) | {"value": value_id, "evidence": evidence, **origin}
-    return _guest(kind, cell_id, data | {"decoy": value_id.partition("/")[0]})
+    about: dict[str, JsonValue] = {
+        "decoy": value_id.partition("/")[0],
+        "value": value_id,
+        "evidence": evidence,
+    }
+    about["decoding"] = list(hit.decoding)
+    return _guest(kind, cell_id, {**_where(part), **about, **origin})
 
 
 def hit_event(
-    part: Carried,
-    hit: Hit,
-    *,
-    cell_id: str | None,
-    action: Action,
-    evidence: int | None = None,
+    part: Carried, hit: Hit, *, cell_id: str | None, action: Action, evidence: int | None = None
 ) -> Event:
     """What the guard found and did."""
     data: dict[str, JsonValue] = {
@@ -309,51 +309,41 @@ def hit_event(
         "digest": hit.digest,
         "start": hit.start,
         "end": hit.end,
+        "decoding": list(hit.decoding),
         **({"value": hit.value_id} if hit.value_id else {}),
-        **_guard_fields(part, evidence),
-        **_hit_fields(part, hit),
+        **_where(part, evidence, with_channel=True),
     }
     return _guest(Kind.GUARD_HIT, cell_id, data)
 
 
-def _hit_fields(part: Carried, hit: Hit) -> dict[str, JsonValue]:
-    to = {"to": part.to} if part.to else {}
-    return {"operation": part.operation, "decoding": list(hit.decoding), **to, **part.where}
-
-
-def _guard_fields(part: Carried, evidence: int | None) -> dict[str, JsonValue]:
-    data: dict[str, JsonValue] = {"place": part.place.value, "channel": part.channel.value}
+def _where(
+    part: Carried, evidence: int | None = None, *, with_channel: bool = False
+) -> dict[str, JsonValue]:
+    """Return the fields of an event that say what was looked at."""
+    data: dict[str, JsonValue] = {"operation": part.operation, **part.where}
+    if part.to:
+        data["to"] = part.to
+    if with_channel:
+        data |= {"place": part.place.value, "channel": part.channel.value}
     return data if evidence is None else data | {"evidence": evidence}
 
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
     """Why a part was not scanned whole."""
-    data: dict[str, JsonValue] = {
-        "operation": part.operation,
-        "reason": reason,
-        "bytes": part.missing_bytes or len(part.data),
-        **({"to": part.to} if part.to else {}),
-        **_guard_fields(part, evidence),
-        **part.where,
-    }
+    data = _where(part, evidence, with_channel=True)
+    data |= {"reason": reason, "bytes": part.missing_bytes or len(part.data)}
     return Event(kind=Kind.GUARD_UNSCANNED, cell_id=cell_id, data=data)
 
 
 def _guest(kind: Kind, cell_id: str | None, data: Mapping[str, JsonValue]) -> Event:
-    return Event(
-        kind=kind, cell_id=cell_id, actor=Actor.GUEST, trust=Trust.HOST_OBSERVED, data=data
-    )
+    seen = Trust.HOST_OBSERVED
+    return Event(kind=kind, cell_id=cell_id, actor=Actor.GUEST, trust=seen, data=data)
 
 
 MAX_CONNECTIONS: Final = 10_000  # That are remembered as reported: as many as a gateway holds open.
-_CONTACTS: Final = frozenset(
-    {
-        Kind.NETWORK_STREAM,
-        Kind.NETWORK_TLS,
-        Kind.NETWORK_HTTP,
-        Kind.NETWORK_WEBSOCKET,
-        Kind.NETWORK_CONNECTION,
-    }
+_CONTACTS: Final = (
+    *(Kind.NETWORK_STREAM, Kind.NETWORK_TLS, Kind.NETWORK_HTTP),
+    *(Kind.NETWORK_WEBSOCKET, Kind.NETWORK_CONNECTION),
 )
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL, Decoded
-from belljar.signals.prefilter import Held, places
 
 # Between two pieces of one encoded value: a line's end with its indent or quotes.
 MAX_GAP: Final = 8
@@ -52,7 +51,7 @@ class Run:
         return place + length
 
 
-def runs(data: bytes, held: Held = None) -> Iterator[Run]:
+def runs(data: bytes) -> Iterator[Run]:
     """What may be encoded, also across small gaps and in groups."""
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
@@ -61,14 +60,13 @@ def runs(data: bytes, held: Held = None) -> Iterator[Run]:
         end = marks.find(b" ", at)
         end = len(marks) if end < 0 else end
         if pieces and at - sum(pieces[-1]) > MAX_GAP:
-            if not (_is_word(data, pieces) or _are_names(data, pieces)):
-                yield _joined(data, pieces)
+            yield from _joined(data, pieces)
             pieces = []
         pieces.append((at, end - at))
         at = marks.find(needle, end)
-    if pieces and not (_is_word(data, pieces) or _are_names(data, pieces)):
-        yield _joined(data, pieces)
-    yield from _groups(data, marks, held)
+    if pieces:
+        yield from _joined(data, pieces)
+    yield from _groups(data, marks)
 
 
 # Words and numbers that are too short for the shortest value in base32 or hex.
@@ -103,49 +101,32 @@ _NAME: Final = re.compile(
 )
 
 
-def _are_names(data: bytes, pieces: list[tuple[int, int]]) -> bool:
-    return all(_NAME.fullmatch(data, start, start + size) for start, size in pieces)
-
-
 # A last line is shorter than a run, and would be lost with the value's end.
 _REST: Final = re.compile(
     rb"[^A-Za-z0-9+/_=-]{1,%d}([A-Za-z0-9+/_=-]{1,%d})" % (MAX_GAP, MIN_RUN - 1)
 )
 
 
-def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
+def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Iterator[Run]:
+    """Yield the run of these pieces, unless they are words or names."""
+    are_names = all(_NAME.fullmatch(data, start, start + size) for start, size in pieces)
+    if are_names or _is_word(data, pieces):
+        return
     end = sum(pieces[-1])
     rest = _REST.match(data, end)
     if rest and b"\n" in data[end : rest.start(1)]:
         pieces = [*pieces, (rest.start(1), len(rest[1]))]
-    return Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
+    yield Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
 
 
 # Characters of a group, and how many groups must follow each other.
 _SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4, 8: 3, 10: 3}
-# Size, separators between groups (-1: one, and `_-` belong to groups), times.
-GROUPS: Final = tuple((size, gap, times) for size, times in _SIZES.items() for gap in (1, 2, 3, -1))
-
-
-def group_name(size: int, gap: int) -> str:
-    """What `marks` calls such groups."""
-    return f"groups of {size}, {gap}"
-
-
-# With `-` and `_` as separators, or as characters of a group.
-_INSIDE: Final = (rb"[A-Za-z0-9+/=]", rb"[A-Za-z0-9+/=_-]")
-_OUTSIDE: Final = (rb"[^A-Za-z0-9+/=]", rb"[^A-Za-z0-9+/=_-]")
-# The prefilter's expressions for such groups.
-GROUP_HINTS: Final = {
-    group_name(size, gap): rb"(?:%s{%d}%s{%d}){%d}"
-    % (_INSIDE[gap < 0], size, _OUTSIDE[gap < 0], abs(gap), times)
-    for size, gap, times in GROUPS
-}
-# The commonest: single characters, hex pairs, base64's groups of four.
-GROUPS_OF_LARGE: Final = frozenset(group_name(size, 1) for size in (1, 2, 4))
-# The marks to look for, whether `-` and `_` belong to groups, and what is read from there on.
+# The commonest: single characters, hex pairs, base64's groups of four. Large data has no others.
+_GROUPS_OF_LARGE: Final = ((1, 1), (2, 1), (4, 1))
+# By size and separators between groups (-1: one, and `_-` belong to groups): the marks to look
+# for, whether `-` and `_` belong to groups, and what is read from there on.
 _GROUPS: Final = {
-    group_name(size, gap): (
+    (size, gap): (
         (b"a" * size + b" " * abs(gap)) * times,
         gap < 0,
         re.compile(
@@ -154,32 +135,30 @@ _GROUPS: Final = {
             % (dash, size, dash, dash, max(1, size - 1), size, dash, size)
         ),
     )
-    for size, gap, times in GROUPS
-    for dash in (b"_-" if gap < 0 else b"",)
+    for size, times in _SIZES.items()
+    for gap, dash in ((1, b""), (2, b""), (3, b""), (-1, b"_-"))
 }
 # As `IS_ENCODED`, for groups that `-` and `_` stand between.
 _PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for byte in range(256))
 
 
-def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
+def _groups(data: bytes, marks: bytes) -> Iterator[Run]:
     """Groups with one short separator (`QU tJ`, `41:4b`)."""
-    plain = data.translate(_PLAIN) if held is None else b""
-    for name, (needle, urlsafe, pattern) in _GROUPS.items():
-        if (name not in GROUPS_OF_LARGE and len(data) > SMALL) or (
-            held is not None and name not in held
-        ):
+    plain = data.translate(_PLAIN)
+    for kind, (needle, urlsafe, pattern) in _GROUPS.items():
+        if len(data) > SMALL and kind not in _GROUPS_OF_LARGE:
             continue
-        token, skip_to = (_URLSAFE_TOKEN if urlsafe else _TOKEN), 0
-        for at in places(marks if urlsafe else plain, needle, held, name):
-            found = pattern.match(data, at) if at >= skip_to else None
-            if found:
-                skip_to = found.end()
-                size = skip_to - at
-                is_prose = size < 256 and _PROSE[urlsafe].fullmatch(data, at, skip_to)
-                if size >= MIN_RUN and not is_prose:
-                    words = list(token.finditer(data, at, skip_to))
-                    pieces = tuple((word.start(), len(word[0])) for word in words)
-                    yield Run(b"".join(word[0] for word in words), pieces, split=True)
+        token, text = (_URLSAFE_TOKEN, marks) if urlsafe else (_TOKEN, plain)
+        at = text.find(needle)
+        while at >= 0:
+            found = pattern.match(data, at)
+            end = found.end() if found else at + 1
+            is_prose = end - at < 256 and _PROSE[urlsafe].fullmatch(data, at, end)
+            if end - at >= MIN_RUN and not is_prose:
+                words = list(token.finditer(data, at, end))
+                pieces = tuple((word.start(), len(word[0])) for word in words)
+                yield Run(b"".join(word[0] for word in words), pieces, split=True)
+            at = text.find(needle, end)
 
 
 # Short words look like groups: those in one case, or with a capital first, are prose.
@@ -204,28 +183,21 @@ def decode_run(run: Run) -> Iterator[Decoded]:
             if more and readable == text:  # digits alone
                 continue
             for name, data, place, per in _decodings(readable):
-                locate = partial(_within, run, text, bool(names), place, per)
+                locate = partial(_within, run, place, per, -1 if names else 1)
                 yield Decoded((*split, *names, *more, name), data, start, end, locate)
         # Backwards only small ones: each view costs as much as the first.
         if size > SMALL:
             break
 
 
-def _within(
-    run: Run,
-    text: bytes,
-    back: bool,  # noqa: FBT001 - partial
-    place: int,
-    per: float,
-    start: int,
-    end: int,
-) -> tuple[int, int]:
-    """Offsets of decoded bytes outside, with padding."""
+def _within(run: Run, place: int, per: float, step: int, start: int, end: int) -> tuple[int, int]:
+    """Return offsets of decoded bytes outside, with padding. `step` -1: backwards."""
+    text = run.text[::step]
     size = len(text)
     left, right = min(size, place + int(start * per)), min(size, place + int(end * per + 0.999))
     while text[right : right + 1] == b"=":
         right += 1
-    return run.locate(*((size - right, size - left) if back else (left, right)))
+    return run.locate(*((size - right, size - left) if step < 0 else (left, right)))
 
 
 def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:

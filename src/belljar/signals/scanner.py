@@ -10,75 +10,25 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from belljar.dataclass import dataclass, field
 from belljar.signals.decoders import (
-    ESCAPES,
-    MAGIC,
-    REVERSED_MARK,
-    ROT13_MARK,
-    SMALL,
     WINDOW,
     Decoded,
+    Locate,
     compressed,
     deflated,
     escapes,
     promising,
     turned,
 )
+from belljar.signals.detectors import WEAK, Patterns
 from belljar.signals.known import KnownValues
-from belljar.signals.patterns import WEAK, Patterns
-from belljar.signals.prefilter import Held, Prefilter, literal
-from belljar.signals.runs import GROUP_HINTS, GROUPS_OF_LARGE, decode_run, runs
+from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, Scanned, ScanSpec
 
-if TYPE_CHECKING:
-    from belljar.signals.decoders import Locate
-
-FROM_BYTES: Final = 256 << 10  # Compiling takes a quarter of a second.
-_MAGIC: Final = {magic.hex(): literal(magic) for _, magic in MAGIC}
-# Hyperscan knows no lookahead: it gets what stands before it.
-_ESCAPES: Final = {escape.name: escape.pattern.pattern.partition(b"(?!")[0] for escape in ESCAPES}
-# Hyperscan spells the end of data `\z`, as PCRE does; Python `\Z`.
-_OF_SMALL: Final = {
-    "reversed": REVERSED_MARK.pattern.replace(rb"\Z", rb"\z"),
-    "rot13": ROT13_MARK.pattern,
-}
-# Fewer expressions for large data, of which the rarer groups aren't looked for.
-_LARGE_GROUPS: Final = {name: GROUP_HINTS[name] for name in GROUPS_OF_LARGE}
-_large = Prefilter(_LARGE_GROUPS | _MAGIC | _ESCAPES, places=frozenset((*_LARGE_GROUPS, *_MAGIC)))
-_small = Prefilter(
-    GROUP_HINTS | _MAGIC | _ESCAPES | _OF_SMALL,
-    places=frozenset((*GROUP_HINTS, *_MAGIC)),
-    from_bytes=FROM_BYTES,
-)
-
-
-def marks(data: bytes) -> Held:
-    """What data may hold → where it ends."""
-    return (_small if len(data) <= SMALL else _large).look(data)
-
-
-def prepare_marks() -> None:
-    """Compile what `marks` uses."""
-    _small.prepare()
-    _large.prepare()
-
-
 MAX_HITS: Final = 10_000  # Of one scan.
-# Headers repeat: so many pieces in which nothing was found are remembered. A scan of one takes some
-# 0.4 ms, to know it again some µs.
-MEMO: Final = 512
-# Of one of them, so that all take 1 MiB at most.
-MEMO_BYTES: Final = 2048
-# An agent prints the same file again and again: so many runs that look encoded are remembered, too.
-MEMO_RUNS: Final = 4096
-# Of one of them: a longer one is decoded again each time.
-MEMO_RUN_BYTES: Final = 1024
-_NOTHING: Final = Scanned()
-# Deeper than any view: of a run that was not looked at before.
-MAX_DEPTH: Final = 99
 MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.
 BATCH: Final = 1024
 BATCH_BYTES: Final = 256 << 10  # Small decoded pieces are searched together.
@@ -122,35 +72,13 @@ class Scanner:
         self.spec = spec
         self._known = KnownValues(spec)
         self._patterns = Patterns(spec.classes)
-        self._clean: set[bytes] = set()
-        self._clean_runs: dict[bytes, int] = {}
 
     def __repr__(self) -> str:
         return f"Scanner({len(self.spec.values)} known values)"
 
     def scan(self, data: bytes) -> Scanned:
         """Find what the spec names."""
-        data = bytes(data)
-        if data in self._clean:
-            return _NOTHING
-        scan = _Scan(self.spec, self._known, self._patterns, self._clean_runs)
-        result = scan.run(data)
-        if result == _NOTHING:
-            if len(data) <= MEMO_BYTES:
-                if len(self._clean) >= MEMO:
-                    self._clean.clear()
-                self._clean.add(data)
-            if len(self._clean_runs) >= MEMO_RUNS:
-                self._clean_runs.clear()
-            for run, depth in scan.decoded_runs.items():
-                self._clean_runs[run] = min(depth, self._clean_runs.get(run, depth))
-        return result
-
-    def prepare(self) -> None:
-        """Compile now, for a process that can't later."""
-        prepare_marks()
-        self._patterns.prepare()
-        self._known.prepare()
+        return _Scan(self.spec, self._known, self._patterns).run(bytes(data))
 
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
         """Replace each hit's span; overlapping ones as one."""
@@ -165,15 +93,8 @@ class Scanner:
 class _Scan:
     """One scan's state."""
 
-    def __init__(
-        self, spec: ScanSpec, known: KnownValues, patterns: Patterns, clean_runs: dict[bytes, int]
-    ) -> None:
-        self._spec = spec
-        self._clean_runs = clean_runs
-        # By depth: if nothing is found at all, nothing is in any of them.
-        self.decoded_runs: dict[bytes, int] = {}
-        self._known = known
-        self._patterns = patterns
+    def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns) -> None:
+        self._spec, self._known, self._patterns = spec, known, patterns
         self._hits: dict[tuple[str, str, int, int], Hit] = {}
         self._deadline = time.thread_time() + spec.bounds.time_s
         self._wall_deadline = time.monotonic() + spec.bounds.time_s * WALL_FACTOR
@@ -196,8 +117,8 @@ class _Scan:
                             start < right and left < end for left, right in view.known
                         ):
                             continue  # it is that value, in its context
-                        text = view.data[start:end]
-                        self._add(view, (start, end), (), cls, "", "pattern", text)
+                        text, about = view.data[start:end], {"source": "pattern", "value_id": ""}
+                        self._add(view, (start, end), (), text, cls=cls, **about)
                     self._tick()
                 self._decode(view)
         except _ExceededError as bound:
@@ -228,9 +149,8 @@ class _Scan:
                 view, start, value = view_of(index), starts[index], found.value
                 place = (found.start - start, found.end - start)
                 view.known.append(place)
-                self._add(
-                    view, place, found.names, value.cls, value.id, value.source.value, found.text
-                )
+                about = {"value_id": value.id, "source": value.source.value}
+                self._add(view, place, found.names, found.text, cls=value.cls, **about)
             self._tick()
 
     def _decode(self, view: _View) -> None:
@@ -271,49 +191,32 @@ class _Scan:
                     self._views.append(child)
 
     def _add(
-        self,
-        view: _View,
-        place: tuple[int, int],
-        names: tuple[str, ...],
-        cls: str,
-        value_id: str,
-        source: str,
-        text: bytes,
+        self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
     ) -> None:
+        """Keep a hit, unless it is known with fewer encodings. `about`: of `Hit`."""
         left, right = view.outermost(*place)
-        key = (cls, value_id, left, right)
+        key = (about["cls"], about["value_id"], left, right)
         decoding = view.names + names
         if key in self._hits and len(self._hits[key].decoding) <= len(decoding):
             return
         if len(self._hits) >= MAX_HITS:
             raise _ExceededError("hits")
-        self._hits[key] = Hit(
-            cls=cls,
-            value_id=value_id,
-            source=source,
-            start=left,
-            end=right,
-            decoding=decoding,
-            digest=self._spec.digest(text),
-        )
+        digest = self._spec.digest(text)
+        self._hits[key] = Hit(start=left, end=right, decoding=decoding, digest=digest, **about)
 
     def _decoded(self, view: _View) -> Iterator[Decoded]:
         if view.depth >= self._spec.bounds.depth:
             return
-        held = marks(view.data)
-        for run in runs(view.data, held):
-            if run.text in self._runs or self._clean_runs.get(run.text, MAX_DEPTH) <= view.depth:
-                continue
-            self._runs.add(run.text)
-            if len(run.text) <= MEMO_RUN_BYTES and len(self.decoded_runs) < MEMO_RUNS:
-                self.decoded_runs[run.text] = view.depth
-            yield from decode_run(run)
-        yield from escapes(view.data, held)
+        for run in runs(view.data):
+            if run.text not in self._runs:
+                self._runs.add(run.text)
+                yield from decode_run(run)
+        yield from escapes(view.data)
         # These multiply whatever else is undone: in a larger text once, below one encoding at most.
         is_first = view.depth <= 1 and _TURNED.isdisjoint(view.names)
         if is_first or len(view.data) <= WINDOW:
-            yield from turned(view.data, held)
-        yield from compressed(view.data, self._room, held)
+            yield from turned(view.data)
+        yield from compressed(view.data, self._room)
 
     def _room(self) -> int:
         """How many bytes may be expanded now: asked at each mark, of which data may be full."""
@@ -326,11 +229,8 @@ class _Scan:
             self._problem = self._problem or "decoded_bytes"
         data = decoded.data
         size = len(data)
-        if (
-            size < MIN_DECODED
-            or data in self._seen
-            or _depth(view, decoded) > self._spec.bounds.depth
-        ):
+        is_deep = _depth(view, decoded) > self._spec.bounds.depth
+        if size < MIN_DECODED or data in self._seen or is_deep:
             return False
         if size > self._left:
             self._problem = self._problem or "decoded_bytes"
@@ -349,13 +249,6 @@ def _depth(view: _View, decoded: Decoded) -> int:
 
 
 def _inner(parent: _View, decoded: Decoded) -> _View:
-    names = parent.names + decoded.names
-    return _View(
-        decoded.data,
-        names,
-        _depth(parent, decoded),
-        parent,
-        decoded.start,
-        decoded.end,
-        decoded.locate,
-    )
+    names, depth = parent.names + decoded.names, _depth(parent, decoded)
+    place = (decoded.start, decoded.end, decoded.locate)
+    return _View(decoded.data, names, depth, parent, *place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hmac
 from collections.abc import Iterator
 from enum import StrEnum
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.errors import PolicyError
+from belljar.policy.files import read_regular
 from belljar.policy.guarding import Protected
 from belljar.units import printable
 
@@ -91,10 +93,8 @@ class ScanSpec:
         for value in self.values:
             size = len(value.text.encode(errors="surrogatepass"))
             if not MIN_VALUE_BYTES <= size <= MAX_VALUE_BYTES:
-                raise ValueError(
-                    f"{value.id}: {size} bytes; a known value has {MIN_VALUE_BYTES} to "
-                    f"{MAX_VALUE_BYTES}"
-                )
+                bounds = f"{MIN_VALUE_BYTES} to {MAX_VALUE_BYTES}"
+                raise ValueError(f"{value.id}: {size} bytes; a known value has {bounds}")
             total += size
         if total > MAX_VALUES_BYTES:
             raise ValueError(f"known values of {total} bytes; at most {MAX_VALUES_BYTES}")
@@ -135,7 +135,6 @@ class Scanned:
 
 # A file of values alone can't have more than all values may.
 MAX_FILE_BYTES: Final = MAX_VALUES_BYTES
-_HINT_SIZE: Final = "split it, or name the columns that matter"
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
@@ -143,19 +142,12 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
 
     CSV (`columns`) or a value a line; under 10 bytes: left out.
     """
-    if not item.file:
-        texts: Iterator[str] = iter((item.value,))
-    elif content is None:
-        raise _refused(item, "the protected file was not read")
-    else:
-        texts = _texts(item, content)
     values: dict[str, KnownValue] = {}
-    for text in texts:
+    for text in _texts(item, content) if item.file else (item.value,):
         stripped = text.strip()
         size = len(stripped.encode())
         if size > MAX_VALUE_BYTES:
-            what = f"a protected value has {size} bytes; at most {MAX_VALUE_BYTES}"
-            raise _refused(item, what, hint=_HINT_SIZE)
+            raise _refused(item, f"a protected value has at most {MAX_VALUE_BYTES} bytes")
         # Short ones are left out, not refused: a column of names has some.
         if size >= MIN_VALUE_BYTES and stripped not in values:
             values[stripped] = KnownValue(
@@ -165,55 +157,40 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
                 case_sensitive=False,
             )
         if len(values) > MAX_VALUES:
-            raise _refused(item, f"more than {MAX_VALUES} protected values", hint=_HINT_SIZE)
+            raise _refused(item, f"more than {MAX_VALUES} protected values")
     if not values:
         what = f"nothing in it is {MIN_VALUE_BYTES} bytes or longer, so nothing can be looked for"
         raise _refused(item, what)
     return tuple(values.values())
 
 
-def _refused(item: Protected, what: str, *, line: int | None = None, hint: str = "") -> PolicyError:
-    where = item.file or f"guard.protect {item.id}"
-    return PolicyError(what, where=where if line is None else f"{where}:{line}", hint=hint)
+def _refused(item: Protected, what: str) -> PolicyError:
+    hint = "a protected file is CSV or a value a line, regular, and below the policy's directory"
+    where = printable(item.file) or f"guard.protect {item.id}"
+    return PolicyError(what, where=where, hint=hint if item.file else "")
 
 
-def _texts(item: Protected, content: bytes) -> Iterator[str]:
-    if item.file.endswith((".jsonl", ".ndjson")):
-        raise _refused(item, "JSON lines are not read", hint="export it as CSV")
-    if len(content) > MAX_FILE_BYTES:
-        what = f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB"
-        raise _refused(item, what, hint=_HINT_SIZE)
+def _texts(item: Protected, content: bytes | None) -> Iterator[str]:
+    if content is None or len(content) > MAX_FILE_BYTES:
+        raise _refused(item, f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB")
+    if item.file.endswith((".jsonl", ".ndjson")):  # else each line would be one value
+        raise _refused(item, "JSON lines are not read")
     try:
         text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"it is no UTF-8 text (byte {error.start})"
-        raise _refused(item, what, hint="export it as CSV") from error
-    if item.columns:
-        yield from _of_columns(item, text)
-    else:
-        yield from text.splitlines()
-
-
-def _of_columns(item: Protected, text: str) -> Iterator[str]:
-    import csv
-
-    rows = csv.DictReader(text.splitlines(), strict=True)
-    try:
-        missing = [column for column in item.columns if column not in (rows.fieldnames or ())]
-        if missing:
-            what = f"there is no column {missing[0]!r}"
-            raise _refused(item, what, hint="its first line names them")
+        if not item.columns:
+            yield from text.splitlines()
+            return
+        rows = csv.DictReader(text.splitlines(), strict=True)
+        if missing := [name for name in item.columns if name not in (rows.fieldnames or ())]:
+            raise _refused(item, f"there is no column {missing[0]!r}")
         for row in rows:
-            for column in item.columns:
-                yield row[column] or ""
-    except csv.Error as error:
-        raise _refused(item, f"it is no CSV: {error}", line=rows.line_num) from error
+            yield from (row[column] or "" for column in item.columns)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _refused(item, f"it can't be read: {error}") from error
 
 
 def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
     """Read all that a policy protects. Raises PolicyError."""
-    from belljar.policy.files import read_regular
-
     values: list[KnownValue] = []
     for item in loaded.policy.guard_rules.protect:
         content = None
@@ -224,10 +201,6 @@ def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
                 content = read_regular(loaded.base, item.file, MAX_FILE_BYTES + 1)
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
-                raise PolicyError(
-                    f"the protected file can't be read: {reason}",
-                    where=printable(item.file),
-                    hint="a protected file is a readable regular file below the policy's directory",
-                ) from error
+                raise _refused(item, f"the protected file can't be read: {reason}") from error
         values += protected_values(item, content)
     return tuple(values)

@@ -11,7 +11,6 @@ import pytest
 from belljar.cell.local_tree import (
     TreeDestination,
     TreeManifest,
-    in_pieces,
     list_source,
     records_of,
 )
@@ -24,7 +23,7 @@ BOUNDS = {"max_files": 100, "max_bytes": 1 << 20}
 def sent(path: Path) -> list[TreeRecord | bytes]:
     """What a directory or file becomes on its way, as a guest would send it back."""
     source = list_source(path, **BOUNDS)
-    content = b"".join(in_pieces(records_of(source, "", TreeManifest())))
+    content = b"".join(records_of(source, "", TreeManifest()))
     if source.tree.is_directory:
         root = encode(TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755))
         content = root + content + encode(TreeRecord(path="", kind=RecordKind.LEAVE))

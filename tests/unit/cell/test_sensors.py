@@ -33,7 +33,7 @@ async def test_a_sensor_that_fails_is_on_record_and_no_error() -> None:
             watch.on_access(Access(path="/a", operation="read", process="cat", pid=9, count=3))
             watch.on_end("the queue is gone")
         assert watch.is_closed
-        assert stage.last(Kind.SENSOR_STARTED).data == {"sensor": "fanotify", "decoys": ["aws"]}
+        assert stage.last(Kind.SENSOR_STARTED).data == {"sensor": "inotify", "decoys": ["aws"]}
         assert stage.last(Kind.SENSOR_FAILED).data["reason"] == "the queue is gone"
         stage.kinds()
     (event,) = touches

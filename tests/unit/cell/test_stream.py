@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from signal import SIGTERM
-
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
-from belljar.cell.exec import signal_number
 from belljar.errors import CellError, LedgerError
 from belljar.events import Event, Kind
 
@@ -52,15 +49,6 @@ async def test_leaving_early_is_on_record() -> None:
         failed = stage.last(Kind.EXEC_FAILED)
         assert "left before" in str(failed.data["reason"])
         assert failed.bodies[0].content == b"hello"
-
-
-def test_a_signal_in_every_spelling() -> None:
-    """A number, a `Signals`, a name with or without `SIG` are the same; anything else is
-    refused."""
-    assert {signal_number(one) for one in (15, SIGTERM, "TERM", "SIGTERM", "term")} == {SIGTERM}
-    for wrong in (0, -1, 99, "", "SIG", "BELL", "15\0"):
-        with pytest.raises(ValueError, match="is no signal"):
-            signal_number(wrong)
 
 
 # ---- in the background

@@ -79,33 +79,6 @@ def test_where_a_distribution_looks(anchor: str, bundle: str, tmp_path: Path, pe
     assert done.returncode == 0, done
 
 
-def test_a_store_of_java_is_changed_once(
-    tmp_path: Path, pem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever number of links lead to it: a keytool takes seconds, and a minute on an emulated
-    processor. Here one that only notes what it is asked."""
-    root, tools = tmp_path / "root", tmp_path / "tools"
-    make(root, BUNDLE, "/etc/ssl/certs/java/cacerts", "/opt/java/own/lib/security/cacerts")
-    for name in ("17", "default"):
-        linked = root / f"usr/lib/jvm/{name}/lib/security/cacerts"
-        linked.parent.mkdir(parents=True)
-        linked.symlink_to(root / "etc/ssl/certs/java/cacerts")
-    tools.mkdir()
-    (tools / "keytool").write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked; cat >> {tmp_path}/told\n'
-    )
-    (tools / "keytool").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tools), prepend=":")
-    assert run_in(root, pem) == ""
-    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
-    stores = [words[words.index("-keystore") + 1] for words in asked]
-    assert sorted(stores) == [
-        f"{root}/etc/ssl/certs/java/cacerts",
-        f"{root}/opt/java/own/lib/security/cacerts",
-    ]
-    assert (tmp_path / "told").read_text().count(pem.strip()) == 2
-
-
 def test_an_image_without_any(tmp_path: Path, pem: str) -> None:
     """Has the one authority in the one file."""
     (tmp_path / "root").mkdir()

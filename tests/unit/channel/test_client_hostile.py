@@ -97,7 +97,7 @@ async def test_no_answers() -> None:
     """A guest that doesn't answer is a `CellError` in time; a lost PONG alone doesn't end the
     connection."""
     guest = FakeGuest()
-    async with GuestClient.from_socket(guest.host_socket) as client:
+    async with GuestClient(guest.host_socket) as client:
         for question in (client.wait_ready(timeout_s=0.05), client.hello(timeout_s=0.05)):
             with pytest.raises(CellError, match="within 50 ms"):
                 await question

@@ -51,7 +51,6 @@ FAILING = {
     "prune": "prune --unused-for never --json",
     "runs": "runs --limit 0 --json",
     "share": "share no-such-run out --redact all --json",
-    "purge": "purge no-such-run --force --json",
     "verdict": "verdict no-such-run --json",
     "ledger show": "ledger show no-such-run --json",
     "ledger verify": "ledger verify no-such-run --json",

@@ -3,9 +3,7 @@ Inspect: real Inspect and ledger, fake cells."""
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,10 +178,8 @@ def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
     ran: Path,
     said: Said,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is the same without bodies, and void without Inspect's log; page and export say so too. A
-    purge without an answer, and a dry run, delete nothing."""
+    """It is the same without bodies, and void without Inspect's log; page and export say so too."""
     before, copy = said(ran.name)[1]["verdict"], home.parent / "copy"
     assert belljar(["share", ran.name, str(copy), "--redact", "other", "--redact", "packets"]) == 0
     code, found = said(str(copy))
@@ -193,20 +189,16 @@ def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
     assert "were redacted" in capsys.readouterr().err
     assert belljar(["report", str(copy)]) == 0
     assert "left out on purpose" in copy.with_suffix(".html").read_text()
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    for words, code in ((["--dry-run", "--json"], 0), (["--json"], 2), ([], 130)):
-        assert belljar(["purge", ran.name, *words]) == code
-    assert not (ran / "omissions.jsonl").exists()
-    assert belljar(["purge", ran.name, "--force"]) == 0
-    assert not (home / "reports" / f"{ran.name}.html").exists()
-    code, found = said(ran.name)
+    bare = home.parent / "bare"
+    assert belljar(["share", ran.name, str(bare), "--redact", "all"]) == 0
+    code, found = said(str(bare))
     assert (code, found["verdict"]) == (2, "void")
     assert f"the verdict was: {before}" in found["left_out"]
     assert "log_missing" in codes(found)
     capsys.readouterr()
-    assert belljar(["ledger", "verify", ran.name]) == 0
-    assert belljar(["ledger", "verify", ran.name, "--strict"]) == 1
-    assert "were purged on 20" in capsys.readouterr().out
+    assert belljar(["ledger", "verify", str(bare)]) == 0
+    assert belljar(["ledger", "verify", str(bare), "--strict"]) == 1
+    assert "were redacted on 20" in capsys.readouterr().out
 
 
 def test_one_log_that_is_left_out_is_missing_evidence(home: Path, said: Said) -> None:
@@ -214,10 +206,11 @@ def test_one_log_that_is_left_out_is_missing_evidence(home: Path, said: Said) ->
     run = evaluated(home, "task.py")
     logs = {log: log.read_bytes() for log in sorted((run / "inspect").iterdir())}
     assert len(logs) > 1
-    assert belljar(["purge", run.name, "--force", "--class", "logs"]) == 0
+    copy = home.parent / "copy"
+    assert belljar(["share", run.name, str(copy), "--redact", "logs"]) == 0
+    (copy / "inspect").mkdir(exist_ok=True)
     for log, content in [*logs.items()][1:]:
-        log.parent.mkdir(exist_ok=True)
-        log.write_bytes(content)
-    code, found = said(run.name)
+        (copy / "inspect" / log.name).write_bytes(content)
+    code, found = said(str(copy))
     assert (code, found["verdict"]) == (2, "void")
     assert "log_missing" in codes(found)

@@ -54,7 +54,7 @@ def test_what_is_none(tmp_path: Path) -> None:
         (b"[1]", "is not a compose file", ""),
         (b"", "is not a compose file", ""),
         (b"a: [", "can't be read: it is no YAML", ":1"),
-        (b"services: 1\nb: !reset x", "b: tags are not allowed: remove `!reset`", ":2"),
+        (b"services: 1\nb: !reset x", "b: tags are not read: remove `!reset`", ":2"),
         (b"a: \xff", "can't be read: it is not UTF-8", ""),
         (b"a: 1\n#" + b"#" * MAX_BYTES, "is larger than 128 KiB", ""),
     ):

@@ -257,7 +257,7 @@ def test_the_page_has_each_key_once() -> None:
     "written",
     [
         ["shop.local:10.0.0.7", "six=[::1]", "host.docker.internal:host-gateway"],
-        {"shop.local": "10.0.0.7", "six": ["::1"], "host.docker.internal": "host-gateway"},
+        {"shop.local": "10.0.0.7", "six": "::1", "host.docker.internal": "host-gateway"},
     ],
 )
 def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 - YAML

@@ -7,25 +7,9 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.model import ComposeNetwork as ComposeNetwork
-from belljar.compose.model import NetworkPlace, reasons_of
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.policy.network import Network
-
-# Every property of `definitions.network`, and of a service's `networks`, in compose-spec's
-# schema/compose-spec.json.
-NETWORK = "name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels"
-PLACE = (
-    "aliases interface_name ipv4_address ipv6_address link_local_ips mac_address driver_opts"
-    " priority gw_priority"
-)
-
-
-def test_every_key_of_compose_has_a_fate() -> None:
-    """None is forgotten."""
-    assert sorted(reasons_of(ComposeNetwork)) == sorted(NETWORK.split())
-    assert sorted(reasons_of(NetworkPlace)) == sorted(PLACE.split())
 
 
 def joined(**networks: list[str]) -> dict[str, Any]:
@@ -111,9 +95,9 @@ def test_what_a_range_is_not_is_refused_by_name() -> None:
 
 def test_what_a_range_is_anyway() -> None:
     """Closed, a bridge, with IPv4 and without IPv6, under whatever name."""
-    kept = dict.fromkeys(("internal", "attachable", "enable_ipv4"), True)
+    kept = dict.fromkeys(("internal", "attachable"), True)
     kept |= dict.fromkeys(("external", "enable_ipv6"), False)
-    more = {"driver": "bridge", "name": "x", "labels": {"a": "b"}, "ipam": {}, "driver_opts": {}}
+    more = {"driver": "bridge", "name": "x", "labels": {"a": "b"}}
     networks = {"n": {**kept, **more}, "default": None}
     assert read_compose({**two(networks=["default", "n"]), "networks": networks}).network
 

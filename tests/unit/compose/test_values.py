@@ -13,7 +13,6 @@ from inspect_ai.util._sandbox.docker.service import parse_duration
 from belljar.compose.values import (
     MAX_COMMAND_CHARS,
     mapping,
-    number,
     seconds,
     size,
     switch,
@@ -21,6 +20,7 @@ from belljar.compose.values import (
     words,
 )
 from belljar.policy.reference import is_idle
+from belljar.policy.yaml_tree import number
 
 
 def test_a_time_is_what_inspect_reads() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not install
 from opentelemetry.trace import StatusCode
 from tests.unit.report.stories import line
 
-from belljar.events import Kind
-from belljar.export.otlp import batches
+from belljar.events import Event, JsonValue, Kind
+from belljar.export.otlp import batches, follow
+from belljar.ledger.rundir import create_run
 from belljar.ledger.schema import Line
 
 REQUEST: dict[str, Any] = {"reason": "", "bytes": 0, "stand_in": "site", "method": "GET"}
@@ -56,3 +59,31 @@ def test_a_gateway_ends_no_trace() -> None:
     """A field that is no event's own may have any shape."""
     answered = {**ANSWER, "exchange": 1, "status": 200, "op": [1]}
     assert list(batches([line(Kind.NETWORK_HTTP_ANSWERED, None, **answered)], "R")) == []
+
+
+def test_what_is_refused_is_kept_and_sent_again_in_order(tmp_path: Path) -> None:
+    """A collector that is away for a while loses nothing, and nothing is held but one batch."""
+    got: list[str] = []
+    refusals = iter([False, False, True])
+    with create_run(tmp_path, "exec", ["x"]) as run:
+
+        def export(found: object) -> bool:
+            assert isinstance(found, list)
+            if next(refusals, True):
+                got.extend(span.name for span in found)
+                return True
+            return False
+
+        result: list[tuple[int, int]] = []
+        thread = threading.Thread(
+            target=lambda: result.append(follow(run.path, export, grace_s=20))
+        )
+        thread.start()
+        for op in range(1, 4):
+            data: dict[str, JsonValue] = {"op": op, "path": "/x"}
+            run.recorder.record(Event(kind=Kind.FILE_READ_STARTED, cell_id="c", data=data))
+            end: dict[str, JsonValue] = {"op": op, "bytes": 1}
+            run.recorder.record(Event(kind=Kind.FILE_READ_COMPLETED, cell_id="c", data=end))
+    thread.join(60)
+    assert result == [(4, 0)]
+    assert got == ["file.read", "file.read", "file.read", "run"]

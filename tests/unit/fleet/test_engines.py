@@ -64,12 +64,6 @@ def test_this_machine_alone_offers_the_memory_of_one_sample(
     assert begun["resources"][MEMORY] == 1216
 
 
-def test_options_that_a_fleet_cannot_honour_are_refused() -> None:
-    """They would silently do nothing."""
-    for words in (["task.py", "--fleet", "ray"], ["--resume", "last"]):
-        assert belljar(["run", *words, "--otlp", "http://127.0.0.1:1"]) == 2
-
-
 def test_a_frame_arrives_as_it_was_sent_and_nothing_else_is_taken() -> None:
     """Bytes and JSON; not what is cut, too large, or of another kind."""
     stream = BytesIO()

@@ -3,7 +3,6 @@ Inspect, fake cells."""
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,16 +167,9 @@ def test_a_tool_that_a_task_holds_is_refused_when_it_is_loaded(
 def test_what_the_policy_names_is_let_through(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And said when the task is loaded; beside the plan it stands in the run directory."""
-    outcome = run(here, "known_search", "named.yaml")
-    said = capsys.readouterr().err
-    assert "web_search" in said
-    assert "bash" in said
-    tools = json.loads((outcome.path / "tools.json").read_text())["known_search"]
-    assert {tool["name"]: bool(tool["outside"]) for tool in tools} == {
-        "bash": False,
-        "web_search": True,
-    }
+    """And said when the task is loaded."""
+    assert run(here, "known_search", "named.yaml").exit_code == 0
+    assert "web_search" in capsys.readouterr().err
 
 
 @pytest.mark.promise("1.5", "1.9")

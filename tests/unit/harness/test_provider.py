@@ -54,7 +54,7 @@ async def test_a_build_of_a_name_that_another_has_is_refused(
     monkeypatch.chdir(tmp_path / "one")
     await BelljarSandboxEnvironment.task_init("one", "compose.yaml")
     monkeypatch.chdir(tmp_path / "two")
-    with pytest.raises(PrerequisiteError, match="different builds are called same"):
+    with pytest.raises(PrerequisiteError, match="are called same"):
         await BelljarSandboxEnvironment.task_init("two", "compose.yaml")
 
 

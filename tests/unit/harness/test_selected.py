@@ -64,14 +64,6 @@ def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
     assert select("--epochs", "2").epochs == 2
 
 
-def test_a_value_that_is_written_as_the_task_stays() -> None:
-    """Only the task itself gives way to a unit's own."""
-    arguments = ["--tags", "task.py@names", "--model", "mockllm/model", "task.py@names"]
-    request = RunRequest(inspect_args=arguments)
-    found = select_task(request, load_only(arguments, request.operator_options))
-    assert found.words == ("task.py@names", *arguments[:-1])
-
-
 @pytest.mark.parametrize("name", ["a*", "[x]", "q?", "ns:1", "a b"])
 def test_a_pattern_matches_its_id_alone(name: str) -> None:
     """Characters of a pattern in an id match themselves."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -32,7 +31,8 @@ def made_of(text: str, args: dict[str, str] | None = None) -> Buildable:
 
 def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
     """The instructions after FROM."""
-    return made_of(f"FROM base\n{steps}", args).text.splitlines()[1:]
+    lines = made_of(f"FROM base\n{steps}", args).text.splitlines()
+    return lines[lines.index("FROM base AS stage-0") + 1 :]
 
 
 @pytest.mark.promise("1.8")
@@ -67,44 +67,39 @@ def test_each_from_names_the_image_that_was_found() -> None:
     """The file that buildah gets names images by their ids, and stages by a name of their own."""
     text = "ARG T=1\nFROM \\\n a:$T AS x\nRUN one\nFROM x\nCOPY --from=x . ."
     made = make_buildable(base_images(text, {}), {"a:1": "f" * 64}, {}).text
-    assert made == (
-        f'FROM {"f" * 64} AS x-0\nRUN one\nFROM x-0 AS stage-1\nCOPY --from=x-0 [".", "."]\n'
-    )
+    assert f"FROM {'f' * 64} AS x-0\nRUN one\nFROM x-0 AS stage-1\nCOPY --from=x-0 . .\n" in made
+    assert 'ARG T="1"\n' in made
 
 
 @pytest.mark.parametrize(
     ("steps", "lines"),
     [
-        ("ARG A=1 B=2\nRUN x", ["ARG A=1", "ARG B=2", "RUN x"]),
+        ("ARG A=1 B=2\nRUN x", ["ARG A=1 B=2", "RUN x"]),
         ("RUN one \\\n\n# comment\n two", ["RUN one  two"]),
-        ('COPY ["a b", "/$IN_BASE"]', [r'COPY ["\"a b\"", "/base"]']),
-        ("COPY --chmod=640 --chown=$IN_BASE a b", ['COPY --chown=base --chmod=640 ["a", "b"]']),
-        ('HEALTHCHECK CMD ["x"]', ['HEALTHCHECK CMD ["x"]']),
+        ('COPY ["a b", "/$IN_BASE"]', ['COPY ["a b", "/$IN_BASE"]']),
+        ("COPY --link --chmod=640 --chown=$U a b", ["COPY --chmod=640 --chown=$U a b"]),
+        ('HEALTHCHECK --start-interval=1s CMD ["x"]', ['HEALTHCHECK CMD ["x"]']),
         *(
             (f"RUN --mount={mount} x", ["RUN --mount=type=bind,target=/home,ro x"])
             for mount in ("target=.", "ro", "type=bind")
         ),
         ("RUN --mount=src=a,dst=/b,rw x", ["RUN --mount=type=bind,target=/b,source=a,rw x"]),
         ("RUN --mount=type=ssh x", ["RUN x"]),
-        ("ENV A=1 B=$A\nENV C=${A}${IN_BASE}", ["ENV A=1", 'ENV B=""', "ENV C=1base"]),
-        ('ENV A=\'$x\' B=\\$x C="a \\""', [r'ENV A="\$x"', r'ENV B="\$x"', r'ENV C="a \""']),
-        ("USER ${NO:-u}", ["USER u"]),
+        ("RUN [ 1 = 1 ]", ['RUN ["zsh", "-c", "[ 1 = 1 ]"]']),
+        ("ENV A='$x' B=\\$x", ["ENV A='$x' B=\\$x"]),
         ("LABEL a=$x\nEXPOSE $x\nMAINTAINER x", []),
-        ("CMD a b\nENTRYPOINT c", ['CMD ["zsh", "-c", "a b"]', 'ENTRYPOINT ["zsh", "-c", "c"]']),
-        ("CMD []", ["CMD []"]),
-        ('SHELL ["x"]\nCMD a', ['SHELL ["x"]', 'CMD ["x", "a"]']),
-        ("ARG IN_BASE=new\nRUN x", ["ENV IN_BASE=new", "RUN x", "ENV IN_BASE=base"]),
+        ("CMD a b\nENTRYPOINT []", ["CMD a b", "ENTRYPOINT []"]),
     ],
 )
-def test_what_buildah_can_not_read_is_written_out(steps: str, lines: list[str]) -> None:
-    """Nothing is left to fill in, and flags that change nothing here are gone."""
+def test_what_buildah_reads_is_left_as_it_is(steps: str, lines: list[str]) -> None:
+    """Flags that it lacks, and those that change nothing here, are gone."""
     assert lines_of(steps) == lines
 
 
 def test_volumes_are_of_the_result_alone() -> None:
     """buildah would discard what steps write below a volume; those of a base image, and of the
     stages that the last one starts from, are the result's, too."""
-    text = "FROM base AS x\nVOLUME /a $IN_BASE\nFROM x\nVOLUME /c/../d/\nRUN y\nFROM x"
+    text = "FROM base AS x\nVOLUME /a base\nFROM x\nVOLUME /c/../d/\nRUN y\nFROM x"
     for target, volumes in (("", ("/v", "/a", "/base")), ("1", ("/v", "/a", "/base", "/d"))):
         found = base_images(text, {}, target=target)
         made = make_buildable(found, {}, {"base": replace(BASE, volumes=("/v",))})
@@ -112,47 +107,15 @@ def test_volumes_are_of_the_result_alone() -> None:
         assert "VOLUME" not in made.text
 
 
-ROOTS = "USER root\nWORKDIR /a"
-
-
-@pytest.mark.parametrize(
-    ("steps", "lines"),
-    [
-        (
-            "WORKDIR a\nWORKDIR ../b/c\nWORKDIR d\nRUN x\nWORKDIR /e",
-            [
-                *("user /home/a", "user /home/b/c/d", "WORKDIR /home/b/c/d", "RUN x", "user /e"),
-                "WORKDIR /e",
-            ],
-        ),
-        (
-            "USER 7\nWORKDIR /a\nUSER 8:g\nWORKDIR b\nCOPY x .",
-            ["USER 7", "USER 8:g", "7:7 /a", "8:g /a/b", "WORKDIR /a/b", 'COPY ["x", "."]'],
-        ),
-        # What follows makes the last one, as root's
-        ("USER 0\nWORKDIR /a\nRUN x", ["USER 0", "WORKDIR /a", "RUN x"]),
-        (f"{ROOTS}\nCOPY x .", ["USER root", "WORKDIR /a", 'COPY ["x", "."]']),
-        (f"{ROOTS}\nWORKDIR b", ["USER root", "WORKDIR /a/b"]),
-        (f"{ROOTS}\nWORKDIR /", ["USER root", "root /a", "WORKDIR /"]),
-        (f"{ROOTS}\nADD x /a", ["USER root", "root /a", "WORKDIR /a", 'ADD ["x", "/a"]']),
-        (
-            f"{ROOTS}\nCOPY --chown=u x .",
-            ["USER root", "root /a", "WORKDIR /a", 'COPY --chown=u ["x", "."]'],
-        ),
-        (f"{ROOTS}\nFROM 0", ["USER root", "root /a", "WORKDIR /a", "FROM"]),
-    ],
-)
-def test_a_work_directory_is_made_as_its_user(steps: str, lines: list[str]) -> None:
-    """Each of them before what may use it, with its new parents; buildah alone would make the last
-    one as root's, and take a copy to a missing one as a file's name."""
-    made = made_of(f"FROM base\n{steps}")
-    copy = re.compile(
-        rf'COPY (?:--chown=(\S+) )?--from={made.heredoc_context} \["empty", "(.*)/"\]'
-    )
-    shown = [
-        copy.sub(lambda found: f"{found[1] or 'root'} {found[2]}", line) for line in made.lines
+def test_a_work_directory_is_made_as_its_user() -> None:
+    """With its new parents, before what may use it."""
+    steps = "WORKDIR a\nUSER 7\nWORKDIR /b\nUSER root\nWORKDIR /c"
+    context = made_of(f"FROM base\n{steps}").heredoc_context
+    assert lines_of(steps) == [
+        *(f'COPY --chown=user --from={context} ["empty", "a/"]', "WORKDIR a", "USER 7"),
+        *(f'COPY --chown=7:7 --from={context} ["empty", "/b/"]', "WORKDIR /b", "USER root"),
+        *(f'COPY --from={context} ["empty", "/c/"]', "WORKDIR /c"),
     ]
-    assert [line.partition(" stage")[0] for line in shown[1:]] == lines
 
 
 def test_a_user_that_can_not_be_an_owner_is_refused_by_the_line() -> None:
@@ -163,21 +126,6 @@ def test_a_user_that_can_not_be_an_owner_is_refused_by_the_line() -> None:
             make_buildable(found, {}, {"base": replace(BASE, user=user)})
 
 
-def test_arguments_are_of_their_stage_and_of_those_that_start_from_it() -> None:
-    """One before the first FROM is known to a stage that declares it alone; an ENV ends it."""
-    text = "ARG A=1\nFROM base AS x\nENV B=${A-none}\nARG A\nFROM x\nENV C=$A\nENV A=2\nRUN $A"
-    first = ["FROM base AS x-0", "ENV B=none", "ARG A=1"]
-    second = ["FROM x-0 AS stage-1", "ARG A=1", "ENV C=1", "ENV A=2", "RUN $A"]
-    assert made_of(text).text.splitlines() == [*first, *second]
-    assert lines_of("ARG A=1\nENV B=$A", {"A": "given", "X": "y"}) == ["ARG A=given", "ENV B=given"]
-
-
-def test_patterns_that_buildah_misreads_are_checked_beforehand() -> None:
-    """It takes a match as a pattern again, in the context alone."""
-    made = made_of("FROM base\nCOPY a* b/? c /x/\nCOPY --from=i d* /\nADD https://x/?y /z")
-    assert made.patterns == [(2, "a*"), (2, "b/?")]
-
-
 REFUSED = {
     "RUN --security=insecure x": "--security=insecure",
     "RUN --mount=type=secret,id=tok,required=true x": "tok",
@@ -186,19 +134,16 @@ REFUSED = {
     "RUN --mount=type=tmpfs y": "target",
     "RUN --mount=type=bind,from=$IN_BASE,target=/a y": "$IN_BASE",
     "ADD --keep-git-dir=true a b": "--keep-git-dir",
+    "VOLUME $A": "VOLUME",
     "COPY --exclude=*.pem a b": "--exclude",
-    "COPY --chmod=a+X a b": "--chmod",
     "COPY a/[[]b] c": "[[",
     "VOLUME /a b/..": "VOLUME",
     'VOLUME ["/a\\nb"]': "VOLUME",
     "COPY /**/a b": "**",
     "COPY --from=$IN_BASE a b": "$IN_BASE",
-    'COPY "a b" /c': "quote",
-    "USER ${USER_NAME:?give a name}": "give a name",
     "SHELL bash -c": "SHELL",
-    "HEALTHCHECK MAYBE": "HEALTHCHECK",
     "ONBUILD RUN x": "ONBUILD",
-    **{text: text.split()[0] for text in ("COPY a", "ENV a", "DANCE", "RUN")},
+    **{text: text.split()[0] for text in ("COPY a", "DANCE", "RUN")},
 }
 
 
@@ -266,9 +211,7 @@ def test_a_file_that_keeps_the_parser_busy_is_refused_in_time(text: str) -> None
 
 @pytest.mark.promise("1.8")
 def test_arguments_that_double_each_other_are_refused() -> None:
-    """A value has a bound, and so has what all values of a file take together."""
+    """A value has a bound."""
     doubled = [f"ARG A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 18)]
     with pytest.raises(DockerfileError):
         base_images("\n".join(["ARG A0=xxxxxxxx", *doubled, "FROM $A17"]), {})
-    with pytest.raises(DockerfileError):
-        made_of("FROM base\nARG A0=xxxxxxxx\n" + "\n".join(doubled[:11] + ["ENV B=$A11"] * 2000))

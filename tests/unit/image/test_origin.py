@@ -55,7 +55,7 @@ def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
     """It is the one that a registry has the image under; if its bytes are others, the layout is
     refused, and so is one without an index, with a link in its place, a too large one or none."""
     layout, digest, manifest = layout_with_index(tmp_path / "a")
-    assert origin.image_in_layout(origin.files_in(layout), "", layout, LIMITS).digests == (
+    assert origin.image_in_layout(origin.files_in(layout), LIMITS).digests == (
         digest,
         manifest,
     )
@@ -70,13 +70,13 @@ def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
         refused.append(directory)
     for layout in refused:
         with pytest.raises(LayerError):
-            origin.image_in_layout(origin.files_in(layout), "", layout, LIMITS)
+            origin.image_in_layout(origin.files_in(layout), LIMITS)
 
 
 def in_archive(path: Path, work: Path) -> origin.ImageParts:
     """The only image of what `docker save` wrote."""
     with origin.files_of_archive(path, work, LIMITS) as files:
-        return origin.image_in_archive(files, "", path, LIMITS)
+        return origin.image_in_archive(files, LIMITS)
 
 
 @pytest.mark.promise("1.8")
@@ -128,7 +128,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
 
         archive = oci_archive(tmp_path / "a.tar", [LAYER], tweak=tweak)
         with origin.files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
-            origin.image_in_layout(files, "", archive, LIMITS)
+            origin.image_in_layout(files, LIMITS)
 
 
 def test_what_can_be_no_name_is_asked_of_nobody(
@@ -156,26 +156,15 @@ def test_the_manifest_for_this_machine_is_chosen() -> None:
         origin.instance_of({"manifests": [ours | {"digest": "../../etc"}]}, "arm64")
 
 
-_KEYS = st.sampled_from(("manifests", "annotations", "RepoTags", "digest", "x"))
-_JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=20)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS, inner, max_size=4),
-    max_leaves=20,
-)
-
-
 @pytest.mark.promise("1.8")
-@given(_JSON)
-def test_any_document_has_names_or_none(document: object) -> None:
-    """No document does harm; what is taken for a name is one in its normal form, at most two for
-    each that stands there: Podman's `localhost/` is left out. A thousand tags are cut to 32."""
-    found = list(origin.names_of_archive(document))
-    if isinstance(document, dict):
-        origin.is_index(document)
-        origin.is_index(document | {"mediaType": []})
-    for name in (name for names in found for name in names):
+@given(st.lists(st.text(max_size=20), max_size=4))
+def test_the_names_of_an_archive_are_in_their_normal_form(tmp_path: Path, tags: list[str]) -> None:
+    """At most two for each that stands there: Podman's `localhost/` is left out. More than
+    32 tags are cut."""
+    docker_archive(tmp_path / "a.tar", [LAYER], tags=(tags,))
+    for name in in_archive(tmp_path / "a.tar", tmp_path).names:
         assert parse_reference(name).familiar == name
-    (names,) = origin.names_of_archive(
-        [{"RepoTags": [f"localhost/x:{number}" for number in range(1000)]}]
-    )
+    many = [f"localhost/x:{number}" for number in range(300)]
+    docker_archive(tmp_path / "a.tar", [LAYER], tags=(many,))
+    names = in_archive(tmp_path / "a.tar", tmp_path).names
     assert (len(names), names[:2]) == (64, ("x:0", "localhost/x:0"))

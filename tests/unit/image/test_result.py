@@ -40,7 +40,6 @@ def honest(work: Path, **forged: bytes) -> None:
     config = {"architecture": debian_arch(), "os": "linux", "config": {}}
     written = {
         "layer": layer(entry("etc/issue", b"made")),
-        "layers": b"7\n",
         "image": json.dumps({"Config": json.dumps(config)}).encode(),
     }
     for name, content in (written | forged).items():
@@ -59,7 +58,6 @@ def elsewhere(work: Path) -> None:
         elsewhere,
         lambda work: (work / "out/layer").symlink_to(work.parents[1] / "host/layer"),
         lambda work: (work / "out/layer").mkdir(),
-        lambda work: honest(work, layers=b"many"),
         lambda work: honest(work, layer=b"\0" * 100),
         lambda work: honest(work, layer=layer(entry("../x", b"x"))),
         lambda work: honest(work, image=b"[]"),
@@ -73,7 +71,7 @@ def test_forged_results_are_refused_and_no_file_of_the_host_is_taken(
     host's own files are neither read, moved nor changed."""
     host = tmp_path / "host"
     host.mkdir()
-    for name in ("layer", "layers", "image"):
+    for name in ("layer", "image"):
         (host / name).write_text("the host's")
     tools = cast("Tools", Forger(tmp_path / "scratch/build", act))
     with pytest.raises(LayerError):

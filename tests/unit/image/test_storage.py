@@ -1,45 +1,16 @@
-"""Layers and bases that builds of one store share."""
+"""Bases that builds of one store share."""
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from belljar.image import storage
-from belljar.image.storage import LAYERS, keep_layers, remove_kept
+from belljar.image.storage import remove_kept
 from belljar.image.tools import draw_first_id
 from belljar.store.scratch import retire_unclaimed
-
-
-def test_the_least_recently_used_layers_give_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond the bound; larger ones are not kept, those that another build takes no part."""
-    monkeypatch.setattr(storage, "_MAX_LAYERS_MIB", 100)
-    layers = tmp_path / LAYERS
-
-    def keep(key: str, size_mib: int) -> list[str]:
-        (made := tmp_path / "new").mkdir(exist_ok=True)
-        keep_layers(tmp_path, key, made, size_mib)
-        return sorted(path.name for path in layers.iterdir())
-
-    for number, key in enumerate("abc"):
-        kept = keep(key, 40)
-        os.utime(layers / f"{key}.40", (number, number))
-    assert kept == ["b.40", "c.40"]
-    assert keep("d", 101) == kept
-    found = Path.glob
-
-    def glob(path: Path, pattern: str) -> Iterator[Path]:
-        yield path / "taken.7"
-        yield from found(path, pattern)
-
-    monkeypatch.setattr(Path, "glob", glob)
-    assert keep("e", 10) == [*kept, "e.10"]
 
 
 def test_what_another_program_removes_is_left_to_it(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from belljar.channel import Renewed, RenewedBit
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
-from belljar.isolation.microvm.template import Template, forget, lock_name
 from belljar.isolation.oci.container import is_busy_sealing
 from belljar.isolation.oci.trees import inner_tmp
 from belljar.isolation.renewal import fresh_renewal, judge, renewed_event
-from belljar.store.locks import locked
 
 ALL = (
     RenewedBit.RNG
@@ -70,30 +67,3 @@ def test_an_images_link_is_not_followed_on_the_host(tmp_path: Path, target: str)
     (tmp_path / "tmp").unlink()
     (tmp_path / "tmp").mkdir()
     assert inner_tmp(tmp_path, "/new") == "/new/tmp"
-
-
-@pytest.fixture
-def template(tmp_path: Path) -> Template:
-    """One that is in the store."""
-    directory = tmp_path / "templates" / ("a" * 64)
-    directory.mkdir(parents=True)
-    for name in ("template.json", "state", "memory"):
-        (directory / name).write_bytes(name.encode())
-    return Template(
-        key=directory.name, memory=directory / "memory", state=b"state", root=cast("Any", None)
-    )
-
-
-def test_one_that_did_not_restore_is_made_anew(template: Template, tmp_path: Path) -> None:
-    """Its description goes, its files stay for who has them; not of one that is being made, for
-    which nobody waits, nor of one that another cell has had made anew."""
-    directory = template.memory.parent
-    with locked(tmp_path, lock_name(template.key)):
-        assert not forget(tmp_path, template)
-    (directory / "state").write_bytes(b"a new one")
-    assert not forget(tmp_path, template)
-    assert (directory / "template.json").exists()
-    (directory / "state").write_bytes(template.state)
-    assert forget(tmp_path, template)
-    assert sorted(path.name for path in directory.iterdir()) == ["memory", "state"]
-    assert not forget(tmp_path, template)

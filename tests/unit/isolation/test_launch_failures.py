@@ -33,7 +33,6 @@ from belljar.process import ProcessId
         ("26 device nodes", 1, True),
         ("27 subordinate ids", 2, True),
         ("28 kernel's file systems", 1, True),
-        ("28 kernel's file systems", 2, False),
     ],
 )
 def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,16 @@ from tests.fakes.guest import FakeGuest
 from tests.fakes.talking import talking
 
 from belljar.channel import GuestClient
+from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
 from belljar.isolation import touches
-from belljar.isolation.oci.marks import Marked, Mechanism, mark_files
+from belljar.isolation.oci.marks import mark_files
 from belljar.isolation.touches import (
     INTERVAL_S,
-    MAX_QUEUED,
-    MAX_REPORTS,
     Access,
     AccessLimit,
-    HostReads,
     QueueThread,
+    QueueWatch,
     watch_guest,
 )
 
@@ -38,76 +38,63 @@ def opened(process: str = "cat", path: str = "/a") -> Access:
 
 
 def test_the_first_of_a_kind_is_reported_at_once_and_the_rest_counted() -> None:
-    """One report an interval, which says how many it stands for."""
+    """One report an interval, which says how many it stands for; a crowd at one file hides no
+    other, and has no name."""
     limit = AccessLimit()
-    assert limit.add(opened(), 10.0) == opened()
-    assert [limit.add(opened(), 10.0 + n / 100) for n in range(50)] == [None] * 50
-    assert limit.due(10.9) == []
-    assert [access.count for access in limit.due(10.0 + INTERVAL_S)] == [50]
+    limit.add(opened())
+    assert limit.due(10.0) == [opened()]
+    for number in range(50):
+        limit.add(opened(process=str(number)))
+    limit.add(opened(path="/b"))
+    assert limit.due(10.9) == [opened(path="/b")]
+    (crowd,) = limit.due(10.0 + INTERVAL_S)
+    assert (crowd.count, crowd.process, crowd.pid) == (50, "", None)
     assert limit.due(10.0 + 2 * INTERVAL_S) == []
 
 
 @pytest.mark.promise("5.6")
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 300), st.floats(0, 0.05))))
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 300), st.floats(0, 0.5))))
 def test_nothing_is_lost_and_no_interval_has_too_many(
     accesses: list[tuple[str, int, float]],
 ) -> None:
-    """Whatever names and times: the counts sum up, and reports are bounded."""
-    limit, now_s, total, times = AccessLimit(), 100.0, 0, list[float]()
+    """Whatever names and times: the counts sum up, and a file has one report an interval."""
+    limit, now_s, total, times = AccessLimit(), 100.0, 0, dict[str, float]()
     for path, name, later_s in accesses:
         now_s += later_s
-        reports = [limit.add(opened(process=str(name), path=path), now_s), *limit.due(now_s)]
-        for report in filter(None, reports):
+        limit.add(opened(process=str(name), path=path))
+        for report in limit.due(now_s):
             total += report.count
-            times.append(now_s)
+            assert now_s - times.get(report.path, 0.0) >= INTERVAL_S
+            times[report.path] = now_s
     total += sum(access.count for access in limit.due(now_s, everything=True))
     assert total == len(accesses)
-    for start_s in times:
-        assert sum(start_s <= time_s < start_s + INTERVAL_S for time_s in times) <= 2 * MAX_REPORTS
 
 
 @pytest.mark.promise("5.6")
-def test_names_without_end_are_counted_as_one() -> None:
-    """A process that changes its name at each access costs no memory of the host's."""
-    limit = AccessLimit()
-    for number in range(10_000):
-        limit.add(opened(process=str(number)), 1.0)
-    held = limit.due(1.0, everything=True)
-    assert sum(access.count for access in held) == 10_000 - MAX_REPORTS
-    assert len(held) < 200
-
-
-@pytest.mark.promise("5.6")
-@pytest.mark.parametrize("is_kept_full", [False, True])
-def test_a_host_read_covers_its_files_until_the_queue_was_read(*, is_kept_full: bool) -> None:
-    """Also a directory's; and no others'. Until the queue was empty, or as much was read as it can
-    hold: all that the host did is among it. A read that ended later counts from its own end."""
-    reads = HostReads()
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_host_read_covers_its_files_until_the_queue_was_read(*, is_empty: bool) -> None:
+    """Also a directory's, and no others': until the queue was found empty by a read that began
+    after it, or for the time that a full queue takes. One that goes on covers always."""
+    source, sink = os.pipe2(os.O_NONBLOCK)
+    thread = QueueThread(lambda: source, lambda: 0, print)
+    watch, told = QueueWatch(OwnReads(), thread), list[str]()
+    watch.begin(lambda access: told.append(access.path), print)
+    began_s = time.monotonic()
     for path in ("/root", "/srv"):
-        reads.on_read(path, "begins")
-    assert reads.cover("/root/a")
-    assert not reads.cover("/rootless")
-    reads.on_read("/root", "ended")
-    ended = reads.ended
-    if is_kept_full:
-        reads.on_read("/srv", "ended")
-    reads.forget(ended, read=MAX_QUEUED - 1 if is_kept_full else 3, is_empty=False)
-    assert reads.cover("/root/a")
-    if is_kept_full:
-        reads.forget(reads.ended, read=1, is_empty=False)
-    else:
-        reads.forget(ended, read=0, is_empty=True)
-    assert not reads.cover("/root/a")
-    assert reads.cover("/srv/a")
-
-
-@pytest.mark.promise("5.6")
-def test_a_flood_hides_no_file() -> None:
-    """However many processes read one file, the first access to another is reported at once."""
-    limit = AccessLimit()
-    for number in range(10 * MAX_REPORTS):
-        limit.add(opened(process=str(number), path="/bait"), 1.0)
-    assert limit.add(opened(path="/other"), 1.0) == opened(path="/other")
+        watch.on_host_read(path, "begins")
+    watch.on_host_read("/root", "ended")
+    for later_s in (-1.0, 1.0 if is_empty else 9.0):
+        for path in ("/root/a", "/srv/a", "/rootless"):
+            watch.offer(opened(path=path))
+        watch.settle(began_s + later_s, is_empty=is_empty)
+    watch.offer(opened(path="/root/a"))
+    watch.offer(opened(path="/srv/a"))
+    watch.report()
+    assert told == ["/rootless", "/root/a"]
+    thread.start()
+    thread.stop()
+    for fd in (source, sink):
+        os.close(fd)
 
 
 def test_a_sensors_thread_ends_once() -> None:
@@ -128,40 +115,22 @@ def test_a_sensors_thread_ends_once() -> None:
     stopped = QueueThread(lambda: source, lambda: -1, print)
     stopped.start()
     stopped.stop()
-    theirs, theirs_too = os.pipe2(os.O_NONBLOCK)
-    stopped.wake()
-    with pytest.raises(BlockingIOError):
-        os.read(theirs, 1)
-    for fd in (source, sink, theirs, theirs_too):
+    stopped.drain()
+    for fd in (source, sink):
         os.close(fd)
 
 
-MECHANISMS = [pytest.param("fanotify", marks=pytest.mark.root), "inotify"]
-
-
-@contextmanager
-def marked(mechanism: Mechanism, root: Path, paths: list[str]) -> Iterator[Marked]:
-    """The files below `root`, watched."""
-    held = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    try:
-        found = mark_files(mechanism, held, paths)
-    finally:
-        os.close(held)
-    try:
-        yield found
-    finally:
-        os.close(found.fd)
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_what_is_no_file_of_the_root_is_missing(mechanism: Mechanism, tmp_path: Path) -> None:
+def test_what_is_no_file_of_the_root_is_missing(tmp_path: Path) -> None:
     """No directory, no pipe (which is not waited for), nothing outside: a link there ends in it."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "out").symlink_to("/etc/passwd")
     (tmp_path / "up").symlink_to("../../../../../../etc/passwd")
-    with marked(mechanism, tmp_path, ["/pipe", "/out", "/up", "/", "/gone"]) as found:
-        assert set(found.missing) == {"/pipe", "/out", "/up", "/", "/gone"}
-        assert found.files == {}
+    held = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    paths = ["/pipe", "/out", "/up", "/", "/gone"]
+    try:
+        assert mark_files(-1, held, paths)[1].keys() == set(paths)
+    finally:
+        os.close(held)
 
 
 pytestmark = pytest.mark.anyio
@@ -214,7 +183,7 @@ async def test_a_flood_is_bounded_and_ends_the_sensor_not_the_cell(
     async with watched() as (guest, client, accesses, ends):
         await guest.send(b"".join(touched(0, 1, str(number)) for number in range(500)))
         await client.ping()
-        assert len(accesses) <= MAX_REPORTS
+        assert len(accesses) == 1
         assert len(ends) == 1
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from belljar.channel.client import BusyError
 from belljar.errors import CellError, HostError
-from belljar.isolation.microvm import guest_files
+from belljar.isolation.microvm import saved
 from belljar.isolation.microvm.saved import MachineLostError, save_machine
 from belljar.isolation.microvm.vmm import MAX_CONSOLE_BYTES, Console, Qmp, Vmm
 
@@ -211,7 +211,7 @@ def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(5 * BLOCK + 3)
             file.write(b"data")
-        digests.append(guest_files.digest_memory(path))
+        digests.append(saved.digest_memory(path))
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -226,5 +226,5 @@ def test_where_a_byte_is_matters(
         content = bytearray(8 * BLOCK)
         content[place] = 1
         file.write_bytes(content)
-        digests.append(guest_files.digest_memory(file))
+        digests.append(saved.digest_memory(file))
     assert (digests[0] == digests[1]) == (offset == other)

@@ -16,21 +16,16 @@ from belljar.errors import LedgerError
 from belljar.ledger import files
 
 
-@pytest.fixture(params=["descriptor", "path"])
-def root(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[files.Directory]:
-    """A directory with a file and a folder, also on a system that opens nothing beneath one."""
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[int]:
+    """A directory with a file and a folder."""
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "inner" / "file").write_bytes(b"content")
-    if request.param == "path":
-        monkeypatch.setattr(os, "supports_dir_fd", set())
     with files.open_directory(tmp_path) as opened:
-        assert isinstance(opened, Path) == (request.param == "path")
         yield opened
 
 
-def test_a_plain_file(root: files.Directory) -> None:
+def test_a_plain_file(root: int) -> None:
     """Opened by a path of folders, read up to a bound."""
     assert files.read_beneath(root, "folder/inner/file", max_bytes=7) == b"content"
     with pytest.raises(ValueError, match="longer"):
@@ -40,7 +35,7 @@ def test_a_plain_file(root: files.Directory) -> None:
     assert list(files.walk_files(root)) == ["folder/inner/file"]
 
 
-def test_what_is_no_plain_file_is_not_read(root: files.Directory, tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_not_read(root: int, tmp_path: Path) -> None:
     """No link is followed, neither as the file nor as a folder on the way; a pipe does not make us
     wait; a folder is no file. The walk stops at each, and at folders in folders without end."""
     (tmp_path / "/".join("d" * 40)).mkdir(parents=True)
@@ -61,7 +56,7 @@ def test_what_is_no_plain_file_is_not_read(root: files.Directory, tmp_path: Path
             files.open_beneath(root, path)
 
 
-def test_another_size_is_noticed_without_reading(root: files.Directory, tmp_path: Path) -> None:
+def test_another_size_is_noticed_without_reading(root: int, tmp_path: Path) -> None:
     """A sparse terabyte in a small file's place costs nothing."""
     (tmp_path / "big").touch()
     os.truncate(tmp_path / "big", 1 << 40)

@@ -1,4 +1,4 @@
-"""Copies of a run without its contents, and deletion in place: both still verify, and say so."""
+"""Copies of a run without its contents: they verify, and say so."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from belljar.errors import HostError, LedgerError
 from belljar.events import Body, Event, Kind
-from belljar.ledger.files import body_path, open_directory
 from belljar.ledger.keys import SigningKey, load_or_make_key
+from belljar.ledger.listing import read_events
 from belljar.ledger.omission import OMISSIONS
-from belljar.ledger.redaction import CLASSES, choose, purge, share
+from belljar.ledger.redaction import CLASSES, choose, share
 from belljar.ledger.rundir import create_run
-from belljar.ledger.verification import Status, read_omissions, verify
+from belljar.ledger.verification import Status, verify
 
 from .conftest import make_run
 
@@ -55,7 +55,9 @@ def test_a_copy_verifies_and_says_what_is_missing(
     assert verify(finished).status is Status.VERIFIED
 
 
-def test_data_that_is_a_body_of_its_own_is_never_left_out(home: Path, key: SigningKey) -> None:
+def test_data_that_is_a_body_of_its_own_is_never_left_out(
+    home: Path, key: SigningKey, tmp_path: Path
+) -> None:
     """Also where another event names the same bytes as contents: the events must stay readable."""
     data = {"reason": "x" * 100_000}
     content = json.dumps(data, separators=(",", ":")).encode()
@@ -63,36 +65,21 @@ def test_data_that_is_a_body_of_its_own_is_never_left_out(home: Path, key: Signi
         run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
         body = Body(name="stdout", content=content, total_bytes=len(content), sha256="")
         run.recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": ""}, bodies=(body,)))
-    purge(run.path, choose(run.path, CLASSES), key)
-    assert verify(run.path).status is Status.VERIFIED
+    share(run.path, tmp_path / "copy", choose(run.path, CLASSES), key)
+    assert verify(tmp_path / "copy").ok()
+    assert [event.data for event in read_events(tmp_path / "copy")][1] == data
 
 
-def test_a_purge_deletes_and_says_so(finished: Path, key: SigningKey) -> None:
-    """An interrupted one is completed by the next, without a second statement."""
-    chosen, kept = choose(finished, CLASSES), bodies(finished)[0].read_bytes()
-    purge(finished, chosen, key)
-    assert not bodies(finished)
-    result = verify(finished)
-    assert result.status is Status.PARTIAL
-    assert "6 bodies and 1 files were purged on 20" in result.warnings[0]
-    (back := finished / body_path(min(chosen.bodies))).parent.mkdir(parents=True)
-    back.write_bytes(kept)
-    assert "1 more that it names are still here" in verify(finished).warnings[0]
-    purge(finished, choose(finished, CLASSES), key)
-    assert not back.exists()
-    with open_directory(finished) as root:
-        assert len(read_omissions(root)) == 1
-
-
-def test_a_copy_of_a_purged_run_names_both(finished: Path, key: SigningKey, tmp_path: Path) -> None:
+def test_a_copy_of_a_copy_names_both(
+    finished: Path, copy: Path, key: SigningKey, tmp_path: Path
+) -> None:
     """Statements add up; only what was chosen goes."""
     share(finished, tmp_path / "other", choose(finished, ["files", "packets"]), key)
     assert len(bodies(tmp_path / "other")) == len(bodies(finished))
-    purge(finished, choose(finished, ["logs"]), key)
-    share(finished, tmp_path / "copy", choose(finished, ["outputs"]), key)
-    purged, redacted = verify(tmp_path / "copy").warnings
-    assert "0 bodies and 1 files were purged" in purged
-    assert "6 bodies and 0 files were redacted" in redacted
+    share(tmp_path / "other", tmp_path / "both", choose(tmp_path / "other", ["outputs"]), key)
+    first, second = verify(tmp_path / "both").warnings
+    assert "0 bodies and 1 files were redacted" in first
+    assert "6 bodies and 0 files were redacted" in second
 
 
 def _statement_of(home: str) -> Callable[[Path], None]:
@@ -101,8 +88,8 @@ def _statement_of(home: str) -> Callable[[Path], None]:
     def tamper(copy: Path) -> None:
         store = copy.parent / home
         run = make_run(store)
-        purge(run, choose(run, CLASSES), load_or_make_key(store))
-        shutil.copy(run / OMISSIONS, copy / OMISSIONS)
+        share(run, other := store / "other", choose(run, CLASSES), load_or_make_key(store))
+        shutil.copy(other / OMISSIONS, copy / OMISSIONS)
 
     return tamper
 
@@ -167,12 +154,10 @@ def test_who_may_not_leave_anything_out(finished: Path, home: Path, tmp_path: Pa
     )
     with pytest.raises(HostError):
         share(finished, tmp_path / "copy", chosen, other)
-    with pytest.raises(HostError):
-        purge(finished, chosen, other)
     with create_run(home, "exec", ["x"]) as run, pytest.raises(LedgerError):
-        purge(run.path, choose(run.path, CLASSES), key)
+        share(run.path, tmp_path / "copy", choose(run.path, CLASSES), key)
     (finished / "policy.yaml").write_text("another")
     with pytest.raises(LedgerError):
-        purge(finished, chosen, key)
+        share(finished, tmp_path / "copy", chosen, key)
     assert len(bodies(finished)) == 6
     assert not (tmp_path / "copy").exists()

@@ -52,7 +52,7 @@ def test_a_stand_ins_files_are_below_its_directory() -> None:
     assert found["app"][0] == BASE / "app"
     assert "files" not in found["app"][1]
     assert found["mail"] == (None, {})
-    assert found["db"][1]["resources"]["memory_bytes"] == 128 << 20
+    assert found["db"][1]["resources"]["memory"] == 128 << 20
 
 
 def test_a_plan_goes_through_json_and_back() -> None:

@@ -36,23 +36,6 @@ def listed() -> list[dict[str, Any]]:
     return entries
 
 
-_WORDS = st.sampled_from(
-    ["handle", "index", "packets", "bytes", "used", "|", "port-unreachable", "left", "right", "x"]
-)
-_CODE = st.just({"payload": {"protocol": "icmp", "field": "code"}})
-_STATEMENTS = st.recursive(
-    _WORDS | st.integers() | _CODE,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
-    max_leaves=12,
-)
-
-
-@given(st.lists(_STATEMENTS, max_size=4))
-def test_a_rule_is_rewritten_wherever_that_changes_it(statements: list[Any]) -> None:
-    """That most rules are taken as they are makes no rule another."""
-    assert nft.rule_text(statements) == nft.canonical([nft.statement(part) for part in statements])
-
-
 def test_what_only_counts_is_no_difference() -> None:
     """Handles, packets, the order of elements, and what packets put into a set."""
     entries = listed()

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from belljar.policy import fields as kinds
 from belljar.policy.limits import Risk
 from belljar.policy.sections import IMAGE
-from belljar.units import parse_duration, parse_size, printable
+from belljar.units import printable
 
 ANYTHING = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-SIZE, TIME, WHOLE = kinds.size("1MiB", "1GiB"), kinds.duration("1s", "1h"), kinds.whole(1, 9)
-VERSION, RISK = kinds.version(1), kinds.choice(Risk)
+SIZE, TIME = kinds.size("1MiB", "1GiB"), kinds.duration("1s", "1h")
+RISK = kinds.choice(Risk)
 EVERY_KIND = [
     *(kinds.NAME, IMAGE, kinds.USER, kinds.WORKDIR, kinds.TARGET, kinds.SOURCE, kinds.MODE),
     *(kinds.DIRECTORY, kinds.LINE, kinds.TEXT, kinds.URL_PATH, kinds.ENV_NAME, kinds.ENV_VALUE),
-    *(VERSION, RISK, WHOLE, SIZE, TIME),
+    *(RISK, SIZE, TIME),
 ]
 
 
@@ -57,7 +57,7 @@ def test_every_kind_reads_a_value_or_says_what_is_allowed(value: object) -> None
         (kinds.MODE, "600", 0o600),
         (SIZE, "1GiB", 1 << 30),
         (TIME, "1s", 1.0),
-        (WHOLE, 9, 9),
+        (TIME, 60, 60.0),
     ],
 )
 def test_what_is_meant_is_read(kind: kinds.FieldKind, value: object, read: object) -> None:
@@ -72,34 +72,29 @@ REFUSED: list[tuple[kinds.FieldKind, str, tuple[object, ...]]] = [
     (kinds.USER, "not a valid user", (-1, "root;id", "9" * 5000, "٣")),
     (kinds.USER, "4294867293", (4294967295, "0:4294967295")),
     (kinds.USER, "true/false", (True,)),
-    (kinds.WORKDIR, "not absolute", ("srv",)),
-    (kinds.WORKDIR, "contains `..`", ("/a/../b",)),
-    (kinds.TARGET, "kernel", ("/proc/1/mem", "//dev/null", "/sys")),
-    (kinds.TARGET, "directory", ("a/", "/")),
-    (kinds.TARGET, "contains `..`", ("a/../../b",)),
+    (kinds.WORKDIR, "not the absolute path", ("srv",)),
+    (kinds.WORKDIR, "without `..`", ("/a/../b",)),
+    (kinds.TARGET, "none is under", ("/proc/1/mem", "//dev/null", "/sys", "a/", "/", "a/../../b")),
     (kinds.TARGET, "NUL", ("a\0b",)),
-    (kinds.TARGET, "4095", ("x" * 5000,)),
+    (kinds.TARGET, "not the path", ("x" * 5000, ".", "")),
     (kinds.SOURCE, "below the policy", ("/etc/passwd", ".")),
-    (kinds.SOURCE, "contains `..`", ("../x",)),
+    (kinds.SOURCE, "without `..`", ("../x",)),
     (kinds.MODE, "set-user-ID", ("4755",)),
     (kinds.MODE, "quotes", (644,)),
     (kinds.MODE, "not a valid mode", ("٧٧٧",)),
     (kinds.ENV_NAME, "not a valid name of a variable", ("A=B", "")),
     (kinds.ENV_VALUE, "NUL", ("a\0b",)),
     (kinds.ENV_VALUE, "quotes", (True,)),
-    (kinds.ENV_VALUE, "128 KiB", ("x" * 200_000,)),
+    (kinds.ENV_VALUE, "too long", ("x" * 200_000,)),
     (kinds.DIRECTORY, "below the policy's directory", (".", "/srv")),
-    (kinds.DIRECTORY, "contains `..`", ("a/../b",)),
+    (kinds.DIRECTORY, "without `..`", ("a/../b",)),
     (kinds.LINE, "one line", ("a\nb", " ")),
     (kinds.TEXT, "at most 65536", ("x" * 70_000,)),
     (kinds.TEXT, "half a character", ("\ud800",)),
     (kinds.URL_PATH, "not the path of a URL", ("health", "/a b")),
-    (SIZE, "such as", (512,)),
-    (SIZE, "from 1MiB to 1GiB", ("2GiB",)),
+    (SIZE, "such as", (True, None)),
+    (SIZE, "from 1MiB to 1GiB", ("2GiB", 512)),
     (TIME, "from 1s to 1h", ("2h",)),
-    (WHOLE, "true/false", (True,)),
-    (WHOLE, "whole number", (1.0,)),
-    (VERSION, "write 1", (True,)),
     (RISK, "did you mean `high`?", ("HIGH", "hgh")),
     (RISK, "not one of", (["high"],)),
 ]
@@ -111,10 +106,3 @@ def test_what_is_not_meant_is_refused_with_what_is_allowed() -> None:
         for value in values:
             with pytest.raises(ValueError, match=re.escape(told)):
                 kind.read(value)
-
-
-@given(st.integers(min_value=1, max_value=1 << 50), st.integers(min_value=1, max_value=10**6))
-def test_what_is_written_reads_back(size_bytes: int, seconds: int) -> None:
-    """Sizes and durations as the schema shows them are exact."""
-    assert parse_size(kinds.written_size(size_bytes)) == size_bytes
-    assert parse_duration(kinds.written_duration(seconds)) == seconds

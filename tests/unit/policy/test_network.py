@@ -54,7 +54,7 @@ CELL = "a: {kind: cell, names: [b], ports: [1]"
         ("a: ^{names: [b]}", "a.kind", "is missing. One of `http`"),
         ("a: {kind: ^htp}", "a.kind", "did you mean `http`?"),
         ("a: {kind: ^[git]}", "a.kind", "is not one of"),
-        ("a: ^{kind: git}", "a.names", "is missing. Host names"),
+        ("a: ^{kind: git}", "a.names", "is missing"),
         ("_a: ^{kind: git}", "_a", "letters"),
         ("default: ^{kind: git}", "default", "sample's own cell"),
         (CELL + ", awaits: [^c]}", "a.awaits[0]", "not a target cell that is listed before"),

@@ -17,7 +17,7 @@ from tests.fakes.probing import kill_sentinel, read_canary, signal_sentinel, vis
 
 from belljar.probe.judge import NoRouter
 from belljar.probe.model import Witness
-from belljar.probe.witness import maps_root, sweep_watches, watch, way_out
+from belljar.probe.witness import maps_root, sweep_watches, watch, watch_file, way_out
 
 UNIX, INET, STREAM = socket.AF_UNIX, socket.AF_INET, socket.SOCK_STREAM
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
@@ -48,6 +48,15 @@ def test_silence() -> None:
         } == dict.fromkeys(LAID_OUT, False)
     assert not Path(given["canary"]).parent.exists()
     assert not Path("/proc", given["pid"]).exists()
+
+
+def test_a_late_close_of_the_writer_is_no_touch(tmp_path: Path) -> None:
+    """A child that was forked while the canary was written has a copy of its descriptor, which its
+    execve closes after the watch began."""
+    file = tmp_path / "notes.txt"
+    with file.open("wb") as writer, watch_file(file) as happened:
+        writer.close()
+        assert happened() == []
 
 
 @pytest.mark.promise("4.6")

@@ -84,7 +84,7 @@ def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
     gatherer = RangeGatherer()
     for each in lines:
         gatherer.take(each)
-    return gatherer.end()
+    return gatherer.found
 
 
 def findings_of(

@@ -8,7 +8,6 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
@@ -32,7 +31,6 @@ from belljar.ledger.verification import Status, Verification
 from belljar.report.collect import collect
 from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
-from belljar.report.reading import MAX_STEPS, Activity
 from belljar.report.samples import Transcript
 from belljar.report.source import RunSource
 from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
@@ -170,7 +168,7 @@ def test_hostile_text_makes_no_element_attribute_or_link() -> None:
     tags = {each.tag.rpartition("}")[2] for each in found}
     assert not tags & {"img", "iframe", "object", "embed", "link", "base", "video", "math"}
     drawings = [each for each in found if each.tag.endswith("}svg")]
-    assert [each.get("class") for each in drawings] == ["bar", "graph"]
+    assert [each.get("class") for each in drawings] == ["bar"]
     for each in found:
         assert not [name for name in each.attrib if name.startswith(("on", "style", "src"))]
         assert (each.get("href") or "#").startswith("#")
@@ -229,60 +227,58 @@ def test_a_revert_and_the_run_itself_have_their_entries() -> None:
     assert "NOT air-gapped" in render(report).decode()
 
 
-def test_a_terminal_has_its_size_and_what_it_obeys() -> None:
-    """Carriage returns and escapes are for the player; what hides is a number; what was typed is
-    not there without its times, which say that the policy allows it."""
-    screen, typed = "\x1b[31m\r\u202e\x00", b"secret\r"
+def test_what_was_typed_is_shown_only_if_the_policy_has_keystrokes() -> None:
+    """Its times say so; of a terminal's output, what acts or hides is a number."""
+    typed = b"secret\r"
     for keystrokes in ({}, {"stdin_times": [[1, 7]]}):
         begun, ended = many(1, 1)[0][-2:]
-        sizes = {"pty": True, "cols": 91, "rows": 27}
         ended = with_body(ended)
         stdin = replace(ended.bodies[0], name="stdin", sha256="1" * 64, kept_bytes=len(typed))
-        data = {**ended.data, "size_times": [[500, 70, 20]], **keystrokes}
         lines = [
             *many(1, 1)[0][:-2],
-            replace(begun, data={**begun.data, **sizes}),
-            replace(ended, data=data, bodies=(stdin, *ended.bodies)),
+            replace(begun, data={**begun.data, "pty": True}),
+            replace(ended, data={**ended.data, **keystrokes}, bodies=(stdin, *ended.bodies)),
         ]
-        source = source_of(lines)
         given = replace(
-            source, read=lambda body, _size: typed if body.name == "stdin" else screen.encode()
+            source_of(lines),
+            read=lambda body, _size: typed if body.name == "stdin" else b"\x1b[31m\r\n\xe2\x80\xae",
         )
         (unit,) = collect(findings_of([], lines), given)["units"]
         (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
-        assert command[-2] == [[0.0, 91, 27], [0.5, 70, 20]]
-        bodies = {name: text for name, text, *_ in command[-1]}
-        assert bodies["stdout"] == "\x1b[31m\r\\u202e\\x00"
+        bodies = {name: text for name, text, _ in command[-1]}
+        assert bodies["stdout"] == "\\x1b[31m\n\\u202e"
         assert ("secret" in str(command)) is bool(keystrokes)
 
 
-def test_what_happened_when_is_counted_in_few_steps() -> None:
-    """A run of days has as many steps as a short one, and no count is lost."""
-    activity, start = Activity(), datetime(2026, 11, 20, tzinfo=UTC)
-    for minutes in (*range(5000), 0):
-        activity.add("command", start + timedelta(minutes=minutes))
-    found = activity.to_json()
-    assert MAX_STEPS / 2 < len(found["times"]) <= MAX_STEPS
-    assert sum(found["counts"]["command"]) == 5001
-
-
-def test_a_range_is_a_graph_of_what_was_used() -> None:
-    """Each exchange is a line with its count; Belljar's own probes are none; the unused is named."""
+def test_what_was_used_and_what_was_not() -> None:
+    """Each exchange is counted; Belljar's own probes are none; the unused is named, but only where
+    the record proves it."""
     places = [
         {"id": name, "kind": "http", "names": [f"{name}.example"], "ports": []} for name in "ab"
     ]
     plan = {"network": {"stand_ins": places, "upstreams": []}}
+    shop = [line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "a"})] * 2
     lines = story(
-        *[line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "a"})] * 2,
+        *shop,
         line(Kind.NETWORK_FLOW, **{**FLOW, "count": 3}),
         line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
         line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.8.8.8"}),
     )
     report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
     (unit,) = report["units"]
-    assert unit["graphs"][0]["texts"] == ["default → a: 2 allowed", "default → 10.9.9.9: 3 refused"]
+    assert unit["exchanges"] == ["default → a: 2 allowed", "default → 10.9.9.9: 3 refused"]
     assert (unit["refusals"], unit["probed"]) == (1, 1)
     assert [each["name"] for each in report["targets"] if not each["uses"]] == ["b: b.example"]
+    assert "Can't tell: evidence is missing" in render(report).decode()  # a probe was cut off
+    lines = story(*shop)
+    for more, is_proven in (
+        ({}, True),
+        ({"alarm": "changed"}, False),
+        ({"is_running": True}, False),
+    ):
+        source = source_of(lines, plans={"": plan}, **more)
+        page = render(collect(findings_of([SAMPLE], lines), source)).decode()
+        assert ("would have done as well" in page) is is_proven
 
 
 def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +342,7 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
     assert len(unit["entries"]) == FIRST + LAST
     assert unit["left_out"] == {"command": 5}
     assert "--cell-id c0" in unit["show"]
-    _, text, note, _ = unit["entries"][0][-1][0]
+    _, text, note = unit["entries"][0][-1][0]
     assert len(text) == MAX_BODY_BYTES
     assert "of 10 MiB" in note
     assert len(render(report)) < 4 << 20

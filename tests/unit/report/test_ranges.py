@@ -11,10 +11,12 @@ from tests.unit.report.stories import (
     FLOW,
     NAME,
     RANGE,
+    REQUEST,
     STREAM,
     findings_of,
     judged,
     line,
+    planned,
     ranges_of,
     story,
 )
@@ -25,6 +27,7 @@ from belljar.export.ocsf import ocsf
 from belljar.ledger.schema import BodyRef, Line, check_data
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
+from belljar.report.reading import ProbeTracker
 from belljar.report.reasons import Reason, ReasonCode
 
 TLS: dict[str, Any] = {"cell": "default", "address": "10.0.0.7", "port": 443, "sni": None}
@@ -113,19 +116,36 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
 
 
 @pytest.mark.promise("5.4")
-def test_an_address_has_all_names_that_led_to_it() -> None:
-    """In a connection and in what was let through or refused, whenever they were asked for."""
-    names = ("a.example", "A.example.", "b.example", "c.example", "d.example")
+def test_requests_are_counted_and_flows_named() -> None:
+    """Traffic between cells apart, that of older runs too; a raw connection when it ends; packets
+    of Belljar's own probes are no flow of the sample's."""
     lines = story(
-        line(Kind.NETWORK_STREAM, **STREAM),
-        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.0.0.7"}),
-        *(line(Kind.NETWORK_DNS, **NAME, name=name, answer="10.0.0.7") for name in names),
-        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.0.0.7"}),
+        line(Kind.NETWORK_HTTP, **REQUEST),
+        line(Kind.NETWORK_HTTP, **{**REQUEST, "verdict": "refused"}, traffic_analysis=True),
+        *(line(Kind.NETWORK_STREAM, **STREAM, phase=each) for each in ("opened", "data", "closed")),
+        line(Kind.NETWORK_FLOW, **{**FLOW, "count": 2}),
+        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
+        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.8.8.8"}),
     )
     found = ranges_of(lines)[RANGE]
-    said = "(a.example, b.example, c.example and other names)"
-    assert [request.what for request in found.requests] == [f"10.0.0.7:25 {said}"]
-    assert [flow.to.named for flow in found.flows.values()] == [{f"10.0.0.7:22 {said}": 2}]
+    counts = (found.requests, found.requests_between_cells, found.requests_refused)
+    assert counts == (3, 1, 1)
+    assert [flow.to.named for flow in found.flows.values()] == [{"10.9.9.9:22": 2}]
+
+
+def test_a_cell_that_ended_while_it_was_probed_hides_nothing_of_the_next() -> None:
+    """Another cell of its name is not probed."""
+    tracker = ProbeTracker()
+    for event in (
+        planned("c1", range=RANGE, name="web"),
+        line(Kind.PROBE_STARTED, "c1", which="quick", phase="start", user=""),
+    ):
+        tracker.take(event)
+    assert tracker.is_probed(RANGE, "web")
+    tracker.take(line(Kind.CELL_DESTROYED, "c1", clean=True, survivors=[], ended="owner"))
+    tracker.take(planned("c2", range=RANGE, name="web"))
+    assert not tracker.is_probed(RANGE, "web")
+    assert not tracker.is_probed(RANGE)
 
 
 @pytest.mark.promise("5.4")

@@ -29,8 +29,8 @@ from belljar.signals.credentials import (
     public_line,
     public_of,
 )
-from belljar.signals.decoy_services import DAY_S
 from belljar.signals.decoys import (
+    DAY_S,
     FILES,
     MAX_AGE_DAYS,
     Minted,

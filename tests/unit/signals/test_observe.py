@@ -116,18 +116,6 @@ def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
         assert [each.missing_bytes for each in found] == missing
 
 
-def test_between_cells_chunks_are_looked_at_together() -> None:
-    """A cell chooses how its body is cut; what is cut is looked at as it was, and joined."""
-    head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    halves = [SECRET[at : at + 5] for at in range(0, len(SECRET), 5)]
-    cut = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in halves) + b"0\r\n\r\n"
-    data: dict[str, Any] = {"between_cells": True, "phase": "data"}
-    event = Event(kind=Kind.NETWORK_STREAM, data=data, bodies=(body("received", head + cut),))
-    found = [each.data for each in carried(event)]
-    assert found[0] == head + cut
-    assert any(SECRET in each for each in found)
-
-
 LOGINS = {
     "used": (
         *(b"user=a&password=", b"user%5Bpassword%5D=", b'{"api_key": "'),

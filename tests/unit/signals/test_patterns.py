@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.signals.detectors import is_card, is_iban
-from belljar.signals.patterns import Patterns
+from belljar.signals.detectors import Patterns, is_card, is_iban
 
 
 def classes(text: bytes, *personal: str) -> list[str]:

@@ -50,7 +50,7 @@ def public(kind: type) -> set[str]:
 
 def parameters(function: Callable[..., Any], owner: str = "") -> list[tuple[Any, ...]]:
     """Name, kind, default and type of each, as callers know them."""
-    waits = {"AsyncIterator": "Iterator", "Iterable": "Iterator", "Policylike": "PolicyLike"}
+    waits = {"AsyncIterator": "Iterator", "Policylike": "PolicyLike"}
     found = []
     for item in inspect.signature(function).parameters.values():
         if not is_offered(owner, item.name):

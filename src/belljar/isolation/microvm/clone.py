@@ -26,7 +26,6 @@ from belljar.isolation.microvm.template import (
     Template,
     disk_binds,
     ensure_template,
-    forget,
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
@@ -51,10 +50,6 @@ _RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
 _HELLO_DEADLINE_S: Final = 30.0  # the same
 
 
-class RestoreError(CellError):
-    """The template is suspect, not the cell."""
-
-
 @asynccontextmanager
 async def open_vm(
     plan: MicrovmPlan,
@@ -72,8 +67,7 @@ async def open_vm(
 ) -> AsyncIterator[Vmm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left.
 
-    One that does not restore fails, and its template is built anew for the next. No task group or
-    cancel scope is open across the yield.
+    No task group or cancel scope is open across the yield.
 
     Args:
         planned: recorded as `cell.planned` before anything is made.
@@ -102,15 +96,7 @@ async def open_vm(
             return await clone(await anyio.to_thread.run_sync(load), owner)
         ensure = partial(ensure_template, plan, image, kernel, home=home, recorder=recorder)
         ensure = partial(ensure, held=held, weights=weights)
-        template = await ensure()
-        try:
-            return await clone(template, owner)
-        except RestoreError as exc:
-            if await anyio.to_thread.run_sync(forget, home, template):
-                data: dict[str, JsonValue] = {"key": template.key}
-                data["reason"] = f"it did not restore: {exc.what}"
-                recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, cell_id=cell_id, data=data))
-            raise
+        return await clone(await ensure(), owner)
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
@@ -187,9 +173,9 @@ async def _resume(vmm: Vmm) -> None:
         vmm.qmp.close()
 
 
-def _not_restored(vmm: Vmm, error: CellError) -> RestoreError:
+def _not_restored(vmm: Vmm, error: CellError) -> CellError:
     what = f"the clone could not be restored: {vmm.diagnosis() or error.what}"
-    return RestoreError(what, where=f"cell {vmm.cell_id}")
+    return CellError(what, where=f"cell {vmm.cell_id}")
 
 
 async def _feed(vmm: Vmm, state: bytes) -> None:
@@ -217,7 +203,7 @@ async def _renew(vmm: Vmm, recorder: Recorder, port: GivenPort | None) -> None:
     except CellError as exc:
         cause = vmm.cause_of_death() or exc.what
         what = f"the restored guest could not be renewed: {cause}"
-        raise RestoreError(what, where=where) from exc
+        raise CellError(what, where=where) from exc
     judge(renewed, where=where, needed=NEEDED_OF_CLONE if port is None else NEEDED_ON_A_NETWORK)
     place = {}
     if port is not None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -94,43 +92,3 @@ def write_read_only(path: Path, contents: bytes) -> None:
         file.flush()
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())
-
-
-# A memory's digest is over these blocks; those of zeros are left out, so that holes need not be
-# read.
-_BLOCK_BYTES: Final = 64 << 10
-# Made once: each block of a memory is compared with it.
-_ZEROS: Final = bytes(_BLOCK_BYTES)
-
-
-def digest_memory(path: Path) -> str:
-    """SHA-256 over size and numbered nonzero 64 KiB blocks."""
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        hasher.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
-        for offset, block in _blocks(file.fileno()):
-            if block != _ZEROS[: len(block)]:
-                hasher.update((offset // _BLOCK_BYTES).to_bytes(8, "little"))
-                hasher.update(block)
-    return hasher.hexdigest()
-
-
-def _blocks(fd: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of blocks, skipping holes."""
-    size = os.fstat(fd).st_size
-    offset = 0
-    while offset < size:
-        try:
-            data = os.lseek(fd, offset, os.SEEK_DATA)
-        except OSError as exc:
-            if exc.errno == errno.ENXIO:
-                return
-            raise
-        offset = data // _BLOCK_BYTES * _BLOCK_BYTES
-        hole = os.lseek(fd, data, os.SEEK_HOLE)
-        while offset < min(hole, size):
-            block = os.pread(fd, _BLOCK_BYTES, offset)
-            if not block:
-                return
-            yield offset, block
-            offset += _BLOCK_BYTES

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
 from belljar.channel.client import BusyError
 from belljar.errors import CellError, HostError
-from belljar.isolation.microvm.guest_files import digest_memory
 from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.template import Template, find_key
 from belljar.isolation.program_root import file_stamp
@@ -64,10 +65,9 @@ class SavedMachine:
             )
         memory = self.directory / "memory"
         try:
-            state, stamp = (self.directory / "state").read_bytes(), tuple(file_stamp(memory))
-            is_same = hashlib.sha256(state).hexdigest() == self.state_digest and (
-                stamp == self.memory_stamp or digest_memory(memory) == self.memory_digest
-            )
+            state = (self.directory / "state").read_bytes()
+            is_same = hashlib.sha256(state).hexdigest() == self.state_digest
+            is_same = is_same and tuple(file_stamp(memory)) == self.memory_stamp
         except OSError as error:
             raise CellError(
                 f"the snapshot can't be read: {error.strerror}",
@@ -130,3 +130,43 @@ def _finish(directory: Path, state: bytes, key: str) -> SavedMachine:
         state_digest=hashlib.sha256(state).hexdigest(),
         size_bytes=memory.stat().st_blocks * 512 + len(state),
     )
+
+
+# A memory's digest is over these blocks; those of zeros are left out, so that holes need not be
+# read.
+_BLOCK_BYTES: Final = 64 << 10
+# Made once: each block of a memory is compared with it.
+_ZEROS: Final = bytes(_BLOCK_BYTES)
+
+
+def digest_memory(path: Path) -> str:
+    """SHA-256 over size and numbered nonzero 64 KiB blocks."""
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        hasher.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
+        for offset, block in _blocks(file.fileno()):
+            if block != _ZEROS[: len(block)]:
+                hasher.update((offset // _BLOCK_BYTES).to_bytes(8, "little"))
+                hasher.update(block)
+    return hasher.hexdigest()
+
+
+def _blocks(fd: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of blocks, skipping holes."""
+    size = os.fstat(fd).st_size
+    offset = 0
+    while offset < size:
+        try:
+            data = os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                return
+            raise
+        offset = data // _BLOCK_BYTES * _BLOCK_BYTES
+        hole = os.lseek(fd, data, os.SEEK_HOLE)
+        while offset < min(hole, size):
+            block = os.pread(fd, _BLOCK_BYTES, offset)
+            if not block:
+                return
+            yield offset, block
+            offset += _BLOCK_BYTES

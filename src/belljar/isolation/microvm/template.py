@@ -1,8 +1,8 @@
 """Templates: a guest booted, configured, idle and stopped; RAM and device state in files.
 
 `templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`). Each use
-checks the state's digest and the memory's size, times and inode; if those changed, also its digest.
-One that fails this is rebuilt, and recorded.
+checks the state's digest and the memory's size, times and inode. One that fails is rebuilt, which
+is recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from belljar.image.store import Image
 from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
 from belljar.isolation.microvm.guest_files import (
     GuestParts,
-    digest_memory,
     read_guest_parts,
     write_read_only,
 )
@@ -75,7 +74,6 @@ _IDLE_WINDOW_S: Final = 0.25
 # A guest that is never idle is saved all the same: its clones just begin busier.
 _IDLE_DEADLINE_S: Final = 15.0
 _LOCK_POLL_S: Final = 0.05  # a blocking wait could not be cancelled
-_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +150,6 @@ def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tup
     """The key of this plan's template here and now, and the VMM that would run it."""
     job = _find_job(plan, image, kernel, home, None)
     return job.key, job.root
-
-
-def forget(home: Path, template: Template) -> bool:
-    """Drop a template that didn't restore, for the next cell to make it anew; whether it did.
-
-    One that is being made or removed stays, and one that another cell has made anew meanwhile.
-    """
-    directory = template.memory.parent
-    try:
-        with locked(home, lock_name(template.key), wait=False):
-            if (directory / "state").read_bytes() != template.state:
-                return False
-            (directory / "template.json").unlink()
-    except OSError:  # also: its lock is held
-        return False
-    return True
 
 
 def lock_name(key: str) -> str:
@@ -259,24 +241,9 @@ def _fault(job: _MakingJob, description: Mapping[str, Any], state: bytes, memory
         return "it was made from other inputs"
     if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
         return "the device state is not the one that was saved"
-    if memory.stat().st_size != job.plan.vm.ram_mib * _MIB:
-        return "the memory has another size"
-    before = file_stamp(memory)
-    if before == description["memory_stamp"]:
-        return ""
-    if digest_memory(memory) != description["memory_digest"]:
+    if file_stamp(memory) != description["memory_stamp"]:
         return "the memory is not the one that was saved"
-    if before != description["memory_stamp"]:
-        draft = job.directory / f".template.json.{os.getpid()}"
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-            write_read_only(draft, _json({**description, "memory_stamp": before}))
-            draft.replace(job.directory / "template.json")
     return ""
-
-
-def _json(description: Mapping[str, Any]) -> bytes:
-    return json.dumps(description, sort_keys=True, indent=1).encode()
 
 
 # ---- making one
@@ -405,7 +372,6 @@ def _explained(vmm: Vmm, error: CellError, job: _MakingJob) -> BelljarError:
 def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
     memory = scratch / "memory"
     (scratch / "initrd").unlink()
-    digest = digest_memory(memory)
     memory.chmod(0o444)
     sync_file(memory)
     write_read_only(scratch / "state", state)
@@ -413,10 +379,11 @@ def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
         "key": job.key,
         "inputs": job.inputs.document(),
         "state_sha256": hashlib.sha256(state).hexdigest(),
-        "memory_digest": digest,
         "memory_stamp": file_stamp(memory),
     }
-    write_read_only(scratch / "template.json", _json(description))
+    write_read_only(
+        scratch / "template.json", json.dumps(description, sort_keys=True, indent=1).encode()
+    )
     shutil.rmtree(job.directory, ignore_errors=True)
     scratch.rename(job.directory)
 

@@ -52,12 +52,6 @@ _LINK_IS_THERE: Final = b"g"
 _RELAYS: Final = b"r"
 # Of the namespace of whoever opens it: the relay is told its own.
 _NET_SETTINGS: Final = "/proc/sys/net"
-# By the exit status (`native/wire/wire.h`).
-_ENDS: Final = {
-    0: "its owner had gone",
-    4: "the VMM had closed its network device",
-    5: "its link was taken away",
-}
 
 
 def ensure_wire_root(home: Path) -> ProgramRoot:
@@ -114,11 +108,10 @@ class Wire(Sandbox):
         await self._expect(_RELAYS, "did not open its link")
 
     def explain(self, end: JailEnd) -> str:
-        """As its exit status says (`native/wire/wire.h`)."""
+        """How its wire ended."""
         if end.signal is not None:
             return f"its wire was killed by signal {signal_name(end.signal)}"
-        default = self.diagnosis() or f"status {end.status}"
-        return f"its wire ended: {_ENDS.get(end.status or 0, default)}"
+        return f"its wire ended: {self.diagnosis() or f'status {end.status}'}"
 
     def _release(self) -> None:
         self._theirs.close()
@@ -154,28 +147,15 @@ class Wire(Sandbox):
         net.close()
 
     async def _expect(self, word: bytes, failure: str) -> None:
-        with anyio.move_on_after(_STEP_DEADLINE_S):
-            try:
-                if await self._received() == word:
-                    return
-            # The relay has gone; its diagnosis says why.
-            except (OSError, EOFError):
-                pass
+        with anyio.move_on_after(_STEP_DEADLINE_S), suppress(OSError):
+            await anyio.wait_readable(self._control)
+            if self._control.recv(1) == word:
+                return
+        # It is late, or has gone: then its diagnosis says why.
         diagnosis = self.diagnosis()
         raise CellError(
             f"the wire {failure}{': ' + diagnosis if diagnosis else ''}", where=self._where()
         )
-
-    async def _received(self) -> bytes:
-        while True:
-            await anyio.wait_readable(self._control)
-            try:
-                got = self._control.recv(1)
-            except BlockingIOError:
-                continue
-            if not got:
-                raise EOFError("the wire is gone")
-            return got
 
     def _where(self) -> str:
         return f"wire {self.cell_id} of cell {self._vmm.cell_id}"

@@ -100,11 +100,10 @@ class ContainerSpec:
 
 
 class Container(Sandbox):
-    """Made by `start_container`; `attempts`: how many starts."""
+    """Made by `start_container`."""
 
     def __init__(self, spec: ContainerSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec = spec
-        self.attempts = 1
         self._is_gvisor = spec.shape.runtime.kind == "runsc"
         self._user_namespace = None if spec.port is None else spec.port.user_namespace
         self._trace: Trace | None = None
@@ -205,7 +204,7 @@ class Container(Sandbox):
             from belljar.isolation.oci.trace import watch_sandbox
 
             return await watch_sandbox(self._trace, paths, self.client.own_reads)
-        from belljar.isolation.oci.watching import watch_container
+        from belljar.isolation.oci.marks import watch_container
 
         return await watch_container(self.host_pid, paths, self.client.own_reads)
 
@@ -381,7 +380,6 @@ async def start_container(
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         container, began = Container(spec, home, recorder), time.monotonic()
-        container.attempts = attempt
         try:
             async with owned(container, owner):
                 try:

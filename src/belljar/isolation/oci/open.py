@@ -79,8 +79,6 @@ async def open_container(
         )
         recorder.record(renewed_event(cell_id, renewed, renewal))
         data: dict[str, JsonValue] = {"duration_ms": round(container.timings_ms["total"], 1)}
-        if container.attempts > 1:
-            data["attempts"] = container.attempts
         recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
         return container
 

@@ -14,7 +14,8 @@ import posixpath
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,7 @@ from belljar.isolation.touches import (
     FileWatch,
     Operation,
     QueueThread,
-    ThreadWatch,
+    QueueWatch,
 )
 
 _SOCKET: Final = "trace.sock"
@@ -43,10 +44,7 @@ _PAUSE_S: Final = 0.0005
 _MAX_PATH: Final = 4096  # Linux's PATH_MAX
 # The sandbox's suffix for removed files.
 _DELETED: Final = b" (deleted)"
-_LOST: Final = "the sandbox dropped trace points: this host was too slow for them"
-_GONE: Final = "the sandbox ended its trace"
-_CUT: Final = "a trace point was cut, as its process's directory has a path that is too long"
-_NEVER: Final = "the sandbox has not connected to its trace socket"
+_LOST: Final = "the sandbox dropped trace points, or sent one that was too long"
 
 
 class Trace:
@@ -59,64 +57,60 @@ class Trace:
     def __init__(self, directory: Path, inside: str, is_peer: Callable[[int], bool]) -> None:
         self._is_peer = is_peer
         self.config_path = posixpath.join(inside, _CONFIG)
-        config = trace_config(posixpath.join(inside, _SOCKET))
         file = directory / _CONFIG
-        file.write_text(json.dumps(config))
+        file.write_text(json.dumps(trace_config(posixpath.join(inside, _SOCKET))))
         file.chmod(0o444)
         self._listener = _listen(directory)
         self._connection: socket.socket | None = None
         self._has_greeted = self._has_ended = self._is_closed = False
         self._dropped = 0
-        self._watches: tuple[TraceWatch, ...] = ()
-        self._thread = QueueThread(
+        self.watch: TraceWatch | None = None
+        self.thread = QueueThread(
             lambda: (self._connection or self._listener).fileno(),
             self._read,
             self._on_error,
             pause_s=_PAUSE_S,
         )
-        self._thread.start()
-
-    async def watch(self, paths: Sequence[str], own_reads: OwnReads) -> FileWatch:
-        """Watch these files. Raises `HostError`."""
-        await anyio.to_thread.run_sync(self._thread.drain)
-        if not self._has_greeted or self._has_ended:
-            raise HostError(f"its files can't be watched: {_NEVER}", where="runsc-trace")
-        watch = TraceWatch(self, self._thread, paths, own_reads)
-        self._watches = (*self._watches, watch)
-        return watch
-
-    def forget(self, watch: TraceWatch) -> None:
-        """It gets no more points."""
-        self._watches = tuple(one for one in self._watches if one is not watch)
+        self.thread.start()
 
     def close(self) -> None:
         """End thread and sockets. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._thread.stop()
+        self.thread.stop()
         self._listener.close()
         if self._connection is not None:
             self._connection.close()
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the sandbox sends its points."""
+        return self._has_greeted and not self._has_ended
+
     def _read(self) -> int:
-        watches, count = self._watches, 0
-        ended = [watch.ended_host_reads for watch in watches]
+        began_s, count = time.monotonic(), 0
         with suppress(BlockingIOError):
             if self._connection is None:
                 self._connection = self._accept()
             while count < FULL_READ:
                 message, _, flags, _ = self._connection.recvmsg(MAX_MESSAGE_BYTES)
-                if flags & socket.MSG_TRUNC:
-                    for watch in watches:
-                        watch.lost(_CUT)
                 if not message:
-                    self._on_error(_GONE)
+                    self._on_error("the sandbox ended its trace")
                     return -1
                 count += 1
-                self._take(message, watches)
-        for watch, reads in zip(watches, ended, strict=True):
-            watch.settle(reads, read=count, is_empty=count < FULL_READ)
+                if not self._has_greeted:
+                    self._connection.send(HELLO)
+                    self._has_greeted = True
+                    continue
+                before, self._dropped = self._dropped, dropped(message)
+                if (watch := self.watch) is not None:
+                    # One is cut where its process's directory has a path that is too long.
+                    if flags & socket.MSG_TRUNC or before != self._dropped:
+                        watch.lost(_LOST)
+                    watch.take(message)
+        if (watch := self.watch) is not None:
+            watch.settle(began_s, is_empty=count < FULL_READ)
         return count
 
     def _accept(self) -> socket.socket:
@@ -128,65 +122,57 @@ class Trace:
                 return connection
             connection.close()
 
-    def _take(self, message: bytes, watches: tuple[TraceWatch, ...]) -> None:
-        if not self._has_greeted and self._connection is not None:
-            self._connection.send(HELLO)
-            self._has_greeted = True
-            return
-        has_lost = dropped(message) != self._dropped
-        self._dropped = dropped(message)
-        for watch in watches:
-            if has_lost:
-                watch.lost(_LOST)
-            if any(name in message for name in watch.names):
-                point = read_point(message)
-                if point is not None:
-                    watch.take(point)
-
     def _on_error(self, reason: str) -> None:
         self._has_ended = True
-        for watch in self._watches:
-            with suppress(Exception):
-                watch.end(reason)
+        if self.watch is not None:
+            self.watch.end(reason)
 
 
-class TraceWatch(ThreadWatch):
-    """A `FileWatch` that knows files only by path."""
+class TraceWatch(QueueWatch):
+    """The sensor of a gVisor sandbox, which knows files only by path."""
 
     sensor = "runsc-trace"
-    missing: Mapping[str, str]
 
-    def __init__(
-        self, trace: Trace, thread: QueueThread, paths: Sequence[str], own_reads: OwnReads
-    ) -> None:
-        super().__init__(own_reads, thread)
+    def __init__(self, trace: Trace, paths: Sequence[str], own_reads: OwnReads) -> None:
+        super().__init__(own_reads, trace.thread)
         self.missing = {path: "its path is too long" for path in paths if len(path) > _MAX_PATH}
         self._files = {os.fsencode(posixpath.normpath(path)): path for path in paths}
-        self.names = tuple({posixpath.basename(path) for path in self._files})
+        self._names = {posixpath.basename(path) for path in self._files}
         self._trace = trace
 
-    def _stop_reading(self) -> None:
-        self._trace.forget(self)
-        self._thread.drain()  # it may be at it with the list it had
+    async def _stop(self) -> None:
+        await super()._stop()
+        self._trace.watch = None
+        await anyio.to_thread.run_sync(self._thread.drain)  # it may be at it with this watch still
 
-    def take(self, point: Point) -> None:
-        """An access of any file."""
+    def take(self, message: bytes) -> None:
+        """A point of any file."""
+        # Most are of no watched file: they are not parsed.
+        if not any(name in message for name in self._names):
+            return
+        if (point := read_point(message)) is None:
+            return
         path = self._files.get(point.path)
         if path is None and point.operation == "read":
             path = self._files.get(point.path.removesuffix(_DELETED))
         if path is not None:
-            access = Access(path=path, operation=point.operation, pid=point.pid or None)
-            self.offer(access, may_be_hosts=True)
+            self.offer(Access(path=path, operation=point.operation, pid=point.pid or None))
 
 
 async def watch_sandbox(
     trace: Trace | None, paths: Sequence[str], own_reads: OwnReads
 ) -> FileWatch:
-    """Watch a sandbox's files. Raises `HostError`."""
-    if trace is None:
-        what = "its files can't be watched: it was started without trace points"
-        raise HostError(what, where="runsc-trace", hint="a policy with `decoys` asks for them")
-    return await trace.watch(paths, own_reads)
+    """Watch a sandbox's files, one watch at a time. Raises `HostError`."""
+    if trace is not None:
+        await anyio.to_thread.run_sync(trace.thread.drain)  # what came before is not the watch's
+        if trace.is_live:
+            trace.watch = TraceWatch(trace, paths, own_reads)
+            return trace.watch
+    raise HostError(
+        "its files can't be watched: the sandbox sends no trace points",
+        where="runsc-trace",
+        hint="a policy with `decoys` asks for them",
+    )
 
 
 def _listen(directory: Path) -> socket.socket:

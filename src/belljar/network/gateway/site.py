@@ -27,7 +27,7 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import Carried, Contact, hit_event, unscanned
-from belljar.signals.scanner import Scanner, prepare_marks
+from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel
 
@@ -45,7 +45,6 @@ class Guard:
         if config is not None:
             bounds = replace(config.spec.bounds, time_s=SCAN_TIMEOUT_S)
             scanner = Scanner(replace(config.spec, bounds=bounds))
-            scanner.prepare()
             self._streams = StreamScanner(scanner)
 
     def scans(self, stand_in: str) -> bool:
@@ -103,7 +102,6 @@ def _flow(stand_in: str, channel: Channel, common: Mapping[str, JsonValue]) -> s
 
 def warm_up(config: GuardConfig) -> None:
     """Load what a scan imports, before confinement. Raises `HostError`."""
-    prepare_marks()
     # The automaton is made once, by `Guard`
     Scanner(replace(config.spec, values=())).scan(_WARM_UP)
 

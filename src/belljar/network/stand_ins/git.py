@@ -76,11 +76,11 @@ _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 
 
 class BadRequestError(ValueError):
-    """A body that is not what its service takes."""
+    """A body that is not what its service takes, or longer."""
 
-
-class TooLargeError(ValueError):
-    """A body that is longer than its service takes."""
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 def make(context: StandInContext) -> App:
@@ -139,9 +139,8 @@ class _Git:
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             repository = self._repositories.get(name.removesuffix("/info"))
             return _advertisement(repository, request.parameter("service"))
-        if request.method != "POST" or service not in _CAPABILITIES:
-            return text_answer("Not Found", 404)
-        if name not in self._repositories:
+        is_known = service in _CAPABILITIES and name in self._repositories
+        if request.method != "POST" or not is_known:
             return text_answer("Not Found", 404)
         headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
         try:
@@ -151,17 +150,9 @@ class _Git:
             body = _unpacked(request, MAX_PUSH_BYTES)
             return Answer(headers=headers, body=await self._receive(request, name, body))
         except BadRequestError as error:
-            await self._record_broken(request, str(error))
-            return text_answer("Bad Request", 400)
-        except TooLargeError as error:
-            await self._record_broken(request, str(error))
-            return text_answer("Request Entity Too Large", 413)
-
-    async def _record_broken(self, request: Request, reason: str) -> None:
-        """Record a push that can't be read."""
-        name, _, service = request.path.strip("/").rpartition("/")
-        if service == "git-receive-pack" and name in self._repositories:
-            await self._record(request, name, _Push(refused=reason))
+            if service == "git-receive-pack":
+                await self._record(request, name, _Push(refused=str(error)))
+            return text_answer("Bad Request", error.status)
 
     async def _receive(self, request: Request, name: str, body: bytes) -> bytes:
         """Carry out a push, after it is on record. Returns the report for the client."""
@@ -190,9 +181,10 @@ class _Git:
         """Put a push on record before it has an effect; also one that is refused."""
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
+        commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
         updates: Iterator[JsonValue] = (
-            {"ref": word(_text(ref)), "old": _text(old), "new": _text(new), "deletes": new == ZERO}
-            for old, new, ref in push.commands
+            {"ref": word(ref), "old": old, "new": new, "deletes": new == ZERO.decode()}
+            for old, new, ref in commands
         )
         data: dict[str, JsonValue] = {
             "what": "push",
@@ -200,7 +192,7 @@ class _Git:
             "repository": word(name),
             "updates": bounded(updates, 16 << 10),
             "update_count": len(push.commands),
-            "commits": [_text(commit.id) for commit in commits[:_MAX_LISTED]],
+            "commits": [commit.id.decode() for commit in commits[:_MAX_LISTED]],
             "commit_count": len(commits),
             "file_count": len(files),
             "object_count": len(push.objects),
@@ -224,12 +216,8 @@ class _Git:
         await self._context.record("network.attempt", data, kept)
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
-
-
 def _unpacked(request: Request, max_bytes: int) -> bytes:
-    """Return a request's body, unpacked. Raises `TooLargeError`, `BadRequestError`."""
+    """Return a request's body, unpacked. Raises `BadRequestError`."""
     body = request.body
     if request.header("content-encoding").lower() in {"gzip", "x-gzip"}:
         inflater = zlib.decompressobj(wbits=31)
@@ -240,7 +228,7 @@ def _unpacked(request: Request, max_bytes: int) -> bytes:
         if not inflater.eof and len(body) <= max_bytes:
             raise BadRequestError("a body that ends too early")
     if len(body) > max_bytes:
-        raise TooLargeError(f"more than {max_bytes} bytes")
+        raise BadRequestError(f"more than {max_bytes} bytes", 413)
     return body
 
 

@@ -330,12 +330,7 @@ def why_not(path: Path) -> str:
     if any(below.is_symlink() for below in path.rglob("*")):
         return "it has a symbolic link, which is not followed; put the file itself there"
     if (path / "objects/info/alternates").exists():
-        hint = "run git repack -a in it and remove the file"
-        return f"it borrows objects from elsewhere (objects/info/alternates); {hint}"
-    config = path / "config"
-    settings = config.read_bytes()[: 1 << 16] if config.is_file() else b""
-    if re.search(rb"(?i)objectformat\s*=\s*sha256", settings):
-        return "it is a SHA-256 repository, which isn't served"
+        return "it borrows objects (objects/info/alternates): git repack -a, and remove the file"
     try:
         repository = Repository.opened(path, Quota())
         broken = next((name for name, at in repository.refs.items() if not repository.get(at)), b"")

@@ -10,7 +10,6 @@ without), logins, moving tags, unpublishing, organisations, two-factor, provenan
 from __future__ import annotations
 
 import base64
-import binascii
 import codecs
 import json
 import re
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import (
@@ -36,7 +35,6 @@ from belljar.network.stand_ins.web import (
     Answer,
     Request,
     bounded,
-    http_app,
     json_answer,
     parse_json,
     word,
@@ -97,15 +95,6 @@ def read_package(file: StoredFile) -> Package:
     return Package(file=file, manifest=known, name=name, version=version)
 
 
-def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the packages in `context.files`.
-
-    Memory: the package.json files (at most 1 MiB each),
-    and one published document at a time (64 MiB).
-    """
-    return http_app(_Npm(context).handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
-
-
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Return what is wrong with a directory of packed npm packages."""
     what = "packed npm packages (.tgz, from `npm pack`)"
@@ -120,25 +109,8 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    with suppress(ValueError):
-        document = parse_json(body, max_commas=_MAX_COMMAS)
-        return document if isinstance(document, dict) else {}
-    return {}
-
-
 def _some(value: object) -> list[tuple[str, Any]]:
     return list(value.items())[:_MAX_LISTED] if isinstance(value, dict) else []
-
-
-def _decoded(attachment: object) -> bytes:
-    data = attachment.get("data") if isinstance(attachment, dict) else None
-    if not isinstance(data, str):
-        return b""
-    try:
-        return base64.b64decode(data)
-    except (binascii.Error, ValueError):
-        return data.encode("utf-8", "replace")
 
 
 class _Npm(Registry):
@@ -156,34 +128,29 @@ class _Npm(Registry):
             found.setdefault(package.name, {}).setdefault(package.version, package)
         return found
 
-    def _tags(self, name: str) -> dict[str, str]:
-        """`latest`: the newest that is no pre-release, if any."""
-        versions = list(self._packages.get(name, {}))
-        stable = [version for version in versions if "-" not in version.partition("+")[0]]
-        return {"latest": (stable or versions)[-1]} if versions else {}
-
-    async def _version(self, package: Package, base_url: str) -> dict[str, Any]:
-        """Return its package.json, with `dist`. Raises `OSError`."""
-        digests = await self.digests(package.file)
-        dist = {
-            "shasum": digests["sha1"],
-            "integrity": "sha512-" + base64.b64encode(bytes.fromhex(digests["sha512"])).decode(),
-            "tarball": f"{base_url}/{package.name}/-/{package.tarball}",
-        }
-        return {**package.manifest, "_id": f"{package.name}@{package.version}", "dist": dist}
-
     async def _packument(self, name: str, base_url: str) -> Answer:
         packages = self._packages.get(name)
         if not packages:
             return _NOT_FOUND
+        versions: dict[str, dict[str, Any]] = {}
+        for version, package in packages.items():
+            digests = await self.digests(package.file)
+            integrity = base64.b64encode(bytes.fromhex(digests["sha512"])).decode()
+            dist = {
+                "shasum": digests["sha1"],
+                "integrity": f"sha512-{integrity}",
+                "tarball": f"{base_url}/{name}/-/{package.tarball}",
+            }
+            versions[version] = {**package.manifest, "_id": f"{name}@{version}", "dist": dist}
+        # The newest that is no pre-release, if any.
+        stable = [version for version in packages if "-" not in version.partition("+")[0]]
+        latest = (stable or list(packages))[-1]
         times = {version: iso_time(package.file.mtime_s) for version, package in packages.items()}
-        versions = {each: await self._version(packages[each], base_url) for each in packages}
-        tags = self._tags(name)
         document = {
             "_id": name,
-            "_rev": f"{len(versions)}-{versions[tags['latest']]['dist']['shasum'][:32]}",
+            "_rev": f"{len(versions)}-{versions[latest]['dist']['shasum'][:32]}",
             "name": name,
-            "dist-tags": tags,
+            "dist-tags": {"latest": latest},
             "versions": versions,
             "time": {"created": min(times.values()), "modified": max(times.values()), **times},
         }
@@ -196,10 +163,15 @@ class _Npm(Registry):
         if parts[:4] == ["-", "npm", "v1", "security"]:
             return _NOT_FOUND  # npm goes on without an audit, which changes nothing
         if request.method == "PUT" and len(parts) == 1:
-            return await self._publish(request, parts[0], request.body)
-        # Tags, unpublishing, logins. A login's document has a password, which is never kept.
-        kept = b"" if parts[:2] == ["-", "user"] else request.body
-        await self._record_other(request, kept)
+            return await self._publish(request, parts[0])
+        # Tags, unpublishing, logins. A login's document has a password, which is never kept, and a
+        # logout's path the token that it ends.
+        sent = b"" if parts[:2] == ["-", "user"] else request.body
+        path = re.sub(r"(/-/user/token/).+", r"\1…", request.path, flags=re.DOTALL)
+        data = {"method": request.method, "path": word(path), "refused": "not found"}
+        data["name"] = word("/".join(_parts(path)))
+        bodies = [body_of("request", sent, MAX_KEPT_BODY_BYTES)] if sent else []
+        await self.record(request, "change", data, bodies)
         return _NOT_FOUND
 
     async def _get(self, request: Request, parts: list[str]) -> Answer:
@@ -214,9 +186,12 @@ class _Npm(Registry):
                         return file_answer(package.file, media="application/octet-stream")
         return _NOT_FOUND
 
-    async def _publish(self, request: Request, name: str, body: bytes) -> Answer:
+    async def _publish(self, request: Request, name: str) -> Answer:
         """Record a package's document: as `publish` with a package, else as `change`."""
-        document = _object(body)
+        document: Any = None
+        with suppress(ValueError):
+            document = parse_json(request.body, max_commas=_MAX_COMMAS)
+        document = document if isinstance(document, dict) else {}
         versions, attachments = document.get("versions"), _some(document.get("_attachments"))
         names: list[JsonValue] = bounded(word(each) for each, _ in _some(versions))
         data: dict[str, JsonValue] = {
@@ -225,10 +200,13 @@ class _Npm(Registry):
             "versions": names,
             "refused": "" if document else "not a JSON object",
         }
-        bodies = [
-            body_of(f"file-{number}", _decoded(attachment), MAX_KEPT_BODY_BYTES)
-            for number, (_, attachment) in enumerate(attachments[:4])
-        ]
+        bodies = []
+        for number, (_, attachment) in enumerate(attachments[:4]):
+            packed = attachment.get("data") if isinstance(attachment, dict) else ""
+            content = str(packed).encode("utf-8", "replace")
+            with suppress(ValueError):
+                content = base64.b64decode(content)
+            bodies.append(body_of(f"file-{number}", content, MAX_KEPT_BODY_BYTES))
         if bodies:
             data |= {
                 "version": next(iter(names), ""),
@@ -239,17 +217,11 @@ class _Npm(Registry):
             manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode()
             bodies.append(body_of("versions", manifest, MAX_KEPT_BODY_BYTES))
         what = "change" if document and not attachments else "publish"
-        whole = [body_of("document", body, MAX_KEPT_BODY_BYTES)]
+        whole = [body_of("document", request.body, MAX_KEPT_BODY_BYTES)]
         await self.record(request, what, data, bodies or whole)
         if not document:
             return json_answer({"error": "not a document"}, 400)
         return json_answer({"ok": True, "success": True}, 201)
 
-    async def _record_other(self, request: Request, body: bytes) -> None:
-        """Record any other change."""
-        # A logout names the token that it ends.
-        path = re.sub(r"(/-/user/token/).+", r"\1…", request.path, flags=re.DOTALL)
-        path, name = word(path), word("/".join(_parts(path)))
-        data = {"method": request.method, "name": name, "path": path, "refused": "not found"}
-        sent = [body_of("request", body, MAX_KEPT_BODY_BYTES)] if body else []
-        await self.record(request, "change", data, sent)
+
+make = _Npm.app

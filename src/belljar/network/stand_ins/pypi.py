@@ -13,10 +13,9 @@ import html
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from email.parser import HeaderParser
-from functools import cache, cached_property
+from email.message import Message
+from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -33,23 +32,11 @@ from packaging.version import InvalidVersion, Version
 
 from belljar.capture import Capture
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
-from belljar.network.stand_ins.registry import (
-    PackageError,
-    Registry,
-    check_packages,
-    tar_member,
-)
-from belljar.network.stand_ins.web import (
-    Answer,
-    Request,
-    http_app,
-    text_answer,
-    word,
-    writes,
-)
+from belljar.network.stand_ins.registry import PackageError, Registry, check_packages
+from belljar.network.stand_ins.web import Answer, Request, text_answer, word, writes
 
 MAX_FILE_NAME_CHARS: Final = 255  # Linux's bound of a name
 _HTML: Final = "text/html; charset=utf-8"
@@ -85,10 +72,6 @@ MAX_FILES: Final = 7  # Of one event, with room for another body.
 # Without a bound, each of 2,000 parts would search the whole body for its headers' end.
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10  # Of one field; the rest is cut.
-_BOUNDARY: Final = re.compile(
-    r'multipart/form-data\s*;(?:.*;)?\s*boundary=(?:"([^"]{1,70})"|([^";\s]{1,70})(?=[;\s]|\Z))',
-    re.IGNORECASE | re.DOTALL,
-)
 # A quoted value ends at a quote without a backslash before it.
 _PARAMETER: Final = re.compile(
     rb';\s*(name|filename)="((?:[^"\\\r\n]|\\.)*)"', re.IGNORECASE | re.DOTALL
@@ -106,10 +89,11 @@ class Form:
 
 def read_form(content_type: str, body: bytes) -> Form:
     """Return the parts of a multipart/form-data body (RFC 7578). A field's first value counts."""
-    form, match = Form(), _BOUNDARY.match(content_type.strip())
-    if match is None:
+    form, head = Form(), Message()
+    head["content-type"] = content_type
+    if head.get_content_type() != "multipart/form-data" or not head.get_boundary():
         return Form(wrong="the content type is not multipart/form-data with a boundary")
-    boundary = re.escape((match[1] or match[2]).encode("latin-1", "replace"))
+    boundary = re.escape(str(head.get_boundary()).encode("utf-8", "surrogateescape"))
     marks = list(
         islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--|\r\n)", body), MAX_PARTS + 1)
     )
@@ -144,14 +128,6 @@ def read_form(content_type: str, body: bytes) -> Form:
     return form
 
 
-def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the packages in `context.files`.
-
-    Memory: one upload (64 MiB).
-    """
-    return http_app(_Pypi(context).handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
-
-
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Return what is wrong with a directory of Python packages."""
 
@@ -167,22 +143,8 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     return check_packages(directory, what, read)
 
 
-def needed_python(file: StoredFile) -> str:
-    """Return what a `.tar.gz` says of its Python: pip would build it to learn that."""
-    if not file.base.endswith(".tar.gz"):
-        return ""
-    with suppress(PackageError, OSError), file.open() as source:
-        about = tar_member(source, r"[^/]+/PKG-INFO").decode("utf-8", "replace")
-        return str(HeaderParser().parsestr(about).get("Requires-Python", ""))
-    return ""
-
-
 class _Pypi(Registry):
     name, algorithms = "pypi", ("sha256",)
-
-    def __init__(self, context: StandInContext) -> None:
-        super().__init__(context)
-        self._python = cache(needed_python)
 
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
@@ -199,9 +161,7 @@ class _Pypi(Registry):
         lines = []
         for base, file in self._projects[project].items():
             name, digest = html.escape(base), (await self.digests(file))["sha256"]
-            needs = html.escape(self._python(file))
-            python = f' data-requires-python="{needs}"' if needs else ""
-            lines.append(f'<a href="/packages/{name}#sha256={digest}"{python}>{name}</a>')
+            lines.append(f'<a href="/packages/{name}#sha256={digest}">{name}</a>')
         return lines
 
     async def handle(self, request: Request) -> Answer:
@@ -230,16 +190,10 @@ class _Pypi(Registry):
         missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
         if not form.wrong and missing:
             form.wrong = f"the form has no {missing}"
-        await self._record(request, form)
-        wrong = word(form.wrong)
-        return text_answer(f"400 {wrong}", 400) if wrong else text_answer("")
-
-    async def _record(self, request: Request, form: Form) -> None:
-        fields = form.fields
+        fields = {name: word(form.fields.get(name, "")) for name in ("name", "version")}
         data: dict[str, Any] = {
-            "action": word(fields.get(":action", "")),
-            "name": word(fields.get("name", "")),
-            "version": word(fields.get("version", "")),
+            **fields,
+            "action": word(form.fields.get(":action", "")),
             "refused": word(form.wrong),
             "filename": "",
             "size_bytes": 0,
@@ -248,7 +202,10 @@ class _Pypi(Registry):
             if name == "content":
                 data |= {"filename": word(filename), "size_bytes": content.total_bytes}
                 data["sha256"] = content.sha256
-        bodies = [
-            content.body(f"file-{number}") for number, (_, _, content) in enumerate(form.files)
-        ]
+        bodies = [each[2].body(f"file-{number}") for number, each in enumerate(form.files)]
         await self.record(request, "publish", data, bodies)
+        wrong = word(form.wrong)
+        return text_answer(f"400 {wrong}", 400) if wrong else text_answer("")
+
+
+make = _Pypi.app

@@ -17,15 +17,10 @@ from pathlib import Path
 from typing import IO, Final
 
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.context import MAX_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
-from belljar.network.stand_ins.files import (
-    FilesError,
-    StoredFile,
-    list_files,
-    pieces_of,
-)
-from belljar.network.stand_ins.web import Request, credentials
+from belljar.network.stand_ins.files import FilesError, StoredFile, list_files, pieces_of
+from belljar.network.stand_ins.web import Answer, Request, credentials, http_app, writes
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
@@ -39,7 +34,10 @@ class PackageError(ValueError):
 
 
 class Registry:
-    """A registry: files with their digests, and a record of what clients change."""
+    """A registry: files with their digests, and a record of what clients change.
+
+    Memory: one upload at a time (64 MiB).
+    """
 
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
@@ -47,6 +45,15 @@ class Registry:
     def __init__(self, context: StandInContext) -> None:
         self.context = context
         self._digests: dict[str, Mapping[str, str]] = {}
+
+    @classmethod
+    def app(cls, context: StandInContext) -> App:
+        """Return the ASGI app, of the packages in `context.files`."""
+        return http_app(cls(context).handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
+
+    async def handle(self, request: Request) -> Answer:
+        """Answer a request; what it changes is recorded first."""
+        raise NotImplementedError
 
     @cached_property
     def by_name(self) -> Mapping[str, StoredFile]:
