@@ -202,6 +202,7 @@ JUDGED: list[tuple[bool, bytes, Fields, bytes]] = [
     (False, b"", [TEXT, FORM], b"_method=DELETE"),
     (False, b"", [PARTS], part(b'NAME = "_method"')),
     (False, b"", [PARTS], part(b"name=_method")),
+    (False, b"", [PARTS], part(b'name="%5fme%74hod"')),
     (False, b"", [TEXT, PARTS], part(b"name=_method")),
     (False, b"_method=get", [], b""),
     (False, b"", [FORM], b"text=_method%3DDELETE"),
