@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from belljar.errors import HostError
 from belljar.image.tools import run_tool, tool
@@ -69,7 +69,7 @@ def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
         if is_off or "deb" not in fields.get("types", "").split():
             continue
         key = fields.get("signed-by", "")
-        rest = {
+        rest: dict[str, Any] = {
             "suites": tuple(fields.get("suites", "").split()),
             "components": tuple(fields.get("components", "").split()),
             # A key may also be written into the file itself; a path is all we can hand on.
