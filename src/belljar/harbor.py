@@ -36,7 +36,7 @@ from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_
 from belljar.image.store import Store
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
-from belljar.policy.network import Default, Network
+from belljar.policy.network import Network
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport, Verdict, worst
@@ -344,5 +344,5 @@ def _allowed(network: Network, hosts: frozenset[str]) -> Network:
         if isinstance(item, TargetStandIn) and names and item.awaits:
             awaits = tuple(each for each in item.awaits if each in kept)
             kept[name] = kept[name].model_copy(update={"awaits": awaits})
-    rest = {"default": Default.DENY, "sink": False, "upstreams": ()}
+    rest = {"default": "deny", "sink": False, "upstreams": ()}
     return network.model_copy(update={"stand_ins": kept, **rest})
