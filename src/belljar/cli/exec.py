@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from belljar.cli.console import (
     print_json,
     run_async,
     tier_option,
+    variables_option,
 )
 from belljar.units import parse_duration, printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
@@ -36,32 +37,18 @@ if TYPE_CHECKING:
 COMMAND_KEY = "belljar.command"
 # As `timeout` of coreutils says it.
 TIMED_OUT_CODE = 124
+_HINT_DASHES = "put it after `--`: `belljar exec -- uname -a`"
 
 
 class CommandAfterDashes(click.Command):
     """Keeps everything after the first `--` for the guest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--`. Raises `MisuseError` without it."""
+        """Split at the first `--`; a later one is the command's own."""
         if "--" in args:
-            # A later `--` is the command's own.
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
-            return super().parse_args(ctx, args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            if type(error) is not click.UsageError:  # an option's
-                raise
-            hint = "put `--` before the command: `belljar exec -- uname -a`"
-            raise MisuseError(error.message, hint=hint, ctx=ctx) from None
-
-
-def _variables(pairs: Sequence[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair or pair.startswith("="):
-            raise ValueError(f"{printable(pair)!r}: write NAME=VALUE")
-    return dict(pair.split("=", 1) for pair in pairs)
+        return super().parse_args(ctx, args)
 
 
 def _time_limit(text: str | None) -> float | None:
@@ -78,13 +65,7 @@ def _time_limit(text: str | None) -> float | None:
 @json_option("Print one JSON object instead of passing the streams through.")
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=parsed_by(_variables),
-    help="Set an environment variable. Repeatable.",
-)
+@variables_option("--env", "env", "Set an environment variable. Repeatable.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -124,9 +105,7 @@ def exec_command(
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and ((policy is None and not image) or COMMAND_KEY in ctx.meta):
-        raise MisuseError(
-            "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
-        )
+        raise MisuseError("there is no command to run", hint=_HINT_DASHES)
     from belljar.cell.open import open_cell
     from belljar.cell.parts import start_run
     from belljar.errors import PolicyError
@@ -142,11 +121,9 @@ def exec_command(
                     report_skipped_tiers(cell.plan)
                 command = argv or list(cell.image_command)
                 if not command:
-                    raise PolicyError(
-                        "no command is given, and the image has none",
-                        where=f"image {cell.plan.policy.image}",
-                        hint="put one after two dashes: `belljar exec high -- uname -a`",
-                    )
+                    what = "no command is given, and the image has none"
+                    where = f"image {cell.plan.policy.image}"
+                    raise PolicyError(what, where=where, hint=_HINT_DASHES)
                 output = await cell.exec(
                     command,
                     input=standard_input(),
@@ -265,9 +242,8 @@ def _explain(output: ExecOutput) -> None:
     streams = (("output", output.stdout_dropped_bytes), ("error", output.stderr_dropped_bytes))
     for name, dropped in streams:
         if dropped:
-            notice(
-                f"{dropped} bytes of standard {name} were dropped: more than the policy's `output`"
-            )
+            what = f"{dropped} bytes of standard {name} were dropped"
+            notice(f"{what}: more than the policy's `output`")
 
 
 def standard_input() -> AsyncIterator[bytes] | None:

@@ -20,6 +20,7 @@ from belljar.cli.console import (
     progress,
     table_lines,
     task_args_option,
+    variables_option,
 )
 from belljar.errors import HostError, PolicyError
 from belljar.image.store import MADE_HERE
@@ -50,18 +51,8 @@ def image() -> None:
 
 @image.command(name="import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.option(
-    "--from-compose",
-    "is_compose",
-    is_flag=True,
-    help="Each SOURCE is a compose file: import all its images.",
-)
-@click.option(
-    "--from-task",
-    "is_task",
-    is_flag=True,
-    help="Each SOURCE is an Inspect task: import all images of its samples.",
-)
+@click.option("--from-compose", "is_compose", is_flag=True, help="All images of compose files.")
+@click.option("--from-task", "is_task", is_flag=True, help="All images of an Inspect task.")
 @task_args_option
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
@@ -105,10 +96,8 @@ def import_(
     limits = ImportLimits(max_bytes=max_size)
     if is_compose or is_task:
         if name or keep_setuid or (is_compose and is_task):
-            raise MisuseError(
-                "--from-compose and --from-task exclude each other, --name and --keep-setuid",
-                hint="give only one of these options",
-            )
+            what = "--from-compose, --from-task, --name and --keep-setuid exclude each other"
+            raise MisuseError(what)
         wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *task_args])
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
@@ -125,29 +114,14 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Move the name `default` from another image.")
 @json_option("Print the image as one JSON object.")
-def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
-    """Give the image REF an additional NAME.
+def tag(*, ref: str, name: str, as_json: bool) -> None:
+    """Give the image REF an additional NAME; another image that has the name loses it.
 
-    If another image has that name, it loses it. Policies and tasks that name no image use the name
-    `default`, so it is moved only with --force.
+    Policies and tasks that name no image use the name `default`.
     """
-    from belljar.image.store import check_name
-    from belljar.policy.model import Policy
-
     store = _store()
-    image = store.find(ref)
-    default = Policy.model_fields["image"].default
-    if check_name(name) == check_name(default) and not force and store.missing(default) is None:
-        had = store.find(default)
-        if had.digest != image.digest:
-            raise PolicyError(
-                f"another image is named `{default}`, which policies without an image use",
-                where=printable(name),
-                hint="choose another name, or move this one with --force",
-            )
-    print_image(store.name(image, name), as_json=as_json)
+    print_image(store.name(store.find(ref), name), as_json=as_json)
 
 
 @image.command()
@@ -158,35 +132,25 @@ def ls(*, as_json: bool) -> None:
     if as_json:
         print_json([entry.to_json() for entry in images])
         return
-    if not images:
-        click.echo("No images. `belljar setup` builds the default one.", err=True)
-        return
-    rows = []
+    rows = [_COLUMNS]
     for entry in images:
         names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
-        cells = (names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source)
-        rows.append(tuple(printable(cell, max_chars=100_000) for cell in cells))
-    click.echo("\n".join(table_lines([_COLUMNS, *rows])))
+        rows.append((names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source))
+    click.echo("\n".join(table_lines(rows)))
 
 
 @image.command()
 @click.argument("ref")
-@click.option("--verify", is_flag=True, help="Check that the stored bytes match the digest.")
 @json_option()
-def inspect(ref: str, *, verify: bool, as_json: bool) -> None:
+def inspect(ref: str, *, as_json: bool) -> None:
     """Show the image REF."""
-    from belljar.image.store import verify as verify_image
-
     found = _store().find(ref)
-    if verify:
-        verify_image(found)
     if as_json:
         print_image(found, as_json=True)
         return
     for name, value in found.to_json().items():
         text = value if isinstance(value, str) else json.dumps(value)
-        shown = f"{format_size(value)} ({value} bytes)" if name == "size_bytes" else printable(text)
-        click.echo(f"{name:11} {shown}")
+        click.echo(f"{name:11} {printable(text)}")
 
 
 @image.command()
@@ -218,24 +182,12 @@ def print_image(made: Image, *, as_json: bool) -> None:
     """Its names, digest and size, or all of it."""
     if as_json:
         print_json(made.to_json())
-    else:
-        names = printable(", ".join(made.names))
-        click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
+        return
+    names = printable(", ".join(made.names))
+    click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
 
 
 # --- build
-
-
-def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
-    """`K=V`; `K` alone comes from the environment."""
-    pairs = {}
-    for word in value:
-        name, equals, text = word.partition("=")
-        if not name or not (equals or name in os.environ):
-            raise click.BadParameter(f"{printable(word)!r} is not NAME=VALUE", ctx=ctx, param=param)
-        # As Docker's `--build-arg NAME` does.
-        pairs[name] = text if equals else os.environ[name]
-    return pairs
 
 
 def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -244,49 +196,16 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 
 @image.command()
 @click.argument("context", default="", metavar="[CONTEXT]")
-@click.option(
-    "-f", "--file", "dockerfile", default="", help="Dockerfile [default: CONTEXT/Dockerfile]."
-)
-@click.option(
-    "-t", "--tag", "name", default="", help="Name of the image [default: CONTEXT's own name]."
-)
+@click.option("-f", "--file", "dockerfile", default="", help="Default: CONTEXT/Dockerfile.")
+@click.option("-t", "--tag", "name", default="", help="Default: CONTEXT's own name.")
 @click.option("--network", is_flag=True, help="Let the build steps use this host's network.")
-@click.option(
-    "--build-arg",
-    "args",
-    multiple=True,
-    callback=_pairs,
-    metavar="NAME=VALUE",
-    help="Set an ARG of the Dockerfile.",
-)
+@variables_option("--build-arg", "args", "Set an ARG of the Dockerfile.")
 @click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
 @_KEEP_SETUID
-@click.option(
-    "--base",
-    default="default",
-    show_default=True,
-    help="With --apt or --pip: the image that gets the packages.",
-)
-@click.option(
-    "--apt",
-    multiple=True,
-    callback=_words,
-    metavar="NAME,…",
-    help="Debian packages to install; needs --network.",
-)
-@click.option(
-    "--pip",
-    multiple=True,
-    callback=_words,
-    metavar="NAME,…",
-    help="Python packages to install; needs --network.",
-)
-@click.option(
-    "--mirror",
-    default="",
-    metavar="URL",
-    help="Debian mirror for Belljar's own images [default: this host's].",
-)
+@click.option("--base", default="default", help="What --apt and --pip add their packages to.")
+@click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
+@click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
+@click.option("--mirror", default="", metavar="URL", help="Debian's, for Belljar's own images.")
 @json_option("Print the image as one JSON object.")
 def build(
     context: str,
@@ -407,11 +326,11 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[WantedImage]:
     The tasks' changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
     `ContainmentBreach` when another sandbox provider was about to be used.
     """
-    from belljar.harness.evaluate import check_tasks
+    from belljar.harness.evaluate import load_only
 
     before = dict(os.environ)
     try:
-        previews = check_tasks(inspect_args, {})
+        previews = load_only(inspect_args, {})[-1]
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -13,11 +13,11 @@ from belljar.cli.console import (
     json_option,
     key_option,
     log_option,
+    operator_options,
     print_json,
     reading,
     run_argument,
     table_lines,
-    tier_option,
 )
 from belljar.cli.findings import dropped, show_findings
 from belljar.cli.report import report_of_run
@@ -30,58 +30,24 @@ if TYPE_CHECKING:
 
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
-
-all_option = click.option(
-    "--all", "every", is_flag=True, help="A line for each sample; else many equal ones are one."
-)
+_MAX_RUNS: Final = 20
 
 
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN]"
-    " [--all] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--json] [INSPECT OPTIONS…]",
 )
-@click.option(
-    "--policy",
-    default="",
-    metavar="FILE|PRESET",
-    help="The containment of every cell: risk, tier, limits, network. The task keeps its image, "
-    "user, files and services. Default: the task's own policy, else high.",
-)
-@click.option(
-    "--override",
-    is_flag=True,
-    help="What the file of --policy writes down replaces the task's image, user, services, too.",
-)
-@click.option(
-    "--allow-upstreams",
-    is_flag=True,
-    help="Let a policy that came with the task reach the real hosts that it names. They are "
-    "announced first.",
-)
-@tier_option("The tier of every cell: exactly this one, at or above what its policy demands.")
-@click.option(
-    "--require-contained",
-    is_flag=True,
-    help="Metrics count contained samples only: void and breached ones are dropped, marked "
-    "invalid, and named.",
-)
+@operator_options
+@click.option("--require-contained", is_flag=True, help="Metrics of contained samples alone.")
 @click.option(
     "--fleet",
     default="",
     metavar="ray[://HOST:PORT]|slurm",
-    help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
-    "else one of this machine alone) or of Slurm (slurm://PARTITION).",
+    help="Share the samples among the nodes of a Ray cluster (at HOST:PORT or RAY_ADDRESS) or of "
+    "Slurm (slurm://PARTITION).",
 )
-@click.option(
-    "--resume",
-    default="",
-    metavar="RUN",
-    help="Run what a fleet's interrupted or broken-off RUN lacks, with its options.",
-)
-@all_option
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
@@ -92,8 +58,6 @@ def run(
     tier: str | None,
     require_contained: bool,
     fleet: str,
-    resume: str,
-    every: bool,
     as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -122,12 +86,7 @@ def run(
     """
     context = click.get_current_context()
     if override and not policy:
-        raise MisuseError(
-            "--override needs --policy", hint="add --policy FILE, or leave --override out"
-        )
-    if resume and (inspect_args or policy or tier or allow_upstreams or require_contained):
-        hint = "leave them out: the run that is resumed has its own"
-        raise MisuseError("--resume takes no task and no options of it", hint=hint)
+        raise MisuseError("--override needs --policy", hint="add --policy FILE")
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
@@ -142,11 +101,7 @@ def run(
     )
     more: list[str] = []
     try:
-        if resume:
-            from belljar.fleet.begin import resume_fleet
-
-            outcome, more = resume_fleet(request, resume, fleet)
-        elif fleet:
+        if fleet:
             from belljar.fleet.begin import run_fleet
 
             outcome, more = run_fleet(request, fleet)
@@ -156,13 +111,13 @@ def run(
         raise click.NoSuchOption(error.option_name, ctx=context) from error
     hint = f"see `belljar verdict {outcome.run_id}`"
     with breach_stands(outcome.findings.verdict, hint=hint):
-        _show_outcome(outcome, more, every=every, as_json=as_json)
+        _show_outcome(outcome, more, as_json=as_json)
     return outcome.exit_code
 
 
-def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, every: bool, as_json: bool) -> None:
+def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) -> None:
     if not as_json:
-        show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
+        show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more])
     page = report_of_run(outcome.path)
     if as_json:
         from belljar.report.collect import collect
@@ -178,17 +133,13 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, every: bool, as_j
 @run_argument
 @log_option
 @key_option
-@all_option
-@click.option(
-    "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Signals' evidence; what was not seen.")
 @json_option()
 def verdict(
     run: str,
     logs: tuple[Path, ...],
     fingerprint: str | None,
     *,
-    every: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -222,21 +173,14 @@ def verdict(
         if as_json:
             print_json({"run_dir": str(path), **collect(findings)})
         else:
-            show_findings(findings, path, more, verbose=verbose, every=every)
+            show_findings(findings, path, more, verbose=verbose)
     return findings.exit_code
 
 
 @click.command()
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Only the latest so many.",
-)
 @click.option("--all", "every", is_flag=True, help="Every run, however many there are.")
 @json_option("One JSON list.")
-def runs(limit: int, *, every: bool, as_json: bool) -> None:
+def runs(*, every: bool, as_json: bool) -> None:
     """List the latest run directories, oldest first, as they say of themselves; `belljar verdict`
     judges one by its evidence.
 
@@ -245,21 +189,17 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
     from belljar.ledger.listing import list_runs
     from belljar.store.home import belljar_home
 
-    found, count = list_runs(belljar_home(), limit=None if every else limit)
+    found, count = list_runs(belljar_home(), limit=None if every else _MAX_RUNS)
     if len(found) < count:
-        click.echo(f"belljar: the latest {limit} of {count} runs; --all lists every one", err=True)
+        click.echo(f"belljar: the latest {len(found)} of {count} runs; --all lists all", err=True)
     if as_json:
         print_json([run.to_json() for run in found])
         return
-    if not found:
-        click.echo("no runs yet; try `belljar exec -- uname -a`")
-        return
-    head: tuple[str, ...] = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")
-    rows = [head]
+    rows = [("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")]
     for run in found:
-        started = run.started[:19].replace("T", " ") if run.started else "-"
         code = f" ({run.exit_code})" if run.exit_code else ""
         outcome = f"{run.outcome}{code}{', killed' if run.killed else ''}"
-        words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
-        rows.append(tuple(printable(word, max_chars=MAX_WHAT_CHARS) for word in words))
+        what = printable(run.what, max_chars=MAX_WHAT_CHARS)
+        about = ((run.started or "-")[:19], run.kind, what, outcome, run.verdict or "-")
+        rows.append((run.run_id, *about))
     click.echo("\n".join(table_lines(rows)))

@@ -58,18 +58,6 @@ _OWN_POLICY: Final = (
 )
 
 
-def _hint(differences: Iterable[Difference]) -> str:
-    keys = dict.fromkeys(
-        f"`{fact.key}`" for fact in differences if fact.kind is DifferenceKind.REFUSED and fact.key
-    )
-    if not keys:
-        return _OWN_POLICY
-    return (
-        f"remove {', '.join(keys)} from the compose file if the task works without, or "
-        f"{_OWN_POLICY}"
-    )
-
-
 def judge(kind: str, *, has_config: bool, where: str) -> Honoured:
     """Decide about a sandbox without a compose file. Raises `TaskRefused`."""
     if kind == "local":
@@ -128,30 +116,27 @@ def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str)
     if not isinstance(error, CannotKeepError):
         return TaskRefused(what, where=where, hint=_OWN_POLICY)
     error.add(others)
-    hint = error.hint or _hint(error.differences)
+    refused = (fact for fact in error.differences if fact.kind is DifferenceKind.REFUSED)
+    keys = ", ".join(dict.fromkeys(f"`{fact.key}`" for fact in refused if fact.key))
+    without = f"remove {keys} from the compose file if the task works without, or " if keys else ""
+    hint = error.hint or f"{without}{_OWN_POLICY}"
     return TaskRefused(what, where=where, hint=hint, differences=error.differences)
 
 
 def _changes(found: Composed) -> dict[str, Any]:
-    changes = {
-        name: value for name, value in found.changes.items() if name not in ("resources", "rights")
-    }
+    # A `$` that is left is the file's own text, and no reference for a policy's `env`.
+    changes = {**found.changes, "rights": _rights(found.changes)}
     if "env" in changes:
-        # A `$` that is left is the file's own text, and no reference for a policy's `env`.
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
-    if resources := found.changes.get("resources"):
+    if resources := changes.pop("resources", None):
         changes["resources"] = tuple(sorted(resources.items()))
-    changes["rights"] = _rights(found.changes)
     if found.network is not None:
         stand_ins: dict[str, dict[str, Any]] = {}
         for name, words in found.network["stand_ins"].items():
             stand_ins[name] = {**words, "rights": _rights(words)}
-            if "env" in words:
-                stand_ins[name]["env"] = {
-                    key: literal(value) for key, value in words["env"].items()
-                }
-        network = {**found.network, "stand_ins": stand_ins}
-        changes["network"] = _section(Network, network)
+            if env := words.get("env"):
+                stand_ins[name]["env"] = {key: literal(value) for key, value in env.items()}
+        changes["network"] = _section(Network, {**found.network, "stand_ins": stand_ins})
     elif found.is_apart:
         changes["network"] = NO_NETWORK
     if found.data is not None:

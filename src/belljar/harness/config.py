@@ -13,9 +13,9 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Unpack
+from typing import Any, Final, Literal, Unpack
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from belljar.compose.data import ServiceBuild
 from belljar.compose.document import (
@@ -32,12 +32,7 @@ from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.compat import (
-    Honoured,
-    judge_compose,
-    judge_for_sample,
-    shaping_variables,
-)
+from belljar.harness.compat import Honoured, judge_compose, judge_for_sample, shaping_variables
 from belljar.harness.operator import (
     POLICY_VARIABLE,
     Operator,
@@ -72,18 +67,6 @@ _START_AGAIN: Final = (
     "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
     "TASK`), with --sample-id for the samples that failed"
 )
-_M = TypeVar("_M", bound=BaseModel)
-# A section of a policy, logged in the words that it is read from.
-AsWritten: TypeAlias = Annotated[
-    _M,
-    PlainSerializer(
-        lambda value: (
-            value.model_dump(mode="json", exclude_unset=True)
-            if isinstance(value, BaseModel)
-            else value
-        )
-    ),
-]
 
 
 class BelljarConfig(BaseModel):
@@ -99,9 +82,9 @@ class BelljarConfig(BaseModel):
     policy: str = ""
     compose: dict[str, Any] | None = None
     is_generic: bool = False
-    network: AsWritten[Network] | Literal["none"] | None = None
+    network: Network | Literal["none"] | None = None
     service: str = ""
-    program: AsWritten[ServiceProgram] | None = None
+    program: ServiceProgram | None = None
     data: TaskData | None = None
     builds: tuple[ServiceBuild, ...] = ()
     resources: tuple[tuple[str, str | int], ...] = ()
@@ -112,6 +95,13 @@ class BelljarConfig(BaseModel):
     rights: Rights | None = None
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
+
+    @field_serializer("network", "program")
+    def _as_written(self, value: object) -> object:
+        # A section of a policy is logged in the words that it is read from.
+        if not isinstance(value, BaseModel):
+            return value
+        return value.model_dump(mode="json", exclude_unset=True)
 
     def __hash__(self) -> int:
         # Fields that hold dicts leave a frozen model without a hash.
@@ -262,11 +252,9 @@ def _check_own_files(ours: BelljarConfig) -> None:
     _check_read_here(each.root or "." for each in ours.builds)
     services = ours.network.stand_ins.values() if isinstance(ours.network, Network) else ()
     if any(not isinstance(each, CellStandIn) or each.files for each in services):
-        raise PolicyError(
-            "its network holds more than the services of a compose file",
-            where="the task's sandbox",
-            hint="put stand-ins and files into a policy, and name that",
-        )
+        what = "its network holds more than the services of a compose file"
+        hint = "put stand-ins and files into a policy, and name that"
+        raise PolicyError(what, where="the task's sandbox", hint=hint)
 
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:

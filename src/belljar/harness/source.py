@@ -9,13 +9,8 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
-from contextlib import (
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-)
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -71,15 +66,15 @@ class RealCells:
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path | None, str], str] = {}
+        self._has_opened = False
 
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory, with libraries' versions."""
+        """A new run directory."""
         from belljar.ledger.rundir import create_run
 
-        versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
-        return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
+        return create_run(home or belljar_home(), kind, argv, what=what)
 
     def build_images(
         self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None
@@ -132,8 +127,10 @@ class RealCells:
             opening = open_range(
                 policy, run=run, home=home, actor=Actor.HARNESS, on_target=on_target
             )
+            # The first may make a template; later ones have nothing to report.
+            is_first, self._has_opened = not self._has_opened, True
             async with start_slot(home or belljar_home()):
-                with reported_if_slow(FIRST_CELL):
+                with reported_if_slow(FIRST_CELL) if is_first else contextlib.nullcontext():
                     opened = await stack.enter_async_context(opening)
             for cell in opened.cells.values():
                 if cell.plan.image is not None:
@@ -189,11 +186,10 @@ def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> No
     """Check and hold the air gap if a policy requires one: what a sample does beside its cell needs
     it, too. Raises `HostError`.
     """
-    for policy in policies:
-        if policy.policy.host:
-            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+    for policy in (each for each in policies if each.policy.host):
+        from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
-            hold_air_gap(run, policy)
+        hold_air_gap(run, policy)
 
 
 def build_missing(

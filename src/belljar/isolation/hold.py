@@ -54,7 +54,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillOrder:
-    """One kill; `rule`: a policy's `on`, or `operator`."""
+    """One kill; `rule`: a policy's `on`, `operator` or `self-test`."""
 
     kill_id: str
     scope: str
@@ -244,12 +244,6 @@ def refuse_if_forbidden(home: Path, name: str, *, is_proof: bool = False) -> Non
 def refuse_if_stopped(home: Path, run_id: str) -> None:
     """Raises `CellError` once the run is killed."""
     raise_if_killed(read_order(home, run_id), where=f"run {run_id}")
-
-
-def refuse_to_give(home: Path, run_id: str) -> None:
-    """Both checks, before a run gets an idle cell."""
-    refuse_if_held(home)
-    refuse_if_stopped(home, run_id)
 
 
 def killed_error(order: KillOrder | None, *, where: str) -> KilledError | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from belljar.host.model import HostFacts, RuntimeFact
     from belljar.host.runtimes import HostTrial
     from belljar.image.kernel import Kernel
-    from belljar.plan.oci import RuntimeKind
+    from belljar.plan.oci import OciRuntime, RuntimeKind
 
 # A program that only says its version answers in milliseconds.
 _TIMEOUT_S: Final = 5.0
@@ -52,11 +52,8 @@ def find_facts(
         from anyio import run
 
         from belljar.isolation.proofs import prove_runtime
-        from belljar.plan.oci import OciRuntime
 
-        kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
-        runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
-        return run(partial(prove_runtime, runtime, home=home))
+        return run(partial(prove_runtime, runtime_of(fact), home=home))
 
     return gather_facts(
         home,
@@ -66,6 +63,14 @@ def find_facts(
         prove_runtime=prove_runtime if runtimes else None,
         doubt=doubt,
     )
+
+
+def runtime_of(fact: RuntimeFact) -> OciRuntime:
+    """The plan's word for a runtime of this host."""
+    from belljar.plan.oci import OciRuntime
+
+    kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
+    return OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
 
 
 def try_namespaces() -> str:

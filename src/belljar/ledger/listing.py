@@ -124,8 +124,11 @@ def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
     """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
     with open_directory(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
-            lost = IncompleteLineError("incomplete: the event being written when the run ended")
-            yield number, _event_or_why(root, raw) if complete else lost
+            if complete:
+                yield number, _event_or_why(root, raw)
+            else:
+                what = "incomplete: the event being written when the run ended"
+                yield number, IncompleteLineError(what)
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
@@ -137,11 +140,9 @@ def read_events(run_dir: Path) -> Iterator[Line]:
         if isinstance(event, IncompleteLineError):
             return  # the last of a ledger that was not finished
         if isinstance(event, ValueError):
-            raise LedgerError(
-                f"not an event: {event}",
-                where=f"{run_dir / LEDGER}:{number}",
-                hint="run `belljar ledger verify` on it",
-            )
+            what = f"not an event: {event}"
+            hint = "run `belljar ledger verify` on it"
+            raise LedgerError(what, where=f"{run_dir / LEDGER}:{number}", hint=hint)
         yield event
 
 

@@ -23,9 +23,6 @@ _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 _HEX_RUN: Final = re.compile(rb"[0-9a-fA-F]{%d,}" % MIN_HEX)
 # One case at a time: in mixed case it is base64, or words.
 _BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, MIN_BASE32))
-# Of groups: `-` and `_` may stand between them, or belong to them.
-_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/=]+")
-_URLSAFE_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/_=-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +57,13 @@ def runs(data: bytes) -> Iterator[Run]:
         end = marks.find(b" ", at)
         end = len(marks) if end < 0 else end
         if pieces and at - sum(pieces[-1]) > MAX_GAP:
-            yield from _joined(data, pieces)
+            yield _joined(data, pieces)
             pieces = []
         pieces.append((at, end - at))
         at = marks.find(needle, end)
     if pieces:
-        yield from _joined(data, pieces)
-    yield from _groups(data, marks)
-
-
-# Words and numbers that are too short for the shortest value in base32 or hex.
-_SHORT_WORD: Final = re.compile(
-    rb"[0-9]{%d,%d}|[A-Z][a-z+/]{%d,%d}|(?:[a-z+/]{%d,%d}|[0-9+/]{%d,%d}|[A-Z+/]{%d,%d})"
-    % (MIN_RUN, MIN_HEX - 1, MIN_RUN - 1, MIN_BASE32 - 2, *(MIN_RUN, MIN_BASE32 - 1) * 3)
-)
-
-
-def _is_word(data: bytes, pieces: list[tuple[int, int]]) -> bool:
-    """Whether it is one short word or number."""
-    start, size = pieces[0]
-    end = start + size
-    return (
-        len(pieces) == 1
-        and _SHORT_WORD.fullmatch(data, start, end) is not None
-        and b"\n" not in data[end : end + MAX_GAP]
-    )
-
-
-# `a-class-name`, `SOME_CONSTANT`, `usr/share`: hardly a value looks so in base64, and words so
-# short hold no base32 or hex.
-_NAME: Final = re.compile(
-    b"|".join(
-        rb"%s(?:[-_/+]%s)+" % (word, word)
-        for word in (
-            rb"(?:[a-z]{1,15}[0-9]{0,3}|[0-9]{1,4})",
-            rb"(?:[A-Z]{1,15}[0-9]{0,3}|[0-9]{1,4})",
-            rb"[A-Z][a-z]{1,14}",
-        )
-    )
-)
+        yield _joined(data, pieces)
+    yield from _groups(data)
 
 
 # A last line is shorter than a run, and would be lost with the value's end.
@@ -107,75 +72,59 @@ _REST: Final = re.compile(
 )
 
 
-def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Iterator[Run]:
-    """Yield the run of these pieces, unless they are words or names."""
-    are_names = all(_NAME.fullmatch(data, start, start + size) for start, size in pieces)
-    if are_names or _is_word(data, pieces):
-        return
+def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
+    """Return the run of these pieces, with a short last line."""
     end = sum(pieces[-1])
     rest = _REST.match(data, end)
     if rest and b"\n" in data[end : rest.start(1)]:
         pieces = [*pieces, (rest.start(1), len(rest[1]))]
-    yield Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
+    return Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
 
 
-# Characters of a group, and how many groups must follow each other.
-_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4, 8: 3, 10: 3}
-# The commonest: single characters, hex pairs, base64's groups of four. Large data has no others.
-_GROUPS_OF_LARGE: Final = ((1, 1), (2, 1), (4, 1))
-# By size and separators between groups (-1: one, and `_-` belong to groups): the marks to look
-# for, whether `-` and `_` belong to groups, and what is read from there on.
-_GROUPS: Final = {
-    (size, gap): (
-        (b"a" * size + b" " * abs(gap)) * times,
-        gap < 0,
+# Characters of a group, and how many groups must follow each other, with one character between
+# them: single characters, hex pairs, base64's groups of four and short lines.
+_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4}
+# The marks to look for, and what is read from there on.
+_GROUPS: Final = [
+    (
+        (b"a" * size + b" ") * times,
         re.compile(
-            rb"[A-Za-z0-9+/=%s]{%d}([^A-Za-z0-9+/=%s]{1,8})(?:[A-Za-z0-9+/=%s]{%d,%d}(?:\1|[\r\n"
-            rb"]+)){2,}[A-Za-z0-9+/=%s]{0,%d}"
-            % (dash, size, dash, dash, max(1, size - 1), size, dash, size)
+            rb"[A-Za-z0-9+/=]{%d}([^A-Za-z0-9+/=]{1,8})(?:[A-Za-z0-9+/=]{%d,%d}(?:\1|[\r\n]+)){2,}"
+            rb"[A-Za-z0-9+/=]{0,%d}" % (size, max(1, size - 1), size, size)
         ),
     )
     for size, times in _SIZES.items()
-    for gap, dash in ((1, b""), (2, b""), (3, b""), (-1, b"_-"))
-}
-# As `IS_ENCODED`, for groups that `-` and `_` stand between.
+]
+# As `IS_ENCODED`, but `-` and `_` stand between groups.
 _PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for byte in range(256))
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/=]+")
+# Short words look like groups: those in one case, or with a capital first, are prose.
+_PROSE: Final = re.compile(
+    rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?"
+)
 
 
-def _groups(data: bytes, marks: bytes) -> Iterator[Run]:
+def _groups(data: bytes) -> Iterator[Run]:
     """Groups with one short separator (`QU tJ`, `41:4b`)."""
-    plain = data.translate(_PLAIN)
-    for kind, (needle, urlsafe, pattern) in _GROUPS.items():
-        if len(data) > SMALL and kind not in _GROUPS_OF_LARGE:
-            continue
-        token, text = (_URLSAFE_TOKEN, marks) if urlsafe else (_TOKEN, plain)
-        at = text.find(needle)
+    marks = data.translate(_PLAIN)
+    for needle, pattern in _GROUPS:
+        at = marks.find(needle)
         while at >= 0:
             found = pattern.match(data, at)
             end = found.end() if found else at + 1
-            is_prose = end - at < 256 and _PROSE[urlsafe].fullmatch(data, at, end)
+            is_prose = end - at < 256 and _PROSE.fullmatch(data, at, end)
             if end - at >= MIN_RUN and not is_prose:
-                words = list(token.finditer(data, at, end))
+                words = list(_TOKEN.finditer(data, at, end))
                 pieces = tuple((word.start(), len(word[0])) for word in words)
                 yield Run(b"".join(word[0] for word in words), pieces, split=True)
-            at = text.find(needle, end)
-
-
-# Short words look like groups: those in one case, or with a capital first, are prose.
-_PROSE: Final = tuple(
-    re.compile(
-        rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=%s]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?"
-        % dash
-    )
-    for dash in (b"", b"_-")
-)
+            at = marks.find(needle, end)
 
 
 def decode_run(run: Run) -> Iterator[Decoded]:
     """Decode a run: forwards, backwards, plain, rot13."""
     split = ("split",) if run.split else ()
     size = len(run.text)
-    if size < (MIN_HEX if run.text.isdigit() else MIN_BASE32) and _WORDS.fullmatch(run.text):
+    if size < MIN_HEX and run.text.isdigit():
         return
     start, end = run.locate(0, size)
     for names, text in (((), run.text), (("reversed",), run.text[::-1])):
@@ -214,17 +163,13 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
             yield "base32", _base32(found[0][skip:]), found.start() + skip, 8 / 5
     at = 0
     for piece in text.translate(_URLSAFE).split(b"="):
-        if len(piece) >= MIN_RUN and not (len(piece) < 24 and _WORDS.fullmatch(piece)):
+        if len(piece) >= MIN_RUN:
             for skip in range(4):
                 # Of a last group of one character no byte is known
                 whole = piece[skip : len(piece) - ((len(piece) - skip) % 4 == 1)]
                 decoded = binascii.a2b_base64(whole + b"=" * (-len(whole) % 4))
                 yield "base64", decoded, at + skip, 4 / 3
         at += len(piece) + 1
-
-
-# Words, paths and numbers: of ten thousand values one would look so in base64.
-_WORDS: Final = re.compile(rb"[A-Z]?[a-z+/]+|[0-9+/]+|[A-Z+/]+")
 
 
 # To the digits of `int(…, 32)`: the standard library's decoder wants whole groups, in capitals.

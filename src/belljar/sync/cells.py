@@ -17,7 +17,6 @@ from typing import (
     Generic,
     ParamSpec,
     TypeVar,
-    overload,
 )
 
 import anyio
@@ -27,8 +26,6 @@ from belljar.cell.cell import Cell as AsyncCell
 from belljar.cell.cell import Snapshot as AsyncSnapshot
 from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
-from belljar.cell.pool import Pool as AsyncPool
-from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
 from belljar.channel import ExecOutput, Stream
 from belljar.events import Actor
@@ -59,11 +56,6 @@ class _Facade(Generic[_Inner_co]):
         if not self._is_fact(name):
             raise AttributeError(name)
         return getattr(self._inner, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if self._is_fact(name):
-            raise AttributeError(f"{name!r} can't be set")
-        super().__setattr__(name, value)
 
     def _is_fact(self, name: str) -> bool:
         return any(name in vars(each).get("__annotations__", {}) for each in type(self).__mro__)
@@ -97,11 +89,6 @@ def _at_once(
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
     """The same method, which waits for nothing."""
     return _mirrored(method, lambda call, _loop: call())
-
-
-async def _called(call: Callable[[], _T]) -> _T:
-    """Call it in the loop, where it may start tasks."""
-    return call()
 
 
 @contextmanager
@@ -176,28 +163,11 @@ class Snapshot(_Facade[AsyncSnapshot]):
         """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
         return self._inner
 
-    @overload
-    def fork(self) -> AbstractContextManager[Cell]: ...
-
-    @overload
-    def fork(self, count: int) -> AbstractContextManager[tuple[Cell, ...]]: ...
-
-    def fork(
-        self, count: int | None = None
-    ) -> AbstractContextManager[Cell] | AbstractContextManager[tuple[Cell, ...]]:
-        """See `belljar.Snapshot.fork`."""
-        if count is None:
-            return _entered(self._inner.fork(), Cell, self._loop)
-
-        return _entered(
-            self._inner.fork(count),
-            lambda cells, loop: tuple(Cell(each, loop) for each in cells),
-            self._loop,
-        )
+    fork = _mirrored(AsyncSnapshot.fork, lambda call, loop: _entered(call(), Cell, loop))
 
 
 class Cell(_Facade[AsyncCell]):
-    """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
+    """A running sandbox. Made only by `belljar.sync.open_cell` or a range; may be used by
     several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
     """
 
@@ -228,7 +198,6 @@ class Cell(_Facade[AsyncCell]):
     note = _at_once(AsyncCell.note)
     check_health = _waiting(AsyncCell.check_health)
     ping = _waiting(AsyncCell.ping)
-    wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
     snapshot = _mirrored(AsyncCell.snapshot, lambda call, loop: Snapshot(loop.call(call), loop))
 
@@ -256,17 +225,7 @@ class Range:
         return {OWN_CELL: self.cell, **self.targets}
 
 
-class Pool(_Facade[AsyncPool]):
-    """Cells made ahead. Made only by `belljar.sync.open_pool`."""
-
-    cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
-    range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
-    refill = _mirrored(AsyncPool.refill, lambda call, loop: loop.call(_called, call))
-    filled = _waiting(AsyncPool.filled)
-
-
 open_cell = _opening(cell_open.open_cell, Cell)
-open_pool = _opening(open_async_pool, Pool)
 
 
 def open_range(

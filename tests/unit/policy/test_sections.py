@@ -21,14 +21,6 @@ def read(text: str, risk: str = "high") -> Examined:
     return examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
 
 
-def test_all_ports_stand_alone() -> None:
-    """With others beside it, nobody would know what was meant."""
-    shop = "network: {{stand_ins: {{shop: {{kind: cell, names: [shop.example], ports: [{}]}}}}}}"
-    assert read(shop.format("all"), "low").problems == ()
-    (problem,) = read(shop.format("all, 80"), "low").problems
-    assert "`all` can't be combined" in problem.message
-
-
 RIGHTS = st.builds(
     Rights,
     capabilities=st.lists(st.sampled_from(["SYS_PTRACE", "NET_ADMIN", "BPF"]), unique=True),
@@ -137,18 +129,3 @@ def test_the_default_follows_the_risk(risk: limits.Risk) -> None:
     assert not named.permits(("code_execution",))
     assert not limits.REFUSE.permits(("web_search",))
     assert limits.REPORT.permits(("anything",))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("off", "[a]", "{}", "{alow: [a]}", "{allow: []}", "{allow: a}", "{allow: [1]}"),
-        *("{allow: ['']}", '{allow: ["\\e"]}', "true"),
-    ],
-)
-def test_anything_else_is_refused_at_its_place(text: str) -> None:
-    """With the field's name."""
-    policy, problems = read(f"host_tools: {text}")
-    assert policy is None
-    assert all(problem.field.startswith("host_tools") for problem in problems)
-    assert {problem.mark.line for problem in problems} == {3}

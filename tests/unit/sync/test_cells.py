@@ -7,34 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.cell.test_pool import stand
 
 import belljar
 from belljar import sync
-from belljar.sync.loop import own_loop
 
 PAIRS = [
     (belljar.Cell, sync.Cell),
     (belljar.RunningCommand, sync.RunningCommand),
     (belljar.CellStream, sync.CellStream),
-    (belljar.Pool, sync.Pool),
     (belljar.Range, sync.Range),
 ]
 OPENERS = [
     (belljar.open_cell, sync.open_cell),
-    (belljar.open_pool, sync.open_pool),
     (belljar.open_range, sync.open_range),
 ]
-# By class or opener: what is for pools, ranges, the harness or services' programs, of the thread
+# By class or opener: what is for ranges, the harness or services' programs, of the thread
 # that works in it, of anyio's streams, or done by leaving a block.
 NOT_OFFERED = {
-    "Cell": "disconnect failure mark_failed record_death run_probe_program make_directory last_op"
-    " guard watch",
+    "Cell": "failure mark_failed record_death run_probe_program make_directory last_op guard watch",
     "RunningCommand": "leave take_output left end",
     "CellStream": "aclose abort extra extra_attributes",
-    "open_range": "ahead on_target",
-    "Range": "disconnect raise_if_dead routers model_requests killed rules",
-    "Pool": "aclose",
+    "open_range": "on_target",
+    "Range": "raise_if_dead routers model_requests killed rules",
 }
 
 
@@ -80,11 +74,3 @@ def test_every_opener_has_its_counterpart(
 ) -> None:
     """As for methods."""
     assert parameters(ours, ours.__name__) == parameters(theirs)
-
-
-def test_a_pool_is_filled_from_the_callers_thread() -> None:
-    """`refill` starts its work in the pool's own event loop."""
-    with own_loop() as loop, loop.entered(stand()) as made:
-        pool = sync.Pool(made.pool, loop)
-        pool.refill()
-        assert pool.filled() == 1

@@ -6,19 +6,10 @@ from __future__ import annotations
 import contextlib
 import struct
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.network.supervisor import netfilter, netlink
-
-
-def test_the_kernels_refusal_is_an_error() -> None:
-    """Minus an errno is that error; zero is an acknowledgement."""
-    netlink.raise_error(struct.pack("=i", 0))
-    with pytest.raises(FileExistsError):
-        netlink.raise_error(struct.pack("=i", -17))
-
 
 ROUTE = bytes((2, 8, 0, 0, 254, 4, 253, 1)) + bytes(4)
 
@@ -71,18 +62,6 @@ def logged(prefix: str, packet: bytes) -> bytes:
         + netlink.attribute(4, struct.pack(">I", 3))
     )
     return netlink.message(4 << 8, bytes(4) + attributes)
-
-
-def test_a_refused_connection() -> None:
-    """Why, from where, to where, on which port, how long."""
-    (seen,) = netfilter.parse_log(logged("port", PACKET))
-    assert (seen.reason, seen.device, seen.protocol) == ("port", 3, "tcp")
-    assert (seen.source, seen.destination, seen.port, seen.bytes) == (
-        "10.0.0.2",
-        "10.0.0.1",
-        443,
-        60,
-    )
 
 
 @settings(deadline=None)
