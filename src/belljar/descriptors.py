@@ -9,12 +9,10 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
-from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from typing import Final, TypeVar
 
-from belljar.dataclass import dataclass
 from belljar.errors import HostError
 
 # This process's limit, or the system's.
@@ -52,29 +50,15 @@ def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
         time.sleep(_PAUSE_S)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFilesLimit:
-    """What this process was started with, and the most that it may have."""
-
-    soft: int
-    hard: int
-
-
 def raise_soft_limit() -> None:
     """Raise the soft limit of open files to the hard one, where that is allowed.
 
     Shells start programs with 1,024, for the sake of `select`; forty ranges need more than that.
     """
-    limit = limit_at_start()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A host may forbid it: then fewer ranges fit, which `require_free` reports.
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit.hard, limit.hard))
-
-
-@cache
-def limit_at_start() -> OpenFilesLimit:
-    """The limit at the first call, at the latest before `raise_soft_limit` changed it."""
-    return OpenFilesLimit(*resource.getrlimit(resource.RLIMIT_NOFILE))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def require_free(count: int) -> None:

@@ -94,14 +94,9 @@ def _sentence(kind: DifferenceKind, wheres: Iterable[str], keys: Iterable[str], 
 
 
 def samples_named(samples: Iterable[str]) -> str:
-    """`sample a`, `samples 1-40`, `samples a, b, c and 37 more`; safe for a terminal."""
+    """`sample a`, `samples a, b, c and 37 more`; safe for a terminal."""
     names = [printable(each, max_chars=100) for each in samples]
     if len(names) == 1:
         return f"sample {names[0]}"
-    # A sample's id is the data set's: digits of other scripts, or thousands of them, are names.
-    if all(each.isascii() and each.isdecimal() and len(each) < 10 for each in names):
-        first = int(names[0])
-        if [int(each) for each in names] == list(range(first, first + len(names))):
-            return f"samples {names[0]}-{names[-1]}"
     more = len(names) - MAX_NAMED
     return f"samples {', '.join(names[:MAX_NAMED])}{f' and {more} more' if more > 0 else ''}"

@@ -18,6 +18,8 @@ PROC: Final = Path("/proc")
 PORTS_DOWN: Final = signal.SIGUSR1
 # Parents change while they are looked up: a circle must end.
 _MAX_GENERATIONS: Final = 32
+# States of proc_pid_stat(5).
+_DEAD: Final = {"Z", "X"}
 # All that a cell's jail must have of its own.
 NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -54,7 +56,7 @@ def identify(pid: int) -> ProcessId | None:
     """
     fields = _stat_fields(pid)
     # proc_pid_stat(5), counted from the state on: 17 is num_threads, 19 is starttime.
-    if fields is None or (_is_dead(fields) and int(fields[17]) <= 1):
+    if fields is None or (fields[0] in _DEAD and int(fields[17]) <= 1):
         return None
     return ProcessId(pid=pid, start_ticks=int(fields[19]))
 
@@ -133,7 +135,7 @@ def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
     A dead leader has left most namespaces, though its process goes on.
     """
     fields = _stat_fields(pid)
-    if fields is None or not _is_dead(fields):
+    if fields is None or fields[0] not in _DEAD:
         return namespaces_of(pid, names)
     threads: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # waited for meanwhile: gone
@@ -189,10 +191,6 @@ def kill(process: ProcessId) -> None:
         pass
     finally:
         os.close(pidfd)
-
-
-def _is_dead(fields: list[str]) -> bool:
-    return fields[0] in {"Z", "X"}
 
 
 def _stat_fields(pid: int) -> list[str] | None:

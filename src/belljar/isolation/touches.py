@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
 Operation: TypeAlias = Literal["open", "read"]
 
-# Equal touches of one interval are one event: with the most decoys a policy may have, and both
-# operations, some 32 events a second.
+# Equal touches of one interval are one event: with the most decoys a policy may have, both
+# operations and as many names, some 64 events a second.
 INTERVAL_S: Final = 4.0
+# The cell chooses process names: beyond so many they count as one.
+MAX_KEYS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +57,29 @@ OnEnd: TypeAlias = Callable[[str], None]
 
 
 class AccessLimit:
-    """Counts accesses: the first of each file and operation is due at once, others later."""
+    """Counts accesses: the first of a file, operation and process is due at once, others later."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, Operation], Access] = {}
-        self._reported_s: dict[tuple[str, Operation], float] = {}
+        self._held: dict[tuple[str, Operation, str], Access] = {}
+        self._reported_s: dict[tuple[str, Operation, str], float] = {}
 
     def add(self, access: Access) -> None:
         """Count it."""
-        key = (access.path, access.operation)
+        key = (access.path, access.operation, access.process)
+        is_known = key in self._held or key in self._reported_s
+        if not is_known and len(self._held) + len(self._reported_s) >= MAX_KEYS:
+            key = (access.path, access.operation, "")
         if (held := self._held.get(key)) is not None:
             if (held.process, held.pid) != (access.process, access.pid):
-                held = replace(held, process="", pid=None)
+                held = replace(held, process=key[2], pid=None)
             access = replace(held, count=held.count + access.count)
         self._held[key] = access
 
     def due(self, now_s: float, *, everything: bool = False) -> list[Access]:
         """Take what is to be reported now."""
-        keys = [
-            key
-            for key in self._held
-            if everything or now_s - self._reported_s.get(key, -INTERVAL_S) >= INTERVAL_S
-        ]
-        self._reported_s.update(dict.fromkeys(keys, now_s))
+        recent = {key: at for key, at in self._reported_s.items() if now_s - at < INTERVAL_S}
+        keys = [key for key in self._held if everything or key not in recent]
+        self._reported_s = recent | dict.fromkeys(keys, now_s)
         return [self._held.pop(key) for key in keys]
 
 
