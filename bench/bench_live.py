@@ -16,8 +16,8 @@ import urllib.request
 from pathlib import Path
 
 import anyio
+from bench_cells import percentile
 
-from belljar.bench.figures import percentile
 from belljar.events import Event, Kind
 from belljar.ledger.rundir import create_run
 

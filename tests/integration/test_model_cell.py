@@ -378,8 +378,7 @@ class serving:  # noqa: N801 - read as a word at its use
 def test_people_and_clients_are_served_with_a_token(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """On loopback and at a unix socket: whoever lacks the token gets nothing, and only `/v1/` reaches
-    the server.
+    """On loopback: whoever lacks the token gets nothing, and only `/v1/` reaches the server.
 
     Two such processes share one model's weights: each has a cell of its own, and ends with it at
     once, with the reason, though nobody asks; the weights stay until both have ended.
@@ -387,7 +386,7 @@ def test_people_and_clients_are_served_with_a_token(
     digest = write_script(folder, belljar, TOOL_CALLER)
     asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
     with serving(belljar) as one:
-        server = serving(belljar, "--socket", "model.sock")
+        server = serving(belljar)
         other = server.__enter__()
         assert one.cell != other.cell
         assert one.ask(asked)["choices"][0]["message"]["content"] == "it is 3"
@@ -400,13 +399,7 @@ def test_people_and_clients_are_served_with_a_token(
                 one.ask(asked, **refused)
             assert caught.value.code == status
             caught.value.close()
-        assert Path(other.address).stat().st_mode & 0o777 == 0o600
-        for token, word in ((other.token, b"choices"), ("x", b"token")):
-            words = ["curl", "-sS", "--unix-socket", other.address, "-d", json.dumps(asked)]
-            header = f"Authorization: Bearer {token}"
-            words += ["-H", header, "http://localhost/v1/chat/completions"]
-            ran = subprocess.run(words, capture_output=True, timeout=PATIENCE_S, check=True)
-            assert word in ran.stdout, ran.stdout
+        assert other.ask(asked)["choices"]
         assert b"in use" in belljar("model", "rm", digest).stderr
         assert belljar("kill", other.cell).returncode == 0
         said, _ = server.process.communicate(timeout=PATIENCE_S)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 
 import click
 
 from belljar.cli.console import json_option, print_json, table_lines
 from belljar.errors import HostError
-from belljar.units import printable
-
-_STYLES = {"absent": "green", "present": "red", "can't tell": "yellow"}
 
 
 @click.group()
@@ -41,10 +39,9 @@ def check(*, as_json: bool) -> int:
         listed = [asdict(each) for each in findings]
         print_json({"air_gapped": is_gapped, "findings": listed})
     else:
-        rows = [[printable(text) for text in asdict(each).values()] for each in findings]
-        states = [each.state.value for each in findings]
-        for state, line in zip(states, table_lines(rows, max_chars=40), strict=True):
-            click.echo(line.replace(state, click.style(state, fg=_STYLES[state]), 1))
-        counts = ", ".join(f"{states.count(state)} {state}" for state in _STYLES)
-        click.echo(f"\n{'' if is_gapped else 'not '}air-gapped: {counts}")
+        rows = [[str(value) for value in asdict(each).values()] for each in findings]
+        click.echo("\n".join(table_lines(rows, styled=1)))
+        counts = Counter(each.state.value for each in findings)
+        named = ", ".join(f"{count} {state}" for state, count in counts.items())
+        click.echo(f"\n{'' if is_gapped else 'not '}air-gapped: {named}")
     return 0 if is_gapped else HostError.exit_code

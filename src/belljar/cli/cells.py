@@ -10,7 +10,6 @@ import click
 from belljar.cli.console import (
     Failure,
     MisuseError,
-    as_text,
     json_option,
     parsed_by,
     print_json,
@@ -65,7 +64,7 @@ def warn_if_held() -> bool:
     from belljar.store.home import belljar_home
 
     if (held := read_hold(belljar_home())) is not None:
-        click.echo(as_text(Failure("", str(held), hint=RELEASE_HINT)), err=True)
+        click.echo(str(Failure("", str(held), hint=RELEASE_HINT)), err=True)
     return held is not None
 
 
@@ -87,13 +86,12 @@ def _row(cell: CellListing) -> tuple[str, ...]:
         str(cell.owner_pid or "-"),
         cell.kind,
     )
-    return tuple(printable(word, max_chars=40) or "-" for word in words)
+    return tuple(word[:40] or "-" for word in words)
 
 
 @click.command("reap")
-@click.argument("cell", required=False, metavar="[CELL]")
 @json_option("Print a JSON list.")
-def reap(cell: str | None, *, as_json: bool) -> int:
+def reap(*, as_json: bool) -> int:
     """Remove what crashed owners left behind: processes, control groups, mounts, files.
 
     An owner is the process that made a cell. Cells of living owners are not touched.
@@ -101,26 +99,18 @@ def reap(cell: str | None, *, as_json: bool) -> int:
     Exit code 2 when something could not be removed.
     """
     from belljar.harness.attach import remove_dead_sockets
-    from belljar.isolation.reap import list_cells
     from belljar.isolation.reap import reap as reap_cells
     from belljar.probe.witness import sweep_watches
 
-    known = {one.cell_id: one.state for one in list_cells()}
-    if cell is not None and known.get(cell) != "orphaned":
-        what, hint = f"there is no cell {cell} here", "`belljar ps` lists the cells"
-        if cell in known:
-            what, hint = f"{cell} is in use", "end the process that owns it (`belljar ps`)"
-        raise MisuseError(what, param="CELL", hint=hint)
-    reaped = run_async(reap_cells, None, cell_id=cell)
+    reaped = run_async(reap_cells, None)
     remove_dead_sockets()
     sweep_watches()
     if as_json:
         print_json([asdict(one) for one in reaped])
+    elif not reaped:
+        click.echo("nothing to reap")
     else:
-        for one in reaped:
-            click.echo(printable(str(one)))
-        if not reaped:
-            click.echo("nothing to reap")
+        click.echo("\n".join(printable(str(one)) for one in reaped))
     return 2 if any(one.remaining for one in reaped) else 0
 
 

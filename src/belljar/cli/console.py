@@ -35,12 +35,14 @@ USAGE_CODE = "usage_error"
 INTERRUPTED_CODE = "interrupted"
 DEFECT_CODE = "internal_error"
 TIERS: Final = ("container", "gvisor", "microvm")
-# Of verdicts, as `click.style` takes them; in a pipe click takes the style away.
+# Of verdicts and states, as `click.style` takes them; in a pipe click takes the style away.
+_GREEN, _YELLOW, _RED = {"fg": "green"}, {"fg": "yellow"}, {"fg": "red", "bold": True}
 STYLES: Final[Mapping[str, Any]] = {
-    "contained": {"fg": "green"},
-    "void": {"fg": "yellow"},
-    "breached": {"fg": "red", "bold": True},
+    **dict.fromkeys(("contained", "ok", "absent"), _GREEN),
+    **dict.fromkeys(("void", "note", "can't tell"), _YELLOW),
+    **dict.fromkeys(("breached", "no", "present"), _RED),
 }
+_MAX_COLUMN: Final = 60  # characters; a longer cell moves the rest of its line
 # A signal this long after the first ends the process at once. Its cells die with it, and `belljar
 # reap` cleans up.
 FORCED_AFTER_S: Final = 15.0
@@ -69,9 +71,9 @@ def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Com
     return click.argument("policy", required=False, metavar=metavar)
 
 
-def cell_argument(name: str = "cell_id") -> Callable[[Command], Command]:
+def cell_argument(command: Command) -> Command:
     """The argument CELL."""
-    return click.argument(name, metavar="CELL")
+    return click.argument("cell_id", metavar="CELL")(command)
 
 
 def run_argument(command: Command) -> Command:
@@ -99,6 +101,33 @@ def log_option(command: Command) -> Command:
         help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where "
         "it was written.",
     )(command)
+
+
+def operator_options(command: Command) -> Command:
+    """The options by which an operator decides over a task: `--policy`, `--override`, …"""
+    for option in (
+        tier_option("The tier of every cell: exactly this one, at or above what its policy asks."),
+        click.option(
+            "--allow-upstreams",
+            is_flag=True,
+            help="Let a policy that came with the task reach the real hosts that it names.",
+        ),
+        click.option(
+            "--override",
+            is_flag=True,
+            help="What the file of --policy writes down replaces the task's image, user, services, "
+            "too.",
+        ),
+        click.option(
+            "--policy",
+            default="",
+            metavar="FILE|PRESET",
+            help="The containment of every cell: risk, tier, limits, network. The task keeps its "
+            "image, user, files and services. Default: the task's own policy, else high.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def task_args_option(command: Command) -> Command:
@@ -146,15 +175,21 @@ def terminal_width(stream: TextIO) -> int | None:
     return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
 
 
-def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[str]:
-    """Rows of escaped cells, which may be coloured; longer than `max_chars` moves the rest."""
-    # Colours take no room on a terminal.
-    lengths = [[len(click.unstyle(cell)) for cell in row] for row in rows]
-    widths = [min(max_chars, max(column)) for column in zip(*lengths, strict=True)]
+def table_lines(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> list[str]:
+    """Rows of cells, escaped; a longer one than a column is wide moves the rest of its line.
+
+    `styled`: the column that has the colour of its first word, as `STYLES` says.
+    """
+    shown = [[printable(cell, max_chars=200) for cell in row] for row in rows]
+    widths = [min(_MAX_COLUMN, max(map(len, column))) for column in zip(*shown, strict=True)]
     lines = list[str]()
-    for row, sizes in zip(rows, lengths, strict=True):
-        cells = zip(row, sizes, widths, strict=True)
-        lines.append("  ".join(cell + " " * (width - size) for cell, size, width in cells).rstrip())
+    for row in shown:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        if styled is not None:
+            style = STYLES.get(row[styled].partition(",")[0], {})
+            padding = " " * (len(cells[styled]) - len(row[styled]))
+            cells[styled] = click.style(row[styled], **style) + padding
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 
@@ -185,9 +220,17 @@ class Failure(NamedTuple):
     where: str = ""
     hint: str = ""
 
-    def as_object(self) -> dict[str, object]:
-        """As `--json` prints it."""
-        return {"error": self._asdict()}
+    @classmethod
+    def of(cls, error: BelljarError) -> Failure:
+        """One of Belljar's own errors."""
+        return cls(error.code, error.what, error.where, error.hint)
+
+    def __str__(self) -> str:
+        """`belljar: <where>: <what happened>`, and each hint in a line; escaped."""
+        where = f"{printable(self.where)}: " if self.where else ""
+        what = "\n".join(printable(line) for line in self.message.splitlines())
+        hints = "".join(f"\n  hint: {printable(line)}" for line in self.hint.splitlines())
+        return f"belljar: {where}{what}{hints}"
 
 
 class MisuseError(click.UsageError):
@@ -231,18 +274,6 @@ def wants_json(argv: Sequence[str]) -> bool:
     return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
 
 
-def of_error(error: BelljarError) -> Failure:
-    """One of Belljar's own errors."""
-    return Failure(error.code, error.what, error.where, error.hint)
-
-
-def of_interrupt(cause: BelljarError | None) -> Failure:
-    """`cause`: what failed during clean-up."""
-    if cause is None:
-        return Failure(INTERRUPTED_CODE, "interrupted; nothing was left running")
-    return Failure(INTERRUPTED_CODE, f"interrupted: {cause.what}", cause.where, cause.hint)
-
-
 def of_usage(error: click.ClickException) -> Failure:
     """A command line that can't be parsed."""
     if not isinstance(error, click.UsageError):
@@ -274,20 +305,12 @@ def _sentence(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-def as_text(failure: Failure) -> str:
-    """`belljar: <where>: <what happened>`, and each hint in a line."""
-    where = f"{printable(failure.where)}: " if failure.where else ""
-    what = "\n".join(printable(line) for line in failure.message.splitlines())
-    hints = "".join(f"\n  hint: {printable(line)}" for line in failure.hint.splitlines())
-    return f"belljar: {where}{what}{hints}"
-
-
 def show(failure: Failure, *, json_wanted: bool) -> None:
     """With `--json` on standard output, else standard error."""
     if json_wanted:
-        click.echo(json.dumps(failure.as_object()))  # beyond ASCII escaped, on one line
+        click.echo(json.dumps({"error": failure._asdict()}))  # beyond ASCII escaped, on one line
     else:
-        click.echo(as_text(failure), err=True)
+        click.echo(str(failure), err=True)
 
 
 # --- coroutines and signals

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from belljar.cli.console import STYLES, json_option, print_json, table_lines
+from belljar.cli.console import json_option, print_json, table_lines
 from belljar.errors import BelljarError, HostError
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from belljar.host.model import HostFacts
 
 State = Literal["ok", "note", "no"]
-_STYLES: Final = {"ok": STYLES["contained"], "note": STYLES["void"], "no": STYLES["breached"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +66,60 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
     home = belljar_home()
     with reported_if_slow("trying what works here, once: up to half a minute"):
         facts = host_facts(home, prove=not no_prove, doubt=True)
-        of_store = store_checks(home)
-        found = [*host_checks(facts), *of_store, *hold_checks(home)]
+        found = [*host_checks(facts), *_store_checks(home)]
+        found += _switch_checks(home, facts, prove=not no_prove)
     ready = all(check.state != "no" for check in found)
+    tiers = {tier.value: f"tier {tier}" in _usable(found) for tier in Tier}
     if as_json:
         checks = [asdict(check) for check in found]
-        usable = _usable(found)
-        tiers = {tier.value: f"tier {tier}" in usable for tier in Tier}
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found)
+        usable = ", ".join(tier for tier, can_run in tiers.items() if can_run)
+        click.echo(f"\nTiers that can be used here: {usable or 'none'}.")
     return 0 if ready else HostError.exit_code
 
 
-def hold_checks(home: Path) -> Iterator[Check]:
-    """Whether there is a hold."""
+def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Check]:
+    """Whether there is a hold, and whether the kill switch halts a container."""
+    from anyio import run
+
     from belljar.isolation.hold import RELEASE_HINT, read_hold
+    from belljar.isolation.proofs import prove_switch
+    from belljar.isolation.trials import runtime_of
 
     if (held := read_hold(home)) is not None:
         yield Check("held", "no", str(held), RELEASE_HINT)
+    proven = [each for each in facts.runtimes if each.state.value == "proven"]
+    if not prove:
+        return
+    why = "no runtime starts a container to halt"
+    try:
+        if proven:
+            trial = run(partial(prove_switch, runtime_of(proven[0]), home=home))
+            if trial.works:
+                yield Check("kill switch", "ok", "works: halted a test container")
+            else:
+                what = f"could not halt a test container: {trial.reason}"
+                hint = "report this as a bug, with the output of `belljar doctor --json`"
+                yield Check("kill switch", "no", what, hint)
+            return
+    except (BelljarError, OSError) as error:
+        why = error.what if isinstance(error, BelljarError) else str(error)
+    yield Check("kill switch", "note", f"not tested: {why}", "see the tiers above")
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
     """The facts that decide what can run, as checks, the tiers first."""
     yield from _tiers(facts)
     yield from _virtualisation(facts)
-    yield from _tools(facts)
+    for tool in facts.tools:
+        needed = f" (needed: {tool.needed_min} or newer)" if tool.needed_min else ""
+        detail = f"{tool.version or 'unknown version'}{needed}, {tool.path}"
+        detail = detail if tool.path else f"missing{needed}"
+        bad: State = "no" if tool.needed and tool.tier == "microvm" else "note"
+        state: State = "ok" if tool.ok else bad
+        yield Check(tool.name, state, f"{detail}; used for {tool.use}", tool.hint)
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
@@ -125,14 +153,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
     for obstacle in lacking:
         yield Check("ranges", "note", obstacle.what, obstacle.hint)
     if not lacking:
-        nft = facts.tool("nft")
-        found_nft = f"nft {nft.version}" if nft else "nft"
-        detail = f"policies can have a network: {found_nft}, network namespaces, Python libraries"
-        yield Check("ranges", "ok", detail)
-
-
-def _mib(amount_mib: int) -> str:
-    return format_size(amount_mib << 20)
+        yield Check("ranges", "ok", "policies can have a network")
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
@@ -157,51 +178,30 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     yield Check("ids", "ok" if ids.available else "note", ids.reason or own, ids.hint)
     group = facts.cgroup
     usable = ", ".join(group.controllers) or "none"
-    detail = f"version {group.version.value}; usable controllers: {usable}"
-    if group.reason:
-        without = "without them only the microvm tier works, limited by rlimits and the VM's size"
-        hint = "follow the hints of the tiers above, or run as root"
-        yield Check("control groups", "note", f"{detail} ({group.reason}); {without}", hint)
-    else:
-        yield Check("control groups", "ok", detail)
+    detail = f"version {group.version.value}; usable controllers: {usable} {group.reason}".rstrip()
+    hint = "follow the hints of the tiers above, or run as root" if group.reason else ""
+    yield Check("control groups", "note" if group.reason else "ok", detail, hint)
 
 
-def _tools(facts: HostFacts) -> Iterator[Check]:
-    for tool in facts.tools:
-        needed = f" (needed: {tool.needed_min} or newer)" if tool.needed_min else ""
-        found = f"{tool.version or 'unknown version'}{needed}, {tool.path}"
-        detail = found if tool.path else f"missing{needed}"
-        state: State = "note"
-        if tool.ok:
-            state = "ok"
-        elif tool.needed and tool.tier == "microvm":
-            state = "no"
-        yield Check(tool.name, state, f"{detail}; used for {tool.use}", tool.hint)
-
-
-def store_checks(home: Path) -> list[Check]:
+def _store_checks(home: Path) -> list[Check]:
     """Whether the store is writable and holds the kernel and default image."""
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
 
     # The store need not exist yet: then its nearest directory decides.
     place = next(path for path in (home, *home.parents) if path.exists())
-    writable = Check("store", "ok", str(home))
+    found = [Check("store", "ok", str(home))]
     if not os.access(place, os.W_OK | os.X_OK):
-        detail = f"{home}: this user can't write to {place}"
-        hint = "set BELLJAR_HOME to a directory of your own, or run as the owner of this one"
-        if os.statvfs(place).f_flag & os.ST_RDONLY:
-            detail = f"{home}: the file system of {place} is read-only"
-            hint = "set BELLJAR_HOME to a directory that is writable"
-        writable = Check("store", "no", detail, hint)
-    found = [writable]
+        why = "is read-only" if os.statvfs(place).f_flag & os.ST_RDONLY else "can't be written to"
+        hint = "set BELLJAR_HOME to a directory of your own that is writable"
+        found = [Check("store", "no", f"{home}: {place} {why}", hint)]
     try:
         found.append(Check("guest kernel", "ok", current_kernel(home).version))
     except BelljarError as exc:
         found.append(Check("guest kernel", "no", exc.what, exc.hint))
     try:
         image = Store(home).find("default")
-        detail = f"sha256:{image.digest[:12]}, {_mib(image.size_bytes >> 20)}"
+        detail = f"sha256:{image.digest[:12]}, {format_size(image.size_bytes)}"
         found.append(Check("default image", "ok", detail))
     except BelljarError as exc:
         found.append(Check("default image", "note", exc.what, "run `belljar setup`"))
@@ -221,15 +221,8 @@ def _usable(found: list[Check]) -> set[str]:
 
 
 def _show(found: list[Check]) -> None:
-    rows = [
-        (
-            printable(check.what),
-            click.style(check.state, **_STYLES[check.state]),
-            printable(check.detail),
-        )
-        for check in found
-    ]
-    click.echo("\n".join(table_lines(rows)))
+    rows = [(check.what, check.state, check.detail) for check in found]
+    click.echo("\n".join(table_lines(rows, styled=1)))
     hints: dict[str, list[str]] = {}
     for check in found:
         if check.hint:
@@ -239,8 +232,3 @@ def _show(found: list[Check]) -> None:
         click.echo(f"\n{printable(', '.join(dict.fromkeys(named)))}:")
         for line in hint.splitlines():
             click.echo(f"hint: {printable(line)}")
-    tiers = sorted(name.removeprefix("tier ") for name in _usable(found) if name.startswith("tier"))
-    blocked = any(check.state == "no" for check in found)
-    click.echo(f"\nTiers that can be used here: {', '.join(tiers) or 'none'}.")
-    if blocked:
-        click.echo("What is marked `no` keeps the default risk from running: follow its hint.")

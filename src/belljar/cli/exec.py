@@ -36,31 +36,23 @@ if TYPE_CHECKING:
 COMMAND_KEY = "belljar.command"
 # As `timeout` of coreutils says it.
 TIMED_OUT_CODE = 124
+_HINT_DASHES = "put it after `--`: `belljar exec -- uname -a`"
 
 
 class CommandAfterDashes(click.Command):
     """Keeps everything after the first `--` for the guest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--`. Raises `MisuseError` without it."""
+        """Split at the first `--`; a later one is the command's own."""
         if "--" in args:
-            # A later `--` is the command's own.
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
-            return super().parse_args(ctx, args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            if type(error) is not click.UsageError:  # an option's
-                raise
-            hint = "put `--` before the command: `belljar exec -- uname -a`"
-            raise MisuseError(error.message, hint=hint, ctx=ctx) from None
+        return super().parse_args(ctx, args)
 
 
 def _variables(pairs: Sequence[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair or pair.startswith("="):
-            raise ValueError(f"{printable(pair)!r}: write NAME=VALUE")
+    if any("=" not in pair or pair.startswith("=") for pair in pairs):
+        raise ValueError("write NAME=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -124,9 +116,7 @@ def exec_command(
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and ((policy is None and not image) or COMMAND_KEY in ctx.meta):
-        raise MisuseError(
-            "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
-        )
+        raise MisuseError("there is no command to run", hint=_HINT_DASHES)
     from belljar.cell.open import open_cell
     from belljar.cell.parts import start_run
     from belljar.errors import PolicyError
@@ -142,11 +132,9 @@ def exec_command(
                     report_skipped_tiers(cell.plan)
                 command = argv or list(cell.image_command)
                 if not command:
-                    raise PolicyError(
-                        "no command is given, and the image has none",
-                        where=f"image {cell.plan.policy.image}",
-                        hint="put one after two dashes: `belljar exec high -- uname -a`",
-                    )
+                    what = "no command is given, and the image has none"
+                    where = f"image {cell.plan.policy.image}"
+                    raise PolicyError(what, where=where, hint=_HINT_DASHES)
                 output = await cell.exec(
                     command,
                     input=standard_input(),
@@ -265,9 +253,8 @@ def _explain(output: ExecOutput) -> None:
     streams = (("output", output.stdout_dropped_bytes), ("error", output.stderr_dropped_bytes))
     for name, dropped in streams:
         if dropped:
-            notice(
-                f"{dropped} bytes of standard {name} were dropped: more than the policy's `output`"
-            )
+            what = f"{dropped} bytes of standard {name} were dropped"
+            notice(f"{what}: more than the policy's `output`")
 
 
 def standard_input() -> AsyncIterator[bytes] | None:

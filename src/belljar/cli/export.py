@@ -97,7 +97,6 @@ def export(
 @click.command()
 @run_argument
 @click.option("--cell", "place", default="", help="Which cell. Default: the only one.")
-@click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True)
 @click.option(
     "--idle",
     "idle_s",
@@ -106,7 +105,7 @@ def export(
     show_default=True,
     help="Seconds of the longest pause.",
 )
-def replay(run: str, place: str, speed: float, idle_s: float) -> None:
+def replay(run: str, place: str, idle_s: float) -> None:
     """Play a cell's commands and terminals in this terminal, with their pauses.
 
     Colours are kept; whatever else could act on the terminal is shown as text.
@@ -124,7 +123,7 @@ def replay(run: str, place: str, speed: float, idle_s: float) -> None:
             # A terminal echoes what is typed, and the reader's has its own size
             if code in ("o", "x"):
                 sys.stdout.flush()
-                time.sleep(min(pause_s / speed, idle_s))
+                time.sleep(min(pause_s, idle_s))
                 pause_s = 0.0
                 click.echo(_safe(data) if code == "o" else f"[exit {printable(data)}]\n", nl=False)
 
@@ -146,7 +145,9 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
     """Return the lines of a format; each is written as JSON."""
     from belljar.ledger.listing import read_body, read_events
 
-    lines, run_id = read_events(path), _run_id(path)
+    lines, first = read_events(path), next(read_events(path), None)
+    # As the record says: a copy's directory may have any name.
+    run_id = "" if first is None else str(first.data.get("run_id", ""))
     if kind == "timesketch":
         from belljar.export.timesketch import timesketch
 
@@ -172,24 +173,13 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
     return cast(lines, _one(commands, place, "cell with commands"), read)
 
 
-def _run_id(path: Path) -> str:
-    """Return the id that the record says; a copy's directory may have any name."""
-    from belljar.ledger.listing import read_events
-
-    first = next(read_events(path), None)
-    return "" if first is None else str(first.data.get("run_id", ""))
-
-
 def _one(found: Iterable[str | None], place: str, what: str) -> str:
     """Return the one that is meant. Raises `MisuseError`."""
     meant = [each for each in dict.fromkeys(found) if each and each.startswith(place)]
-    if len(meant) == 1:
-        return meant[0]
-    if not meant:
-        which = f"{what} of that id" if place else what
-        raise MisuseError(f"the run has no {which}", param="--cell")
-    hint = f"name one with --cell: {', '.join(map(printable, meant[:20]))}"
-    raise MisuseError(f"more than one {what} is meant", param="--cell", hint=hint)
+    if len(meant) != 1:
+        hint = f"name one with --cell: {', '.join(map(printable, meant[:20]))}" if meant else ""
+        raise MisuseError(f"{len(meant)} are meant: {what}", param="--cell", hint=hint)
+    return meant[0]
 
 
 def _report_gaps(path: Path, *, is_followed: bool) -> None:

@@ -123,9 +123,8 @@ def table(facts: Facts, *, every: bool = False) -> list[str]:
         alike.setdefault(key if fits else id(row), []).append(row)
     rows: list[tuple[str, ...]] = [_SAMPLE_COLUMNS]
     for same in alike.values():
-        name, score, verdict, *rest = (printable(cell, max_chars=200) for cell in _cells(*same))
-        rows.append((name, score, click.style(verdict, **STYLES[verdict]), *rest))
-    return table_lines(rows, max_chars=60)
+        rows.append(tuple(_cells(*same)))
+    return table_lines(rows, styled=2)
 
 
 def _cells(row: Facts, *more: Facts) -> list[str]:

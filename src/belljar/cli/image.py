@@ -125,29 +125,14 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Move the name `default` from another image.")
 @json_option("Print the image as one JSON object.")
-def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
-    """Give the image REF an additional NAME.
+def tag(*, ref: str, name: str, as_json: bool) -> None:
+    """Give the image REF an additional NAME; another image that has the name loses it.
 
-    If another image has that name, it loses it. Policies and tasks that name no image use the name
-    `default`, so it is moved only with --force.
+    Policies and tasks that name no image use the name `default`.
     """
-    from belljar.image.store import check_name
-    from belljar.policy.model import Policy
-
     store = _store()
-    image = store.find(ref)
-    default = Policy.model_fields["image"].default
-    if check_name(name) == check_name(default) and not force and store.missing(default) is None:
-        had = store.find(default)
-        if had.digest != image.digest:
-            raise PolicyError(
-                f"another image is named `{default}`, which policies without an image use",
-                where=printable(name),
-                hint="choose another name, or move this one with --force",
-            )
-    print_image(store.name(image, name), as_json=as_json)
+    print_image(store.name(store.find(ref), name), as_json=as_json)
 
 
 @image.command()
@@ -158,35 +143,25 @@ def ls(*, as_json: bool) -> None:
     if as_json:
         print_json([entry.to_json() for entry in images])
         return
-    if not images:
-        click.echo("No images. `belljar setup` builds the default one.", err=True)
-        return
-    rows = []
+    rows = [_COLUMNS]
     for entry in images:
         names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
-        cells = (names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source)
-        rows.append(tuple(printable(cell, max_chars=100_000) for cell in cells))
-    click.echo("\n".join(table_lines([_COLUMNS, *rows])))
+        rows.append((names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source))
+    click.echo("\n".join(table_lines(rows)))
 
 
 @image.command()
 @click.argument("ref")
-@click.option("--verify", is_flag=True, help="Check that the stored bytes match the digest.")
 @json_option()
-def inspect(ref: str, *, verify: bool, as_json: bool) -> None:
+def inspect(ref: str, *, as_json: bool) -> None:
     """Show the image REF."""
-    from belljar.image.store import verify as verify_image
-
     found = _store().find(ref)
-    if verify:
-        verify_image(found)
     if as_json:
         print_image(found, as_json=True)
         return
     for name, value in found.to_json().items():
         text = value if isinstance(value, str) else json.dumps(value)
-        shown = f"{format_size(value)} ({value} bytes)" if name == "size_bytes" else printable(text)
-        click.echo(f"{name:11} {shown}")
+        click.echo(f"{name:11} {printable(text)}")
 
 
 @image.command()
@@ -218,9 +193,9 @@ def print_image(made: Image, *, as_json: bool) -> None:
     """Its names, digest and size, or all of it."""
     if as_json:
         print_json(made.to_json())
-    else:
-        names = printable(", ".join(made.names))
-        click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
+        return
+    names = printable(", ".join(made.names))
+    click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
 
 
 # --- build
@@ -407,11 +382,11 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[WantedImage]:
     The tasks' changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
     `ContainmentBreach` when another sandbox provider was about to be used.
     """
-    from belljar.harness.evaluate import check_tasks
+    from belljar.harness.evaluate import load_only
 
     before = dict(os.environ)
     try:
-        previews = check_tasks(inspect_args, {})
+        previews = load_only(inspect_args, {})[-1]
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -26,7 +26,7 @@ from belljar.errors import LedgerError
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.ledger.schema import BodyRef, Line
+    from belljar.ledger.schema import BodyRef
 
 _T = TypeVar("_T")
 
@@ -106,8 +106,8 @@ def show(
 ) -> None:
     """Print the events of RUN. Does not verify them.
 
-    What Belljar's own probes tried of a network is printed with --json alone. The mark before each
-    event's kind is its source: `g` was reported by the cell's guest, `·` observed by the host.
+    The mark before each event's kind is its source: `g` was reported by the cell's guest, `·`
+    observed by the host.
 
     With --output each body follows its event, at most 64 KiB of it, line by line and escaped; with
     --json it is the body's `content_base64`. `belljar ledger verify` checks that it is unchanged.
@@ -123,8 +123,11 @@ def show(
 
     path = run_path(run)
     lines, is_empty = _readable(path, read_lines(path)), True
-    for number, event in lines if as_json else _without_probes(lines):
-        if not _is_wanted(event, kinds, cell):
+    for number, event in lines:
+        if not isinstance(event, ValueError) and not (
+            (event.cell or "").startswith(cell or "")
+            and any(f"{event.kind}.".startswith(f"{kind}.") for kind in kinds or [event.kind])
+        ):
             continue
         is_empty = False
         if isinstance(event, ValueError):
@@ -147,26 +150,7 @@ def show(
                 if problem:
                     click.echo(f"        {name}: {printable(problem)}")
     if is_empty and not as_json:
-        count = sum(1 for _ in read_lines(path))
-        click.echo(f"no event of that kind ({count} events)", err=True)
-
-
-def _without_probes(
-    lines: Iterator[tuple[int, Line | ValueError]],
-) -> Iterator[tuple[int, Line | ValueError]]:
-    """Leave out what a range refused or looked up while one of its cells was probed."""
-    from belljar.events import Kind
-    from belljar.report.reading import ProbeTracker
-
-    probes = ProbeTracker()
-    for number, event in lines:
-        if isinstance(event, ValueError):
-            yield number, event
-            continue
-        probes.take(event)
-        is_tried = event.kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
-        if not (is_tried and probes.is_probed(event.data.get("range"))):
-            yield number, event
+        click.echo("no event of that kind", err=True)
 
 
 # Of one body; a longer one is cut, and its whole is a file of the run directory.
@@ -247,14 +231,8 @@ def run_path(ref: str) -> Path:
     try:
         return find_run(belljar_home(), ref)
     except OSError as error:
-        where = belljar_home() / "runs"
-        if not is_path(ref) and not (where.is_dir() and any(where.iterdir())):
-            raise MisuseError(
-                "there are no runs yet", hint="try `belljar exec -- uname -a`"
-            ) from error
-        raise MisuseError(
-            str(error), param="RUN", hint="`belljar runs --all` lists them"
-        ) from error
+        hint = "`belljar runs --all` lists them"
+        raise MisuseError(str(error), param="RUN", hint=hint) from error
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
@@ -275,11 +253,3 @@ def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
     """Raises a usage error when there is no ledger."""
     with reading(f"{path}: no ledger to read", "RUN"):
         yield from lines
-
-
-def _is_wanted(event: Line | ValueError, kinds: tuple[str, ...], cell: str | None) -> bool:
-    if isinstance(event, ValueError):
-        return True
-    if kinds and not any(event.kind == kind or event.kind.startswith(f"{kind}.") for kind in kinds):
-        return False
-    return (event.cell or "").startswith(cell or "")

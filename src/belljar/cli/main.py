@@ -46,7 +46,6 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("watch", "live", "watch", "Show running cells like `top`."),
         ("serve", "live", "serve", "Serve a page that shows runs while they last."),
         ("airgap", "airgap", "airgap", "Check which ways lead beyond this host."),
-        ("bench", "bench", "bench", "Measure cells on this host, beside its container tools."),
         ("bundle", "bundle", "bundle", "Carry an installation to a host without a network."),
         ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
         ("reap", "cells", "reap", "Remove what crashed owners left behind."),
@@ -93,18 +92,6 @@ class _LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{module}:{attribute} is not a command")
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        # As `git help COMMAND` does.
-        """Adds `help`."""
-        if args[:1] == ["help"]:
-            if len(args) == 1:
-                click.echo(ctx.get_help())
-                ctx.exit()
-            args = [*args[1:], "--help"]
-        return super().resolve_command(ctx, args)
 
     def format_commands(
         self,
@@ -205,7 +192,13 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if _is_unread(leaf):
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
-        console.show(console.of_interrupt(_cause(leaf) or _cause(error)), json_wanted=json_wanted)
+        cause = _cause(leaf) or _cause(error)
+        told = console.Failure(console.INTERRUPTED_CODE, "interrupted; nothing was left running")
+        if cause is not None:
+            told = told._replace(
+                message=f"interrupted: {cause.what}", where=cause.where, hint=cause.hint
+            )
+        console.show(told, json_wanted=json_wanted)
         return 130
     if isinstance(leaf, click.ClickException):
         console.show(console.of_usage(leaf), json_wanted=json_wanted)
@@ -221,7 +214,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
             hint = "the traceback is on standard error; please report it"
             console.show(console.Failure(console.DEFECT_CODE, what, "", hint), json_wanted=True)
         raise error
-    console.show(console.of_error(found), json_wanted=json_wanted)
+    console.show(console.Failure.of(found), json_wanted=json_wanted)
     return found.exit_code
 
 
@@ -243,7 +236,7 @@ def breach_of(error: BaseException) -> ContainmentBreach | None:
 def _tell(breach: ContainmentBreach, *, json_wanted: bool) -> int:
     """Show a breach. Its exit code stands if nobody reads it, the disk is full, or on Ctrl-C."""
     try:
-        console.show(console.of_error(breach), json_wanted=json_wanted)
+        console.show(console.Failure.of(breach), json_wanted=json_wanted)
         sys.stdout.flush()
     except (OSError, KeyboardInterrupt):
         _reader_gone()

@@ -44,8 +44,7 @@ def model() -> None:
 def add(source: Path, *, as_json: bool) -> None:
     """Add weights to the store and print their digest.
 
-    The bytes are shared with FILE where the file system can (a reflink), or FILE is linked; else
-    they are copied. A linked file must not be changed: each start notices, and refuses it.
+    The bytes are shared with FILE where the file system can (a reflink); else they are copied.
     """
     from belljar.model.weights import add_weights
 
@@ -111,12 +110,9 @@ def image() -> None:
 @model.command()
 @click.argument("policy", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; 0: any free.")
-@click.option(
-    "--socket", type=click.Path(path_type=Path), help="A unix socket instead, for this user alone."
-)
 @tier_option()
 @json_option("Print address and token as one JSON object.")
-def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_json: bool) -> None:
+def serve(policy: Path, *, port: int, tier: str | None, as_json: bool) -> None:
     """Serve the model of the policy FILE to OpenAI-compatible clients of this host.
 
     Prints an address and a token, which each request needs as `Authorization: Bearer TOKEN`
@@ -140,17 +136,12 @@ def serve(policy: Path, *, port: int, socket: Path | None, tier: str | None, as_
 
     async def open_and_serve() -> None:
         async with open_model(loaded, run=run, actor=Actor.OPERATOR) as served:
-            listener: Any
             try:
-                if socket is not None:
-                    listener = await anyio.create_unix_listener(socket, mode=0o600)
-                else:
-                    listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port)
+                listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port)
             except OSError as error:
-                what = f"can't listen: {error.strerror}"
-                raise HostError(what, where=str(socket or port)) from error
-            bound = listener.extra(SocketAttribute.local_address)  # noqa: S610 - anyio's
-            shown = {"address": str(socket or f"http://{HOST}:{bound[1]}/v1"), "token": token}
+                raise HostError(f"can't listen: {error.strerror}", where=str(port)) from error
+            bound = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's
+            shown = {"address": f"http://{HOST}:{bound}/v1", "token": token}
             shown |= {"model": loaded.policy.name, "cell": served.cell.id, "run": run.run_id}
             lines = (f"{name:<8} {value}" for name, value in shown.items())
             click.echo(json.dumps(shown) if as_json else "\n".join(lines))

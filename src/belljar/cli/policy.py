@@ -15,6 +15,7 @@ import click
 from belljar.cli.console import (
     MisuseError,
     json_option,
+    operator_options,
     policy_argument,
     print_json,
     terminal_width,
@@ -53,9 +54,7 @@ def policy() -> None:
 
 @policy.command("check")
 @click.argument("file", type=click.Path(path_type=Path))
-@json_option(
-    "Print one JSON object: ok, problems with line and column, and the policy with all defaults."
-)
+@json_option("Print one JSON object: ok, problems, and the policy with all defaults.")
 def check_file(file: Path, *, as_json: bool) -> int:
     """Check the policy FILE: list all wrong fields, or else what is wrong with its files.
 
@@ -69,15 +68,8 @@ def check_file(file: Path, *, as_json: bool) -> int:
     """
     from belljar.errors import PolicyError
     from belljar.network.stand_ins.author import examine_all
-    from belljar.policy.limits import Tier, demanded_tier
     from belljar.policy.load import read_policy_file, refusal
-    from belljar.policy.loaded import PRESETS
 
-    if str(file) in PRESETS and not file.exists():
-        raise PolicyError(
-            f"`{file}` is a preset, which is always valid",
-            hint=f"to print it: `belljar policy show {file}`",
-        )
     policy, problems = None, list[dict[str, Any]]()
     try:
         text, base = read_policy_file(file), file.parent.absolute()
@@ -97,16 +89,10 @@ def check_file(file: Path, *, as_json: bool) -> int:
         ok = shown is not None
         print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
         return 0 if ok else PolicyError.exit_code
-    tier = demanded_tier(policy.risk, policy.tier)
-    stronger = "" if policy.tier or tier is max(Tier) else " or stronger"
-    click.echo(
-        f"{printable(str(file))}: valid\n"
-        f"  name {policy.name}, risk {policy.risk}, tier {tier}{stronger}, image {policy.image}"
-    )
-    if policy.network is not None:
+    click.echo(f"{printable(str(file))}: valid, risk {policy.risk}, image {policy.image}")
+    if policy.network is not None and policy.network.upstreams:
         real = ", ".join(upstream.host for upstream in policy.network.upstreams)
-        stand_ins = f"{len(policy.network.stand_ins)} stand-in(s)"
-        click.echo(f"  network: {stand_ins}{', ' + _in_red(f'REAL hosts: {real}') if real else ''}")
+        click.echo(f"  {_in_red(f'REAL hosts: {real}')}")
     return 0
 
 
@@ -138,11 +124,7 @@ def show(preset: str) -> None:
 @policy_argument()
 @tier_option()
 @json_option("Print the whole plan as one JSON object.")
-@click.option(
-    "--no-prove",
-    is_flag=True,
-    help="Don't boot a test guest or run a test container.",
-)
+@click.option("--no-prove", is_flag=True, help="Boot no test guest, run no test container.")
 def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool) -> int:
     """Print what a cell of POLICY could do on this host.
 
@@ -220,26 +202,13 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("target", metavar="TASK|COMPOSE|DOCKERFILE|POLICY")
-@click.option(
-    "--policy",
-    "run_policy",
-    default="",
-    metavar="FILE|PRESET",
-    help="The policy of every cell, as for `belljar run`.",
-)
-@click.option(
-    "--override", is_flag=True, help="Let --policy replace the task's image, user and services."
-)
-@click.option(
-    "--allow-upstreams", is_flag=True, help="Allow the real hosts that the task's policy names."
-)
-@tier_option()
+@operator_options
 @json_option()
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def check(
     target: str,
     *,
-    run_policy: str,
+    policy: str,
     override: bool,
     allow_upstreams: bool,
     tier: str | None,
@@ -271,31 +240,27 @@ def check(
     from belljar.store.home import belljar_home
 
     options: OperatorOptions = {
-        "run_policy": run_policy,
+        "run_policy": policy,
         "override": override,
         "tier": tier or "",
         "allow_upstreams": allow_upstreams,
     }
     kind, home = preview.kind_of(target), belljar_home()
-    if override and not run_policy:
-        raise MisuseError(
-            "--override needs --policy", hint="add --policy FILE, or leave --override out"
-        )
-    if kind == "policy" and run_policy:
-        what = f"--policy can't be combined with the policy `{target}`"
-        raise MisuseError(what, hint="leave --policy out, or check a task or a compose file")
+    if override and not policy:
+        raise MisuseError("--override needs --policy", hint="add --policy FILE")
+    if kind == "policy" and policy:
+        raise MisuseError(f"--policy can't be combined with the policy `{target}`")
     if kind in {"compose", "policy"} and inspect_args:
-        what = f"{printable(inspect_args[0])} is for tasks alone"
-        raise MisuseError(what, hint="see `belljar check --help`")
+        raise MisuseError(f"{printable(inspect_args[0])} is for tasks alone")
     if kind == "compose":
         previews = preview.check_compose(target, options)
     elif kind == "policy":
         previews = preview.check_policy(target, options)
     else:
         with reported_if_slow(LOADING):
-            from belljar.harness.evaluate import check_tasks
+            from belljar.harness.evaluate import load_only
 
-            previews = check_tasks([target, *inspect_args], options)
+            previews = load_only([target, *inspect_args], options)[-1]
     host = preview.Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),
@@ -340,11 +305,8 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
     counts = Counter[str]()
     for each in found:
         counts[each.outcome] += len(each.samples) or 1
-    outcomes = ", ".join(
-        f"{what}: {counts[word]}" for word, what in _OUTCOMES.items() if counts[word]
-    )
-    images = f"; {len(missing)} image(s) missing" if missing else ""
-    yield f"{counts.total()} checked; {outcomes or 'there are no samples'}{images}"
+    outcomes = ", ".join(f"{_OUTCOMES[word]}: {count}" for word, count in counts.items())
+    yield f"{counts.total()} checked; {outcomes or 'there are no samples'}"
 
 
 def _cell(plan: Plan) -> str:
@@ -352,10 +314,8 @@ def _cell(plan: Plan) -> str:
     parts = [
         f"{plan.tier}{' (emulated)' if plan.emulated else ''}",
         f"image {plan.policy.image}",
-        f"{limits.cpus} CPU{'' if limits.cpus == 1 else 's'}",
-        f"{format_size(limits.memory_bytes)} memory",
-        f"{format_size(limits.disk_bytes)} disk",
-        f"{limits.processes} processes",
+        f"{limits.cpus} CPU(s), {format_size(limits.memory_bytes)} memory",
+        f"{format_size(limits.disk_bytes)} disk, {limits.processes} processes",
         f"lifetime {format_duration(limits.lifetime_s)}",
     ]
     if network is not None and network.upstreams:

@@ -49,9 +49,6 @@ _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
     metavar="GROUP",
     help="Only this group, or this probe; may be repeated.",
 )
-@click.option(
-    "--user", help="Try as this user of the image. Default: the policy's, as the workload."
-)
 @json_option()
 def probe(
     policy: str | None,
@@ -59,7 +56,6 @@ def probe(
     *,
     every: bool,
     groups: tuple[str, ...],
-    user: str | None,
     as_json: bool,
 ) -> int:
     """Try to get out of a fresh cell, from inside, and let the host judge what came of it.
@@ -91,14 +87,13 @@ def probe(
     except ValueError as error:
         hint = f"use one of {', '.join(sorted({each.group for each in PROBES}))}, or a probe's name"
         raise MisuseError(str(error), param="--group", hint=hint) from None
-    return run_async(_probe, policy, tier, wanted, user, as_json=as_json)
+    return run_async(_probe, policy, tier, wanted, as_json=as_json)
 
 
 async def _probe(
     policy: str | None,
     tier: str | None,
     wanted: str | list[str],
-    user: str | None,
     *,
     as_json: bool,
 ) -> int:
@@ -110,11 +105,11 @@ async def _probe(
         with start_run("probe", policy or "high", sys.argv[1:]) as run:
             loaded = typed_policy(policy, tier)
             hint = f"see `belljar ledger show {run.run_id} --kind probe`"
-            cell, report = await _tried(loaded, run, wanted, user)
+            cell, report = await _tried(loaded, run, wanted, None)
             told.enter_context(breach_stands(report.verdict.value, hint=hint))
             reports = [report]
             # A workload that is root has tried as root already.
-            if user is None and wanted == ALL and cell.plan.user not in {"", "0", "root"}:
+            if wanted == ALL and cell.plan.user not in {"", "0", "root"}:
                 reports.append((await _tried(loaded, run, wanted, "root"))[1])
             verdict = worst(report.verdict for report in reports).value
             told.enter_context(breach_stands(verdict, hint=hint))
@@ -179,12 +174,10 @@ def _show_report(report: ProbeReport) -> None:
     rows: list[tuple[str, ...]] = [("probe", "verdict", "outcome", "seen by", "what decided")]
     for finding in report.findings:
         reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
-        verdict = finding.verdict.value
-        shown = click.style(f"{verdict}{', known' if finding.known else ''}", **STYLES[verdict])
-        decided = (reported, finding.seen_by.value, finding.known or finding.seen)
-        name, *rest = (printable(cell) for cell in (finding.name, *decided))
-        rows.append((name, shown, *rest))
-    click.echo("\n".join(table_lines(rows, max_chars=60)))
+        verdict = f"{finding.verdict.value}{', known' if finding.known else ''}"
+        decided = finding.known or finding.seen
+        rows.append((finding.name, verdict, reported, finding.seen_by.value, decided))
+    click.echo("\n".join(table_lines(rows, styled=1)))
     explained = {each.name: each for each in PROBES}
     for finding in report.findings:
         about = explained.get(finding.name)

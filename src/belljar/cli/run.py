@@ -13,11 +13,11 @@ from belljar.cli.console import (
     json_option,
     key_option,
     log_option,
+    operator_options,
     print_json,
     reading,
     run_argument,
     table_lines,
-    tier_option,
 )
 from belljar.cli.findings import dropped, show_findings
 from belljar.cli.report import report_of_run
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
+_MAX_RUNS: Final = 20
 
 all_option = click.option(
     "--all", "every", is_flag=True, help="A line for each sample; else many equal ones are one."
@@ -40,27 +41,14 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
+<<<<<<< HEAD
     " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--all] [--json] [INSPECT OPTIONS…]",
+=======
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm]"
+    " [--all] [--json] [INSPECT OPTIONS…]",
+>>>>>>> me
 )
-@click.option(
-    "--policy",
-    default="",
-    metavar="FILE|PRESET",
-    help="The containment of every cell: risk, tier, limits, network. The task keeps its image, "
-    "user, files and services. Default: the task's own policy, else high.",
-)
-@click.option(
-    "--override",
-    is_flag=True,
-    help="What the file of --policy writes down replaces the task's image, user, services, too.",
-)
-@click.option(
-    "--allow-upstreams",
-    is_flag=True,
-    help="Let a policy that came with the task reach the real hosts that it names. They are "
-    "announced first.",
-)
-@tier_option("The tier of every cell: exactly this one, at or above what its policy demands.")
+@operator_options
 @click.option(
     "--require-contained",
     is_flag=True,
@@ -114,9 +102,13 @@ def run(
     """
     context = click.get_current_context()
     if override and not policy:
+<<<<<<< HEAD
         raise MisuseError(
             "--override needs --policy", hint="add --policy FILE, or leave --override out"
         )
+=======
+        raise MisuseError("--override needs --policy", hint="add --policy FILE")
+>>>>>>> me
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
@@ -212,16 +204,9 @@ def verdict(
 
 
 @click.command()
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Only the latest so many.",
-)
 @click.option("--all", "every", is_flag=True, help="Every run, however many there are.")
 @json_option("One JSON list.")
-def runs(limit: int, *, every: bool, as_json: bool) -> None:
+def runs(*, every: bool, as_json: bool) -> None:
     """List the latest run directories, oldest first, as they say of themselves; `belljar verdict`
     judges one by its evidence.
 
@@ -230,21 +215,17 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
     from belljar.ledger.listing import list_runs
     from belljar.store.home import belljar_home
 
-    found, count = list_runs(belljar_home(), limit=None if every else limit)
+    found, count = list_runs(belljar_home(), limit=None if every else _MAX_RUNS)
     if len(found) < count:
-        click.echo(f"belljar: the latest {limit} of {count} runs; --all lists every one", err=True)
+        click.echo(f"belljar: the latest {len(found)} of {count} runs; --all lists all", err=True)
     if as_json:
         print_json([run.to_json() for run in found])
         return
-    if not found:
-        click.echo("no runs yet; try `belljar exec -- uname -a`")
-        return
-    head: tuple[str, ...] = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")
-    rows = [head]
+    rows = [("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")]
     for run in found:
-        started = run.started[:19].replace("T", " ") if run.started else "-"
         code = f" ({run.exit_code})" if run.exit_code else ""
         outcome = f"{run.outcome}{code}{', killed' if run.killed else ''}"
-        words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
-        rows.append(tuple(printable(word, max_chars=MAX_WHAT_CHARS) for word in words))
+        what = printable(run.what, max_chars=MAX_WHAT_CHARS)
+        about = ((run.started or "-")[:19], run.kind, what, outcome, run.verdict or "-")
+        rows.append((run.run_id, *about))
     click.echo("\n".join(table_lines(rows)))

@@ -20,6 +20,7 @@ from belljar.cli.console import (
     cell_argument,
     json_option,
     notice,
+    parsed_by,
     policy_argument,
     run_async,
     tier_option,
@@ -38,12 +39,10 @@ if TYPE_CHECKING:
 LOGIN_SHELL: Final = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 # All of them share the one channel of the cell.
 MAX_CLIENTS: Final = 32
+_HOST: Final = "127.0.0.1"
 # A client that was told everything may take so long to read it; nobody waits for one that is gone.
 _LINGER_S: Final = 5.0
-_FORWARD: Final = re.compile(
-    r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
-    re.DOTALL,
-)
+_FORWARD: Final = re.compile(r"(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)", re.DOTALL)
 
 
 @click.command("shell")
@@ -57,10 +56,8 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     goes to your terminal unescaped: use a terminal you would trust with hostile output.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise MisuseError(
-            "a shell needs a terminal on standard input and output",
-            hint="for pipes use `belljar exec -- sh`",
-        )
+        hint = "for pipes use `belljar exec -- sh`"
+        raise MisuseError("a shell needs a terminal on standard input and output", hint=hint)
     return run_async(_shell, policy, tier, user)
 
 
@@ -136,7 +133,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 @click.command("attach")
-@cell_argument()
+@cell_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD…]")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
@@ -146,7 +143,6 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     cell still ends with its sample or shell. Output of the guest goes to your terminal unescaped:
     use a terminal you would trust with hostile output.
     """
-    _check_cell_id(cell_id)
     return run_async(_terminal, cell_id, command, user)
 
 
@@ -166,16 +162,6 @@ async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> i
     return int(code) if code.isdigit() else 1
 
 
-def _check_cell_id(cell_id: str) -> None:
-    """It becomes a part of a path."""
-    if "/" in cell_id or cell_id in {"", ".", ".."}:
-        raise MisuseError(
-            f"{cell_id!r} is not the id of a cell",
-            param="CELL",
-            hint="`belljar ps` lists the cells",
-        )
-
-
 async def _connected(cell_id: str, command: str) -> UNIXSocketStream:
     """Connect to a cell's attach socket. Raises `HostError`."""
     import anyio.to_thread
@@ -184,6 +170,8 @@ async def _connected(cell_id: str, command: str) -> UNIXSocketStream:
     from belljar.harness.attach import attach_directory, connect_to
 
     try:
+        if "/" in cell_id or cell_id in {"", ".", ".."}:  # it becomes a part of a path
+            raise FileNotFoundError(cell_id)
         stream = await anyio.to_thread.run_sync(connect_to, attach_directory(None) / cell_id)
     except OSError as error:
         raise HostError(
@@ -246,27 +234,23 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
 # --- forward
 
 
-def parse_forward(text: str) -> tuple[str, int, int | str]:
-    """`[HOST:]LOCAL:REMOTE`, HOST being loopback. Raises `ValueError`."""
+def parse_forward(text: str) -> tuple[int, int | str]:
+    """`LOCAL:REMOTE`. Raises `ValueError`."""
     from belljar.cell.connection import parse_target
 
     found = _FORWARD.fullmatch(text)
     if found is None or int(found["port"]) > 0xFFFF:
         raise ValueError("write LOCAL:REMOTE, such as 8080:80, 0:80 or 8080:/run/server.sock")
-    host = (found["host"] or "127.0.0.1").strip("[]")
-    if host not in ("127.0.0.1", "::1"):
-        raise ValueError("only 127.0.0.1 and ::1 can be listened on; leave the address out")
     remote = found["remote"] if found["remote"].startswith("/") else int(found["remote"])
     parse_target(remote)
-    return host, int(found["port"]), remote
+    return int(found["port"]), remote
 
 
 @click.command("forward")
-@cell_argument()
-@click.argument("where", metavar="LOCAL:REMOTE")
+@cell_argument
+@click.argument("where", metavar="LOCAL:REMOTE", callback=parsed_by(parse_forward))
 @json_option("Print the address as one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
+def forward(cell_id: str, where: tuple[int, int | str], *, as_json: bool) -> int:
     """Forward a port of this host's loopback address to a server in a running cell.
 
     CELL is a cell's id, as `belljar ps` shows it. LOCAL is a port of 127.0.0.1, 0 for a free one;
@@ -279,30 +263,20 @@ def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
       belljar forward c-0123456789ab 8080:80
       belljar forward c-0123456789ab 0:/run/server.sock
     """
-    _check_cell_id(cell_id)
-    try:
-        host, port, remote = parse_forward(where)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="LOCAL:REMOTE") from None
-    return run_async(_forward, cell_id, host, port, remote, as_json=as_json, quiet=quiet)
+    return run_async(_forward, cell_id, *where, as_json=as_json)
 
 
-async def _forward(
-    cell_id: str, host: str, port: int, remote: int | str, *, as_json: bool, quiet: bool
-) -> int:
+async def _forward(cell_id: str, port: int, remote: int | str, *, as_json: bool) -> int:
     import anyio
     from anyio.abc import SocketAttribute
 
     # A cell that isn't there is refused at once, not at the first client.
     await (await _connected(cell_id, "forward")).aclose()
     try:
-        listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+        listener = await anyio.create_tcp_listener(local_host=_HOST, local_port=port)
     except OSError as error:
-        raise HostError(
-            f"can't listen on port {port} of {host}: {error.strerror}",
-            where="forward",
-            hint="write 0 for a free port",
-        ) from error
+        what = f"can't listen on port {port} of {_HOST}: {error.strerror}"
+        raise HostError(what, where="forward", hint="write 0 for a free port") from error
     clients = anyio.CapacityLimiter(MAX_CLIENTS)
 
     async def serve(client: SocketStream) -> None:
@@ -320,13 +294,9 @@ async def _forward(
 
     async with listener:
         port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's, not Django's
-        if as_json:
-            address = {"cell": cell_id, "host": host, "port": port, "remote": remote}
-            click.echo(json.dumps(address))
-        elif not quiet:
-            click.echo(
-                f"forwarding {host}:{port} to {printable(str(remote))} in {printable(cell_id)}"
-            )
+        address = {"cell": cell_id, "host": _HOST, "port": port, "remote": remote}
+        shown = f"forwarding {_HOST}:{port} to {printable(str(remote))} in {printable(cell_id)}"
+        click.echo(json.dumps(address) if as_json else shown)
         try:
             await listener.serve(serve)
         # A client's task raises in a group: the one error that says what to do is taken out of

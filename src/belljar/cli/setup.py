@@ -10,14 +10,13 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
-from belljar.cli.console import MisuseError, as_text, of_error, progress
+from belljar.cli.console import Failure, MisuseError, progress
 from belljar.errors import HostError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
@@ -37,8 +36,7 @@ _VERSION: Final = re.compile(r"version (\d{1,6}\.\d{1,6})")
 Act = Callable[[Callable[[str], None]], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """A tool: command, Debian's package, what for."""
 
     command: str
@@ -47,13 +45,8 @@ class Need:
     backports: bool = False
     needed_min: str = ""
 
-    def __str__(self) -> str:
-        least = f" ≥ {self.needed_min}" if self.needed_min else ""
-        return f"{self.command}{least} ({self.use})"
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One thing to do; `command` does the same by hand."""
 
     title: str
@@ -87,10 +80,9 @@ def setup(*, yes: bool, mirror: str) -> int:
         click.echo("Steps:")
         for number, step in enumerate(steps, 1):
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
-        if not yes and not sys.stdin.isatty():
-            what = "confirmation is needed, but standard input is not a terminal"
-            raise MisuseError(what, hint="add --yes")
         if not yes:
+            if not sys.stdin.isatty():
+                raise MisuseError("standard input is no terminal to confirm at", hint="add --yes")
             click.confirm("Continue?", default=True, abort=True)
         make_store_dir(home)
         for number, step in enumerate(steps, 1):
@@ -98,13 +90,9 @@ def setup(*, yes: bool, mirror: str) -> int:
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home, mirror=mirror)
     if problem is not None:
-        click.echo(as_text(of_error(problem)), err=True)
+        click.echo(str(Failure.of(problem)), err=True)
     elif not steps:
-        click.echo(
-            "This host is ready.\n"
-            "Next: `belljar doctor` shows what it can do, and `belljar exec -- uname -a` runs "
-            "a command in a cell."
-        )
+        click.echo("This host is ready. Next: `belljar doctor`, `belljar exec -- uname -a`")
     return HostError.exit_code if steps or problem else 0
 
 
@@ -113,12 +101,14 @@ def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError |
 
     Raises `HostError` when a step needs a Debian mirror and none is known.
     """
-    sources, steps, problem = host_sources(), list[Step](), None
-    codename = _release().get("VERSION_CODENAME", "")
+    sources, steps, problem, release = host_sources(), list[Step](), None, _release()
+    codename = release.get("VERSION_CODENAME", "")
     missing = [need for need in needs(debian_arch()) if not _is_there(need)]
-    named = f"missing: {', '.join(map(str, missing))}"
-    if missing and (_release().get("ID") != "debian" or codename not in _SUITES):
-        what = f"{named}; packages are installed on Debian 12 or 13, and this is {_host_name()}"
+    tools = (f"{n.command}{f' ≥ {n.needed_min}' * bool(n.needed_min)} ({n.use})" for n in missing)
+    named = f"missing: {', '.join(tools)}"
+    if missing and (release.get("ID") != "debian" or codename not in _SUITES):
+        this = release.get("PRETTY_NAME") or platform.system()
+        what = f"{named}; packages are installed on Debian 12 or 13, and this is {this}"
         packages = " ".join(need.package for need in missing)
         hint = f"install them, by Debian's names: {packages}\nthen run `belljar setup` again"
         return [], HostError(what, where="setup", hint=hint)
@@ -206,10 +196,6 @@ def _release() -> dict[str, str]:
         return platform.freedesktop_os_release()
     except OSError:
         return {}
-
-
-def _host_name() -> str:
-    return _release().get("PRETTY_NAME") or platform.system()
 
 
 def _has_kernel(home: Path) -> bool:

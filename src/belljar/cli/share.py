@@ -72,15 +72,8 @@ def _chosen(run: str, classes: tuple[str, ...]) -> tuple[Path, Chosen, SigningKe
 
 def _report(chosen: Chosen, path: Path, word: str, *, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {
-                "path": str(path),
-                "classes": list(chosen.classes),
-                "bodies": len(chosen.bodies),
-                "files": sorted(chosen.files),
-                "bytes": chosen.bytes,
-            }
-        )
+        about = {"path": str(path), "classes": list(chosen.classes), "bodies": len(chosen.bodies)}
+        print_json({**about, "files": sorted(chosen.files), "bytes": chosen.bytes})
         return
     what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"
     click.echo(f"{printable(str(path))}: {what} ({format_size(chosen.bytes)}) {word}")

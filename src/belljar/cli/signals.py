@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,12 +12,6 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-# A line of a log, or a file of them: all of it is looked through for values.
-MAX_TEXT_BYTES: Final = 1 << 20
-# What parts values in a log's line; a URL's pieces are taken apart by the next one.
-_WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
-_PIECE: Final = re.compile(r"[:/@?&|]+")
 
 
 @click.group()
@@ -32,12 +24,11 @@ def decoy() -> None:
     "--run", "refs", multiple=True, metavar="RUN", help="Look only in this run. Default: all here."
 )
 @json_option()
-@click.argument("value", metavar="VALUE|-")
+@click.argument("value")
 def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     """Name the run, sample and decoy that VALUE was minted for.
 
-    `-` reads standard input, at most 1 MiB: a value, or text with one in it, such as a line of a
-    log. It must be as it was minted, not encoded. Only the user who made a run has its key.
+    It must be as it was minted, not encoded. Only the user who made a run has its key.
 
     Exit code 0 when it is a decoy's, 1 when it is of none of these runs.
     """
@@ -46,14 +37,11 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     from belljar.ledger.rundir import RUNS
     from belljar.store.home import belljar_home
 
-    text = (
-        sys.stdin.buffer.read(MAX_TEXT_BYTES).decode("utf-8", "replace") if value == "-" else value
-    )
     home = belljar_home()
     runs = [run_path(ref) for ref in refs] or [
         home / RUNS / name for name in reversed(run_ids(home))
     ]
-    found = [one for run in runs for one in _find(run, candidates(text))]
+    found = [one for run in runs for one in _find(run, value)]
     if as_json:
         print_json({"found": found})
     elif not found:
@@ -66,14 +54,7 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     return 0 if found else 1
 
 
-def candidates(text: str) -> tuple[str, ...]:
-    """The text, its lines, words and URL pieces. Pure."""
-    lines, words = [line.strip() for line in text.splitlines()], _WORD.findall(text)
-    pieces = [piece for word in words for piece in _PIECE.split(word)]
-    return tuple(dict.fromkeys(one for one in (text.strip(), *lines, *words, *pieces) if one))
-
-
-def _find(run: Path, texts: tuple[str, ...]) -> Iterator[dict[str, str]]:
+def _find(run: Path, value: str) -> Iterator[dict[str, str]]:
     """Matches in a run's record. Raises `LedgerError`, `OSError`."""
     from belljar.cell.decoys import KEY_FILE, read_key
     from belljar.events import Kind
@@ -90,13 +71,11 @@ def _find(run: Path, texts: tuple[str, ...]) -> Iterator[dict[str, str]]:
             placed.append((event.cell, event.data["decoy"], event.data["values"]))
         elif event.kind is Kind.SAMPLE_STARTED and event.cell:
             samples[event.cell] = str(event.data["sample"])
-    known = origins(placed)
-    for text in texts:
-        if (origin := known.get(digest(key, text))) is not None:
-            yield {
-                "run_id": run.name,
-                "cell_id": origin.cell_id,
-                "sample": samples.get(origin.cell_id, ""),
-                "decoy": origin.decoy,
-                "value": origin.value,  # its name in the decoy
-            }
+    if (origin := origins(placed).get(digest(key, value))) is not None:
+        yield {
+            "run_id": run.name,
+            "cell_id": origin.cell_id,
+            "sample": samples.get(origin.cell_id, ""),
+            "decoy": origin.decoy,
+            "value": origin.value,  # its name in the decoy
+        }

@@ -414,10 +414,7 @@ class Head:
             left.take(line)
         findings = judged(problems=self._problems, own=left.end())
         put_on_record(run, findings, dropped)
-        code = findings.exit_code
-        return RunOutcome(
-            findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
-        )
+        return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
 
     def _merge(self, findings: RunFindings, *, require_contained: bool) -> list[str]:
         """Write the one log, with the verdicts; return the samples that are not in metrics."""

@@ -21,7 +21,7 @@ from belljar.ledger.listing import Tail, run_ids
 from belljar.ledger.rundir import RUNS
 from belljar.ledger.schema import Line
 from belljar.report.reading import ProbeTracker
-from belljar.report.timeline import EXCHANGES, Edges, count_edge, shown
+from belljar.report.timeline import EXCHANGES, Edges, count_edge, details, shown
 
 # At most some 20 MiB of text: twenty seconds of a thousand events a second.
 RING_LINES: Final = 20_000
@@ -36,11 +36,6 @@ _MAX_ENDED: Final = 20
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
 # What the page shows first.
 _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
-# Said in other columns, or of no use to whoever watches.
-_LEFT_OUT: Final = {
-    *("op", "env_names", "env_sha256", "findings", "headers", "containment", "range"),
-    *("stdin_times", "stdout_times", "stderr_times", "size_times"),
-}
 
 
 @dataclass(slots=True)
@@ -212,12 +207,6 @@ class Feed:
             return False
 
     def _add(self, run_id: str, line: Line) -> None:
-        words = (
-            f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            for name, value in line.data.items()
-            if name not in _LEFT_OUT
-        )
-        text = shown(" ".join(words)[:_MAX_TEXT_CHARS], max_chars=_MAX_TEXT_CHARS)
         self._ring.append(
             json.dumps(
                 {
@@ -226,7 +215,7 @@ class Feed:
                     "time": line.time[11:23],
                     "cell": shown(line.cell or str(line.data.get("cell") or ""), max_chars=40),
                     "kind": line.kind.value,
-                    "text": text[:_MAX_TEXT_CHARS],  # escaping made it longer
+                    "text": details(line.data)[:_MAX_TEXT_CHARS],
                     "guest": line.trust == "guest-reported",
                     "alert": line.kind.value in _ALERTS
                     or line.data.get("verdict") in ("refused", "dropped", "breached"),

@@ -107,7 +107,6 @@ class LiveServer:
         self._hosts = {origin.partition("://")[2] for origin in origins}
         self._name = secrets.token_hex(4)  # a cursor of another process means nothing here
         self._state = "{}"
-        self._batch: tuple[tuple[int, int, bool] | None, int, bytes] = None, 0, b""
         self._looked = anyio.Event()
         self._browsers = 0
 
@@ -231,18 +230,11 @@ class LiveServer:
         try:
             while not self.is_ending():
                 looked = self._looked
-                # Browsers that follow are at one place: what they get is made and encoded once.
-                key = (cursor, self.feed.last, anew)
-                if self._batch[0] != key:
-                    lines, end, missed = self.feed.since(cursor)
+                lines, cursor, missed = self.feed.since(cursor)
+                if lines or missed or anew:
                     flags = json.dumps({"missed": missed, "anew": anew})
                     data = f'{flags[:-1]}, "lines": [{",".join(lines)}]}}'
-                    text = f"id: {self._name}-{end}\nevent: lines\ndata: {data}\n\n"
-                    is_empty = not (lines or missed or anew)
-                    self._batch = key, end, b"" if is_empty else text.encode()
-                _, cursor, batch = self._batch
-                if batch:
-                    yield batch
+                    yield f"id: {self._name}-{cursor}\nevent: lines\ndata: {data}\n\n".encode()
                     anew = False
                 if self._state != shown:
                     shown = self._state

@@ -50,11 +50,6 @@ class ReportedOperation:
     outcome: Kind | None = None
     code: int | None = None
 
-    @property
-    def has_returned(self) -> bool:
-        """Whether it ended as its caller wanted: only such a call is in a transcript."""
-        return self.outcome in _RETURNED
-
 
 # What is known of a probing until its end is read.
 CUT_OFF: Final = "it was cut off"
@@ -267,10 +262,8 @@ def _add(cell: CellFindings, line: Line) -> None:
     kind, data, time = line.kind, line.data, datetime.fromisoformat(line.time)
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
-    if kind is Kind.FILES_STARTED:
-        _add_start(cell, TranscriptAction(data["action"]), data, time)
-    elif kind in _STARTS:
-        _add_start(cell, _STARTS[kind], data, time)
+    if kind is Kind.FILES_STARTED or kind in _STARTS:
+        _add_start(cell, kind, data, time)
     elif kind in _ENDS:
         _add_end(cell, line)
     elif kind is Kind.EXEC_INPUT:
@@ -282,9 +275,8 @@ def _add(cell: CellFindings, line: Line) -> None:
         _add_fact(cell, kind, data)
 
 
-def _add_start(
-    cell: CellFindings, action: TranscriptAction, data: Mapping[str, Any], time: datetime
-) -> None:
+def _add_start(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime) -> None:
+    action = _STARTS.get(kind) or TranscriptAction(data["action"])
     what = shlex.join(data["argv"]) if action is TranscriptAction.EXEC else str(data["path"])
     # Until the probes of the start have ended, Belljar prepares the cell, then starts and checks a
     # service's program, then Inspect prepares the sample
@@ -433,7 +425,7 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
     open_calls = Counter((call.action, call.what) for call in calls)
     hidden: list[ReportedOperation] = []
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
-    for operation in sorted(operations, key=lambda each: not each.has_returned):
+    for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
         asked = (operation.action, operation.what)
         if open_calls[asked]:
             open_calls[asked] -= 1

@@ -68,21 +68,6 @@ class Row:
         return with_hidden_operations(self.transcript.tools, times)
 
     @property
-    def commands(self) -> int:
-        """Commands in all its cells."""
-        return sum(cell.commands for cell in self.cells)
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes into all its cells."""
-        return sum(cell.bytes_in for cell in self.cells)
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes out of all its cells."""
-        return sum(cell.bytes_out for cell in self.cells)
-
-    @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
         """Its damaged cells: they put the score, not containment, in doubt."""
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
@@ -102,11 +87,6 @@ class Row:
                 why = printable(cell.unverified, max_chars=300)
                 found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
         return [*found, *self.transcript.notes]
-
-    @property
-    def lasted_s(self) -> float:
-        """Seconds of all its cells together."""
-        return sum(cell.lasted_s for cell in self.cells)
 
     @property
     def ran(self) -> bool:

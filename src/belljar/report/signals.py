@@ -176,11 +176,8 @@ class SignalGatherer:
                 known.append(printable(detail, max_chars=2 * MAX_WORD_CHARS))
         for code, involved, count in self._signals(line):
             names = [word(involved)] if involved else []
-            seen.add(
-                Signal(
-                    code=code, count=count, trust=line.trust, evidence=[line.seq], involved=names
-                )
-            )
+            about: dict[str, Any] = {"trust": line.trust, "evidence": [line.seq]}
+            seen.add(Signal(code=code, count=count, involved=names, **about))
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
         """The signals of a sample with these cells and ranges."""

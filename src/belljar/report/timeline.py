@@ -5,6 +5,7 @@ A guest chose most of what events quote: every text that leaves this module went
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,6 +65,23 @@ def _shown_line(line: str) -> str:
     if line.isascii() and line.isprintable():
         return line
     return "\t".join(printable(part, max_chars=len(part)) for part in line.split("\t"))
+
+
+def details(data: Mapping[str, Any]) -> str:
+    """Return the fields of an event that a reader looks for, as text for a page."""
+    words = (
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in data.items()
+        if name not in _LEFT_OUT and value not in ("", None, [])
+    )
+    return shown(" ".join(words))
+
+
+# Said elsewhere, or of no use to a reader.
+_LEFT_OUT: Final = {
+    *("op", "env_names", "env_sha256", "findings", "headers", "containment", "range", "checked"),
+    *("stdin_times", "stdout_times", "stderr_times", "size_times", "digest", "counters"),
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,10 +225,14 @@ class Timelines:
                 if kind not in (Kind.EXEC_OUTPUT, Kind.EXEC_INPUT):
                     del self._pending[(place, *number)]
             return None
+        if kind in _GROUPS:
+            entry = _made(line, _GROUPS[kind], kind.value, "")
+            entry.outcome = details(data)
+            return entry if data.get("cause", True) else None
         is_quiet = kind in _ONLY_REFUSED and data["verdict"] == "allowed"
-        if kind not in _OTHERS or is_quiet or data.get("phase") in _PARTS:
+        if kind not in _EXCHANGES or is_quiet or data.get("phase") in _PARTS:
             return None  # a stream is shown when it ends: only then it has sizes
-        return _made(line, *_OTHERS[kind]) if data.get("cause", True) else None
+        return _made(line, *_EXCHANGES[kind])
 
 
 def count_edge(edges: Edges, line: Line) -> bool:
@@ -243,31 +265,10 @@ def transcript_of(uuid: str) -> str:
 
 
 class _Words(dict[str, Any]):
-    """An event's data for a template; a field that is missing or null is empty.
-
-    `about`: all that a contact with a value names. The other words say what a flag means.
-    """
+    """An event's data for a template; a field that is missing or null is empty."""
 
     def __missing__(self, key: str) -> str:
-        match key:
-            case "about":
-                names = ("value", "path", "process", "decoding", "to")
-                return " ".join(filter(None, (self[name] for name in names)))
-            case "proof":
-                if super().get("clean") is True:
-                    return "proven"
-                return f"NOT PROVEN: {self['survivors']} {self['not_checked']}"
-            case "gap":
-                is_whole = super().get("air_gapped") is True
-                return "no way out" if is_whole else "NOT air-gapped"
-            case "scan":
-                return "looked at" if super().get("guarded") is True else "NOT looked at"
-            case "traces":
-                return f"FOUND: {self['found']}" if super().get("found") else "nothing"
-            case "earlier" if super().get("kept_decoys"):
-                return f"may hold earlier values of its decoys {self['kept_decoys']}"
-            case _:
-                return ""
+        return ""
 
     def __getitem__(self, key: str) -> str:
         value = super().__getitem__(key)
@@ -279,9 +280,7 @@ class _Words(dict[str, Any]):
 
 def _filled(template: str, line: Line) -> str:
     text = template.format_map(_Words(line.data))
-    for end in ("; not looked for: ", "not ended: ", ": ", ", "):
-        text = text.removesuffix(end)
-    return shown(text.rstrip(" "))
+    return shown(text.removesuffix(": ").removesuffix(", ").rstrip(" "))
 
 
 def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
@@ -384,8 +383,8 @@ _ENDS: Final[Mapping[Kind, str]] = {
     Kind.MODEL_REQUEST_FAILED: "{reason}",
 }
 _REFUSED: Final = "{verdict}: {reason}"
-# Kinds that are an entry each: what happened, and what came of it.
-_OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
+# Exchanges that are an entry each: what was tried, and what came of it.
+_EXCHANGES: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     Kind.NETWORK_FLOW: (Group.REFUSAL, "{protocol} to {address}:{port} {name} ×{count}", _REFUSED),
     Kind.NETWORK_DNS: (Group.REQUEST, "look up {name} {type}", "{answer}"),
     Kind.NETWORK_TLS: (Group.REFUSAL, "TLS to {sni} {address}:{port}", _REFUSED),
@@ -397,40 +396,32 @@ _OTHERS: Final[Mapping[Kind, tuple[Group, str, str]]] = {
         "REAL network: {host}:{port} {address}",
         "{verdict}: {problem}",
     ),
-    Kind.PROBE_COMPLETED: (
-        Group.PROBE,
-        "{probes} containment tests, {phase}",
-        "{verdict}: {problem}",
+}
+# Rare kinds, which are told by their name and fields.
+_GROUPS: Final[Mapping[Kind, Group]] = {
+    **dict.fromkeys((Kind.PROBE_COMPLETED, Kind.AIR_GAP_CHECKED), Group.PROBE),
+    **dict.fromkeys(
+        (
+            *(Kind.LIMIT_HIT, Kind.CELL_CHECKED, Kind.CELL_FAILED, Kind.RANGE_FAILED),
+            *(Kind.PROTOCOL_VIOLATION, Kind.KILL_TRIGGERED, Kind.KILL_COMPLETED),
+            *(Kind.POLICY_REFUSED, Kind.AIR_GAP_CHANGED),
+        ),
+        Group.LIMIT,
     ),
-    Kind.LIMIT_HIT: (Group.LIMIT, "limit {limit}", "hit {count}"),
-    Kind.DECOY_FAILED: (Group.DECOY, "decoy {decoy} not placed at {place}", "{reason}"),
-    Kind.DECOY_TOUCHED: (Group.DECOY, "decoy {decoy} touched: {about}", "{operation}"),
-    Kind.DECOY_TAKEN: (Group.DECOY, "decoy {decoy} taken: {about}", "{operation}"),
-    Kind.DECOY_USED: (Group.DECOY, "decoy {decoy} used: {about}", "{operation}"),
-    Kind.DECOY_SENT: (Group.DECOY, "decoy {decoy} sent: {about}", "{operation}"),
-    Kind.DECOY_CARRIED: (Group.DECOY, "decoy {decoy} of another sample: {value}", "{from_cell}"),
-    Kind.SENSOR_FAILED: (Group.DECOY, "the sensor of decoys failed: {decoys}", "{reason}"),
-    Kind.GUARD_HIT: (Group.GUARD, "{class} {about} in {channel}, {place}", "{action}"),
-    Kind.GUARD_UNSCANNED: (Group.GUARD, "not scanned: {bytes} B by {channel}", "{reason}"),
-    Kind.CELL_CHECKED: (Group.LIMIT, "degraded sandbox: {cause}", "{detail}"),
-    Kind.CELL_FAILED: (Group.LIMIT, "the cell failed", "{reason}"),
-    Kind.RANGE_FAILED: (Group.LIMIT, "the range failed", "{reason}"),
-    Kind.PROTOCOL_VIOLATION: (Group.LIMIT, "protocol violation", "{reason}"),
-    Kind.KILL_TRIGGERED: (Group.LIMIT, "stopped by {rule}", "{reason}"),
-    Kind.KILL_COMPLETED: (Group.LIMIT, "stop of {scope}: {cells}", "not ended: {failed}"),
-    Kind.POLICY_REFUSED: (Group.LIMIT, "the policy was refused", "{reason}"),
-    Kind.AIR_GAP_CHECKED: (Group.PROBE, "air gap of this host, {phase} of the run", "{gap}"),
-    Kind.AIR_GAP_CHANGED: (Group.LIMIT, "the air gap of this host was broken", "{reason}"),
-    Kind.MODEL_CALLED: (Group.MODEL, "call of {model} {address}", "{bytes} B, {scan} by the guard"),
-    Kind.CELL_REVERTING: (Group.CELL, "revert of this cell to a fresh one", ""),
-    Kind.CELL_REVERTED: (Group.CELL, "fresh cell in place of {from}", "{duration_ms} ms"),
-    Kind.CELL_REVERT_VERIFIED: (
+    **dict.fromkeys(
+        (
+            *(Kind.DECOY_FAILED, Kind.DECOY_TOUCHED, Kind.DECOY_TAKEN, Kind.DECOY_USED),
+            *(Kind.DECOY_SENT, Kind.DECOY_CARRIED, Kind.SENSOR_FAILED),
+        ),
+        Group.DECOY,
+    ),
+    **dict.fromkeys((Kind.GUARD_HIT, Kind.GUARD_UNSCANNED), Group.GUARD),
+    Kind.MODEL_CALLED: Group.MODEL,
+    **dict.fromkeys(
+        (
+            *(Kind.CELL_REVERTING, Kind.CELL_REVERTED, Kind.CELL_REVERT_VERIFIED),
+            *(Kind.CELL_SNAPSHOT, Kind.CELL_FORKED, Kind.CELL_DESTROYED, Kind.RANGE_DESTROYED),
+        ),
         Group.CELL,
-        "looked for traces of {from}: {planted}",
-        "{traces}; not looked for: {not_checked}",
     ),
-    Kind.CELL_SNAPSHOT: (Group.CELL, "saved as snapshot {name}", "{snapshot}"),
-    Kind.CELL_FORKED: (Group.CELL, "forked from {from}, snapshot {snapshot}", "{earlier}"),
-    Kind.CELL_DESTROYED: (Group.CELL, "cell destroyed", "{proof}"),
-    Kind.RANGE_DESTROYED: (Group.CELL, "range destroyed", "{proof}"),
 }

@@ -152,16 +152,9 @@ class ToolUse:
 
     def to_json(self) -> dict[str, object]:
         """As JSON values, and as `text` for a person."""
-        remark = ""
-        if self.outside:
-            remark = f" — outside of the cell: {self.outside}"
-        elif self.is_unexplained:
-            remark = (
-                " — never reached a cell: it ran in the evaluation's own process, or Inspect "
-                "turned the call down"
-            )
-        name = printable(self.name, max_chars=80)
-        text = f"{name}: {self.calls}, {self.reached_cell}{remark}"
+        remark = " — never reached a cell" if self.is_unexplained else ""
+        remark = f" — outside of the cell: {self.outside}" if self.outside else remark
+        text = f"{printable(self.name, max_chars=80)}: {self.calls}, {self.reached_cell}{remark}"
         return {**asdict(self), "outside": self.outside or "", "text": text}
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,18 +41,14 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.promise("5.6")
-def test_a_value_names_its_sample(
-    token: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By itself and in a line of a log, without repeating it; what nobody minted is nobody's."""
+def test_a_value_names_its_sample(token: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without repeating it; what nobody minted is nobody's."""
     assert run(["decoy", "find", token]) == 0
     shown = capsys.readouterr().out
     assert "sample thief/1" in shown
     assert CELL in shown
     assert token not in shown
-    line = f"GET https://bot:{token}@git.example/x.git 200\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
-    assert run(["decoy", "find", "--json", "-"]) == 0
+    assert run(["decoy", "find", "--json", token]) == 0
     [found] = json.loads(capsys.readouterr().out)["found"]
     assert (found["sample"], found["decoy"], found["cell_id"]) == ("thief/1", "git", CELL)
     assert run(["decoy", "find", token[:-1] + "~"]) == 1

@@ -27,8 +27,12 @@ FAILING = {
     "policy check": "policy check --json",
     "plan": "plan no-such-preset --json",
     "forward": "forward c-000000000000 0:80 --json",
+<<<<<<< HEAD
     "airgap check": "airgap check --json extra",
     "bench": "bench --rounds 0 --json",
+=======
+    "airgap check": "airgap check --try nowhere --json",
+>>>>>>> me
     "bundle create": "bundle create out --image no-such-image --json",
     "decoy find": "decoy find --run no-such-run --json VALUE",
     "image build": "image build --apt jq --json",
@@ -45,11 +49,11 @@ FAILING = {
     "exec": "exec no-such-file.yaml --json -- id",
     "probe": "probe no-such-preset --json",
     "ps": "ps --json extra",
-    "reap": "reap c-000000000000 --json",
+    "reap": "reap --json extra",
     "kill": "kill c-000000000000 --json",
     "release": "release --json extra",
     "prune": "prune --unused-for never --json",
-    "runs": "runs --limit 0 --json",
+    "runs": "runs --json extra",
     "share": "share no-such-run out --redact all --json",
     "verdict": "verdict no-such-run --json",
     "ledger show": "ledger show no-such-run --json",

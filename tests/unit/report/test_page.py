@@ -218,8 +218,8 @@ def test_a_revert_and_the_run_itself_have_their_entries() -> None:
     report = collect(findings_of([SAMPLE], lines), source_of(lines))
     sample, run = report["units"]
     found = [entry[3:6] for entry in sample["entries"] if entry[2] == "cell"]
-    left = "FOUND: file; not looked for: memory"
-    assert ["looked for traces of c0: file", left, 1] in found
+    left = 'from=c0 planted=["file"] found=["file"] not_checked=["memory"]'
+    assert ["cell.revert_verified", left, 1] in found
     assert run["kind"] == "run"
     assert [(entry[2], entry[5]) for entry in run["entries"]] == [("probe", 1), ("limit", 1)]
     assert run["entries"][0][7] == ["dns: open: x"]
