@@ -41,12 +41,8 @@ all_option = click.option(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-<<<<<<< HEAD
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--all] [--json] [INSPECT OPTIONS…]",
-=======
     " [--require-contained] [--fleet ray[://HOST:PORT]|slurm]"
     " [--all] [--json] [INSPECT OPTIONS…]",
->>>>>>> me
 )
 @operator_options
 @click.option(
@@ -102,13 +98,7 @@ def run(
     """
     context = click.get_current_context()
     if override and not policy:
-<<<<<<< HEAD
-        raise MisuseError(
-            "--override needs --policy", hint="add --policy FILE, or leave --override out"
-        )
-=======
         raise MisuseError("--override needs --policy", hint="add --policy FILE")
->>>>>>> me
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
