@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from google.protobuf.json_format import ParseDict
 from ocsf_json_schema import (  # type: ignore[import-untyped]
     OcsfJsonSchemaEmbedded,
     get_ocsf_schema,
@@ -360,7 +359,7 @@ def collector() -> Iterator[str]:
 
 def test_traces_reach_a_collector(ran: Path, home: Path, collector: str) -> None:
     """Commands are children of their sample, which is the run's; codes and arguments have the
-    convention's names. A file has the same spans, in OTLP's JSON."""
+    convention's names."""
     exported(ran, home, "--format", "otlp", "--endpoint", collector)
     spans = [
         span
@@ -376,12 +375,6 @@ def test_traces_reach_a_collector(ran: Path, home: Path, collector: str) -> None
     assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in spans)
     names = {attribute.key for attribute in command.attributes}
     assert {"process.command_args", "process.exit.code"} <= names
-    written = [json.loads(line) for line in exported(ran, home, "--format", "otlp").splitlines()]
-    for document in written:
-        ParseDict(document, ExportTraceServiceRequest())  # knows every field
-    scopes = [scope for each in written for scope in each["resourceSpans"][0]["scopeSpans"]]
-    ids = {span["spanId"] for scope in scopes for span in scope["spans"]}
-    assert ids == {span_id.hex() for span_id in by_id}
 
 
 def test_a_cast_has_each_command(ran: Path, home: Path) -> None:

@@ -44,22 +44,10 @@ def bundle() -> None:
 
 @bundle.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--image", "images", multiple=True, metavar="REF", help="Also this image. Repeatable."
-)
-@click.option(
-    "--task",
-    metavar="TASK",
-    help="Also the images of this task's samples, built if it brings Dockerfiles.",
-)
+@click.option("--image", "images", multiple=True, metavar="REF", help="Also this image.")
+@click.option("--task", metavar="TASK", help="Also the images of this task's samples.")
 @task_args_option
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="FILE",
-    help="Also image and weights of this model cell, by its policy. Repeatable.",
-)
+@click.option("--model", "models", multiple=True, metavar="FILE", help="Also this model cell.")
 @json_option("Print one JSON object: path, digest, key, size, items.")
 def create(
     *,

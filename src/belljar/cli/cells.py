@@ -117,18 +117,9 @@ def reap(*, as_json: bool) -> int:
 @click.command("kill")
 @click.argument("names", nargs=-1, metavar="[CELL|RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every cell of this user's store.")
-@click.option(
-    "--fleet",
-    default="",
-    metavar="ray[://HOST:PORT]|slurm",
-    help="With --all: every cell of every node of the fleet.",
-)
-@click.option(
-    "--hold", "hold_too", is_flag=True, help="Also refuse new cells until `belljar release`."
-)
-@click.option(
-    "--reason", default="", help="Text for the record and for the processes that own the cells."
-)
+@click.option("--fleet", default="", metavar="ray[://HOST:PORT]|slurm", help="With --all.")
+@click.option("--hold", "hold_too", is_flag=True, help="Refuse new cells until `release`.")
+@click.option("--reason", default="", help="Text for the record and the cells' owners.")
 @json_option()
 def kill(
     names: tuple[str, ...],
@@ -237,10 +228,10 @@ def release(*, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option()
 def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
-    """Remove unused templates, unpacked images, parts of builds, program roots and guest kernels.
+    """Remove unused templates, unpacked images, parts of builds and program roots.
 
     A template is the snapshot of a booted guest from which microVM cells start. Images, runs, keys,
-    the current guest kernel and what a running cell uses stay. What is needed again is made again.
+    guest kernels and what a running cell uses stay. What is needed again is made again.
 
     Exit code 3 when something could not be removed.
     """

@@ -154,6 +154,20 @@ def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Param
     return callback
 
 
+def variables_option(flag: str, name: str, help_text: str) -> Callable[[Command], Command]:
+    """An option that may be repeated, whose `NAME=VALUE`s become a dictionary."""
+
+    def parse(pairs: Sequence[str]) -> dict[str, str]:
+        if any("=" not in pair or pair.startswith("=") for pair in pairs):
+            raise ValueError("write NAME=VALUE")
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    callback = parsed_by(parse)
+    return click.option(
+        flag, name, multiple=True, metavar="NAME=VALUE", callback=callback, help=help_text
+    )
+
+
 # --- output
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from belljar.cli.console import (
     print_json,
     run_async,
     tier_option,
+    variables_option,
 )
 from belljar.units import parse_duration, printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
@@ -50,12 +51,6 @@ class CommandAfterDashes(click.Command):
         return super().parse_args(ctx, args)
 
 
-def _variables(pairs: Sequence[str]) -> dict[str, str]:
-    if any("=" not in pair or pair.startswith("=") for pair in pairs):
-        raise ValueError("write NAME=VALUE")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
 def _time_limit(text: str | None) -> float | None:
     timeout_s = None if text is None else parse_duration(text)
     if timeout_s == 0:
@@ -70,13 +65,7 @@ def _time_limit(text: str | None) -> float | None:
 @json_option("Print one JSON object instead of passing the streams through.")
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=parsed_by(_variables),
-    help="Set an environment variable. Repeatable.",
-)
+@variables_option("--env", "env", "Set an environment variable. Repeatable.")
 @click.option(
     "--timeout",
     "timeout_s",

@@ -8,9 +8,7 @@ import os
 import re
 import sys
 import time
-from base64 import b64decode
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -37,11 +35,7 @@ _GRACE_S: Final = 5.0  # after the run's end, for what is left
 @run_argument
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
-@click.option(
-    "--endpoint",
-    metavar="URL",
-    help="For otlp: send there (http/protobuf), of a run that lasts until it ends.",
-)
+@click.option("--endpoint", metavar="URL", help="For otlp: send there, until the run's end.")
 @click.option(
     "-o",
     "--output",
@@ -79,7 +73,9 @@ def export(
     with reading(path, "RUN"):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)
-        if kind == "otlp" and endpoint:
+        if kind == "otlp":
+            if not endpoint:
+                raise MisuseError("otlp is sent to a collector", param="--endpoint")
             return _send(path, endpoint)
         with new_file(output) as file:
             if kind == "jsonl":
@@ -97,14 +93,7 @@ def export(
 @click.command()
 @run_argument
 @click.option("--cell", "place", default="", help="Which cell. Default: the only one.")
-@click.option(
-    "--idle",
-    "idle_s",
-    type=click.FloatRange(min=0),
-    default=2.0,
-    show_default=True,
-    help="Seconds of the longest pause.",
-)
+@click.option("--idle", "idle_s", type=click.FloatRange(0), default=2.0, help="Longest pause.")
 def replay(run: str, place: str, idle_s: float) -> None:
     """Play a cell's commands and terminals in this terminal, with their pauses.
 
@@ -156,10 +145,6 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
         from belljar.export.ocsf import ocsf
 
         return ocsf(lines, run_id)
-    if kind == "otlp":
-        with _needing_otel():
-            from belljar.export.otlp import batches
-        return map(_otlp_json, batches(lines, run_id))
     from belljar.export.cast import cast
 
     def read(body: BodyRef) -> bytes:
@@ -195,38 +180,16 @@ def _report_gaps(path: Path, *, is_followed: bool) -> None:
         click.echo(f"belljar: the record has no end, as {why}: this is all there is", err=True)
 
 
-@contextmanager
-def _needing_otel() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise HostError(
-            f"{error.name} is not installed", hint="install Belljar with the extra `otel`"
-        ) from error
-
-
-def _otlp_json(found: list[Any]) -> dict[str, Any]:
-    """Return one request as OTLP/JSON has it: ids in hex, enumerations as numbers."""
-    from google.protobuf.json_format import MessageToDict
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-
-    request: dict[str, Any] = MessageToDict(encode_spans(found), use_integers_for_enums=True)
-    # protobuf's JSON has bytes in base64; OTLP's has these ids in hex.
-    for resource in request.get("resourceSpans", ()):
-        for span in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
-            for name in ("traceId", "spanId", "parentSpanId"):
-                if name in span:
-                    span[name] = b64decode(span[name]).hex()
-    return request
-
-
 def _send(path: Path, endpoint: str) -> int:
     """Send all spans; of a run that lasts, as they end."""
-    with _needing_otel():
+    try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         from belljar.export.otlp import follow
+    except ImportError as error:
+        hint = "install Belljar with the extra `otel`"
+        raise HostError(f"{error.name} is not installed", hint=hint) from error
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs each attempt
     os.nice(10)  # an evaluation that lasts comes first

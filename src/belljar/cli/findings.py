@@ -23,7 +23,6 @@ Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a pa
 # Of all samples, for a person; `findings.json` and the report have the rest.
 MAX_NETWORK_LINES: Final = 400
 MAX_SIGNAL_LINES: Final = 200
-MAX_ROWS: Final = 20  # Of a table with more, equal rows are one
 MAX_EVENT_NUMBERS: Final = 10  # That a line names
 _MAX_LINE_CHARS: Final = 20_000
 _SAMPLE_COLUMNS: Final = (
@@ -33,20 +32,14 @@ _SAMPLE_COLUMNS: Final = (
 
 
 def show_findings(
-    findings: RunFindings,
-    path: Path,
-    more: Sequence[str] = (),
-    *,
-    verbose: bool = False,
-    every: bool = False,
+    findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
     """Print samples, differences, remarks, reasons, and where the evidence is.
 
-    `every`: equal rows, too. A defect here must not change the exit code: it is shown, and the
-    verdict stands.
+    A defect here must not change the exit code: it is shown, and the verdict stands.
     """
     try:
-        _show(findings, path, more, verbose=verbose, every=every)
+        _show(findings, path, more, verbose=verbose)
     # A closed pipe or a full disk is standard output's fault, not the report's.
     except OSError:
         raise
@@ -57,15 +50,13 @@ def show_findings(
         click.echo(f"belljar: {what}: {verdict}", err=True)
 
 
-def _show(
-    findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool, every: bool
-) -> None:
+def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool) -> None:
     from belljar.report.collect import collect
 
     facts = collect(findings)
     click.echo()
     if facts["samples"]:
-        click.echo("\n".join(table(facts, every=every)))
+        click.echo("\n".join(table(facts)))
     lines = (
         *(each["text"] for each in facts["model_cells"]),
         *network_lines(facts),
@@ -111,34 +102,22 @@ def dropped(outcome: RunOutcome) -> list[str]:
     return [f"{count} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
-def table(facts: Facts, *, every: bool = False) -> list[str]:
-    """One line per sample; one for equal contained ones of more than `MAX_ROWS`, unless `every`."""
-    alike: dict[object, list[Facts]] = {}
-    for row in facts["samples"]:
-        is_plain = row["verdict"] == "contained" and not row["error"]
-        of_row = dict(zip(_SAMPLE_COLUMNS, _cells(row), strict=True))
-        # Others are never put together: each has reasons of its own.
-        key: object = (of_row["score"], of_row["destroyed"], of_row["note"])
-        fits = is_plain and not every and len(facts["samples"]) > MAX_ROWS
-        alike.setdefault(key if fits else id(row), []).append(row)
-    rows: list[tuple[str, ...]] = [_SAMPLE_COLUMNS]
-    for same in alike.values():
-        rows.append(tuple(_cells(*same)))
-    return table_lines(rows, styled=2)
+def table(facts: Facts) -> list[str]:
+    """One line per sample."""
+    return table_lines([_SAMPLE_COLUMNS, *map(_cells, facts["samples"])], styled=2)
 
 
-def _cells(row: Facts, *more: Facts) -> list[str]:
-    rows = (row, *more)
+def _cells(row: Facts) -> list[str]:
     return [
-        f"{len(rows):,} samples" if more else row["name"],
+        row["name"],
         " ".join(row["scores"].values()) or ("error" if row["error"] else "-"),
         row["verdict"],
         row["probed"],
-        "--all lists them" if more else " ".join(row["cells"]) or "none",
-        str(sum(each["commands"] for each in rows)),
-        format_size(sum(each["bytes_in"] for each in rows)),
-        format_size(sum(each["bytes_out"] for each in rows)),
-        format_duration(sum(each["lasted_s"] for each in rows)),
+        " ".join(row["cells"]) or "none",
+        str(row["commands"]),
+        format_size(row["bytes_in"]),
+        format_size(row["bytes_out"]),
+        format_duration(row["lasted_s"]),
         "-" if not row["cells"] else "proven" if row["destroyed"] else "NOT PROVEN",
         "; ".join((*(each["text"] for each in row["reasons"]), *row["remarks"])),
     ]

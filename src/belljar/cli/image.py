@@ -20,6 +20,7 @@ from belljar.cli.console import (
     progress,
     table_lines,
     task_args_option,
+    variables_option,
 )
 from belljar.errors import HostError, PolicyError
 from belljar.image.store import MADE_HERE
@@ -50,18 +51,8 @@ def image() -> None:
 
 @image.command(name="import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.option(
-    "--from-compose",
-    "is_compose",
-    is_flag=True,
-    help="Each SOURCE is a compose file: import all its images.",
-)
-@click.option(
-    "--from-task",
-    "is_task",
-    is_flag=True,
-    help="Each SOURCE is an Inspect task: import all images of its samples.",
-)
+@click.option("--from-compose", "is_compose", is_flag=True, help="All images of compose files.")
+@click.option("--from-task", "is_task", is_flag=True, help="All images of an Inspect task.")
 @task_args_option
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
@@ -105,10 +96,8 @@ def import_(
     limits = ImportLimits(max_bytes=max_size)
     if is_compose or is_task:
         if name or keep_setuid or (is_compose and is_task):
-            raise MisuseError(
-                "--from-compose and --from-task exclude each other, --name and --keep-setuid",
-                hint="give only one of these options",
-            )
+            what = "--from-compose, --from-task, --name and --keep-setuid exclude each other"
+            raise MisuseError(what)
         wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *task_args])
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
@@ -201,67 +190,22 @@ def print_image(made: Image, *, as_json: bool) -> None:
 # --- build
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
-    """`K=V`; `K` alone comes from the environment."""
-    pairs = {}
-    for word in value:
-        name, equals, text = word.partition("=")
-        if not name or not (equals or name in os.environ):
-            raise click.BadParameter(f"{printable(word)!r} is not NAME=VALUE", ctx=ctx, param=param)
-        # As Docker's `--build-arg NAME` does.
-        pairs[name] = text if equals else os.environ[name]
-    return pairs
-
-
 def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word.strip() for part in value for word in part.split(",") if word.strip())
 
 
 @image.command()
 @click.argument("context", default="", metavar="[CONTEXT]")
-@click.option(
-    "-f", "--file", "dockerfile", default="", help="Dockerfile [default: CONTEXT/Dockerfile]."
-)
-@click.option(
-    "-t", "--tag", "name", default="", help="Name of the image [default: CONTEXT's own name]."
-)
+@click.option("-f", "--file", "dockerfile", default="", help="Default: CONTEXT/Dockerfile.")
+@click.option("-t", "--tag", "name", default="", help="Default: CONTEXT's own name.")
 @click.option("--network", is_flag=True, help="Let the build steps use this host's network.")
-@click.option(
-    "--build-arg",
-    "args",
-    multiple=True,
-    callback=_pairs,
-    metavar="NAME=VALUE",
-    help="Set an ARG of the Dockerfile.",
-)
+@variables_option("--build-arg", "args", "Set an ARG of the Dockerfile.")
 @click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
 @_KEEP_SETUID
-@click.option(
-    "--base",
-    default="default",
-    show_default=True,
-    help="With --apt or --pip: the image that gets the packages.",
-)
-@click.option(
-    "--apt",
-    multiple=True,
-    callback=_words,
-    metavar="NAME,…",
-    help="Debian packages to install; needs --network.",
-)
-@click.option(
-    "--pip",
-    multiple=True,
-    callback=_words,
-    metavar="NAME,…",
-    help="Python packages to install; needs --network.",
-)
-@click.option(
-    "--mirror",
-    default="",
-    metavar="URL",
-    help="Debian mirror for Belljar's own images [default: this host's].",
-)
+@click.option("--base", default="default", help="What --apt and --pip add their packages to.")
+@click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
+@click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
+@click.option("--mirror", default="", metavar="URL", help="Debian's, for Belljar's own images.")
 @json_option("Print the image as one JSON object.")
 def build(
     context: str,

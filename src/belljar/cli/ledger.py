@@ -42,11 +42,7 @@ def ledger() -> None:
 @ledger.command()
 @run_argument
 @key_option
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="An unfinished or partial run is a failure, and so is one without a key to compare.",
-)
+@click.option("--strict", is_flag=True, help="Only a whole run and a known key will do.")
 @json_option()
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> int:
     """Check every event, signature, body and file of RUN, offline.
@@ -84,17 +80,9 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
 
 @ledger.command()
 @run_argument
-@click.option(
-    "--kind",
-    "kinds",
-    multiple=True,
-    metavar="KIND",
-    help="Only this kind or kinds that begin so (`exec`). Repeatable.",
-)
+@click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Kinds that begin so.")
 @click.option("--cell-id", "cell", metavar="ID", help="Only events of the cell whose id begins so.")
-@click.option(
-    "--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped."
-)
+@click.option("--output", "with_output", is_flag=True, help="Also bodies, escaped.")
 @json_option("One JSON object per line, beyond ASCII escaped.")
 def show(
     run: str,

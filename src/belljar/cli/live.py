@@ -34,9 +34,7 @@ _INTERVAL_S: Final = 1.0
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=7462, show_default=True)
-@click.option(
-    "--unix", "unix_path", type=click.Path(path_type=Path), help="A unix socket instead of a port."
-)
+@click.option("--unix", "unix_path", type=click.Path(path_type=Path), help="Instead of a port.")
 @click.option("--operator", is_flag=True, help="Allow the page to stop runs, hold and release.")
 def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
     """Serve a page that shows runs, samples and cells while they last, on loopback.

@@ -36,19 +36,8 @@ _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 @click.command("probe", options_metavar="[OPTIONS]")
 @policy_argument()
 @tier_option()
-@click.option(
-    "--all",
-    "every",
-    is_flag=True,
-    help="Every probe, and once more as root of the cell. Default: the quick set.",
-)
-@click.option(
-    "--group",
-    "groups",
-    multiple=True,
-    metavar="GROUP",
-    help="Only this group, or this probe; may be repeated.",
-)
+@click.option("--all", "every", is_flag=True, help="Every probe, and once more as root.")
+@click.option("--group", "groups", multiple=True, metavar="GROUP", help="Or one probe's name.")
 @json_option()
 def probe(
     policy: str | None,

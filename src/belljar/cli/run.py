@@ -32,25 +32,15 @@ if TYPE_CHECKING:
 MAX_WHAT_CHARS: Final = 60
 _MAX_RUNS: Final = 20
 
-all_option = click.option(
-    "--all", "every", is_flag=True, help="A line for each sample; else many equal ones are one."
-)
-
 
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm]"
-    " [--all] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--json] [INSPECT OPTIONS…]",
 )
 @operator_options
-@click.option(
-    "--require-contained",
-    is_flag=True,
-    help="Metrics count contained samples only: void and breached ones are dropped, marked "
-    "invalid, and named.",
-)
+@click.option("--require-contained", is_flag=True, help="Metrics of contained samples alone.")
 @click.option(
     "--fleet",
     default="",
@@ -58,7 +48,6 @@ all_option = click.option(
     help="Share the samples among the nodes of a Ray cluster (at HOST:PORT or RAY_ADDRESS) or of "
     "Slurm (slurm://PARTITION).",
 )
-@all_option
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
@@ -69,7 +58,6 @@ def run(
     tier: str | None,
     require_contained: bool,
     fleet: str,
-    every: bool,
     as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -123,13 +111,13 @@ def run(
         raise click.NoSuchOption(error.option_name, ctx=context) from error
     hint = f"see `belljar verdict {outcome.run_id}`"
     with breach_stands(outcome.findings.verdict, hint=hint):
-        _show_outcome(outcome, more, every=every, as_json=as_json)
+        _show_outcome(outcome, more, as_json=as_json)
     return outcome.exit_code
 
 
-def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, every: bool, as_json: bool) -> None:
+def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) -> None:
     if not as_json:
-        show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more], every=every)
+        show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more])
     page = report_of_run(outcome.path)
     if as_json:
         from belljar.report.collect import collect
@@ -145,17 +133,13 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, every: bool, as_j
 @run_argument
 @log_option
 @key_option
-@all_option
-@click.option(
-    "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Signals' evidence; what was not seen.")
 @json_option()
 def verdict(
     run: str,
     logs: tuple[Path, ...],
     fingerprint: str | None,
     *,
-    every: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -189,7 +173,7 @@ def verdict(
         if as_json:
             print_json({"run_dir": str(path), **collect(findings)})
         else:
-            show_findings(findings, path, more, verbose=verbose, every=every)
+            show_findings(findings, path, more, verbose=verbose)
     return findings.exit_code
 
 

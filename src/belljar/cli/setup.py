@@ -56,12 +56,7 @@ class Step(NamedTuple):
 
 @click.command()
 @click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
-@click.option(
-    "--mirror",
-    default="",
-    metavar="URL",
-    help="Debian mirror for the kernel and images [default: this host's].",
-)
+@click.option("--mirror", default="", metavar="URL", help="Debian mirror. Default: the host's.")
 def setup(*, yes: bool, mirror: str) -> int:
     """Install what Belljar needs on this host: tools, guest kernel, default image.
 

@@ -9,8 +9,8 @@ import click
 
 from belljar.cli.console import MisuseError, json_option, print_json, reading, run_argument, writing
 from belljar.ledger import redaction
-from belljar.ledger.keys import SigningKey, load_or_make_key
-from belljar.ledger.redaction import CLASSES, Chosen
+from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.redaction import CLASSES
 from belljar.units import format_size, printable
 
 _OFFERED: Final = (*CLASSES, "all")
@@ -46,35 +46,22 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
     give the copy away. It says what is missing, signed by the key that sealed the run; `belljar
     ledger verify` and `belljar-verify` report it as partial.
     """
-    path, chosen, key = _chosen(run, classes)
-    with reading(path, "RUN"):
-        # Inside of the run it would become part of what is copied.
-        if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
-            raise MisuseError(
-                f"{printable(str(out))} can't be made",
-                param="OUT",
-                hint="name a new directory in one that exists, outside of the run",
-            )
-        with writing(out):
-            redaction.share(path, out, chosen, key)
-    _report(chosen, out, "left out", as_json=as_json)
-
-
-def _chosen(run: str, classes: tuple[str, ...]) -> tuple[Path, Chosen, SigningKey]:
     from belljar.cli.ledger import run_path
     from belljar.store.home import belljar_home
 
-    path = run_path(run)
-    key = load_or_make_key(belljar_home())
+    path, key = run_path(run), load_or_make_key(belljar_home())
     with reading(path, "RUN"):
-        return path, redaction.choose(path, CLASSES if "all" in classes else classes), key
-
-
-def _report(chosen: Chosen, path: Path, word: str, *, as_json: bool) -> None:
+        chosen = redaction.choose(path, CLASSES if "all" in classes else classes)
+        # Inside of the run it would become part of what is copied.
+        if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
+            hint = "name a new directory in one that exists, outside of the run"
+            raise MisuseError(f"{printable(str(out))} can't be made", param="OUT", hint=hint)
+        with writing(out):
+            redaction.share(path, out, chosen, key)
     if as_json:
-        about = {"path": str(path), "classes": list(chosen.classes), "bodies": len(chosen.bodies)}
+        about = {"path": str(out), "classes": list(chosen.classes), "bodies": len(chosen.bodies)}
         print_json({**about, "files": sorted(chosen.files), "bytes": chosen.bytes})
         return
     what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"
-    click.echo(f"{printable(str(path))}: {what} ({format_size(chosen.bytes)}) {word}")
+    click.echo(f"{printable(str(out))}: {what} ({format_size(chosen.bytes)}) left out")
     click.echo(f"  classes: {', '.join(chosen.classes)}; the events themselves stay")

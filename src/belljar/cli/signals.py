@@ -20,9 +20,7 @@ def decoy() -> None:
 
 
 @decoy.command()
-@click.option(
-    "--run", "refs", multiple=True, metavar="RUN", help="Look only in this run. Default: all here."
-)
+@click.option("--run", "refs", multiple=True, metavar="RUN", help="Only this run. Default: all.")
 @json_option()
 @click.argument("value")
 def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:

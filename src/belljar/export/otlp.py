@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -60,19 +60,6 @@ _OPERATIONS: Final = {
 }
 
 
-def batches(lines: Iterable[Line], run_id: str) -> Iterator[list[ReadableSpan]]:
-    """Yield all spans of a run, the same for the same record; unfinished ones end with it."""
-    made, found = _Spans(run_id), list[ReadableSpan]()
-    for line in lines:
-        made.take(line)
-        found += made.closed()
-        if len(found) >= BATCH_SPANS:
-            yield found
-            found = []
-    if rest := found + made.finished():
-        yield rest
-
-
 def follow(
     run_dir: Path, export: Callable[[Sequence[ReadableSpan]], bool], *, grace_s: float
 ) -> tuple[int, int]:
@@ -81,7 +68,7 @@ def follow(
     The ledger is the queue: what `export` does not take is tried again, and no more is read
     meanwhile. When the run has ended, for `grace_s` at most.
     """
-    made, pending, sent, give_up = _Spans(run_dir.name), list[ReadableSpan](), 0, float("inf")
+    made, pending, sent, give_up = Spans(run_dir.name), list[ReadableSpan](), 0, float("inf")
     with closing(Tail(run_dir)) as tail:
         while True:
             # Before its lines are read: what is written between the two is read the next time
@@ -106,7 +93,7 @@ def follow(
                 time.sleep(POLL_INTERVAL_S)
 
 
-class _Spans:
+class Spans:
     """Open and finished spans of one run."""
 
     def __init__(self, run_id: str) -> None:

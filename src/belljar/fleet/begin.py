@@ -22,8 +22,7 @@ from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger
 from belljar.harness.host_processes import watched_host
-from belljar.harness.options import RunRequest
-from belljar.harness.selected import select_task
+from belljar.harness.options import RunRequest, select_task
 from belljar.harness.source import RealCells, standard_output_to_error
 from belljar.package import __version__
 from belljar.report.verdict import LedgerState

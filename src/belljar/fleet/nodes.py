@@ -25,7 +25,7 @@ from belljar.fleet.node import (
     take_piece,
 )
 from belljar.fleet.units import Node
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import SelectedTask
 from belljar.image.store import Image, Store, is_like_digest
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.kinds import HEX64, check_shape, shape_of

@@ -133,11 +133,11 @@ function show(state) {
   $("release").hidden = !state.held;
   $("idle").hidden = state.runs.length > 0;
   const open = new Set([...document.querySelectorAll("#runs details:not([open])")].map((each) => each.dataset.run));
-  $("runs").replaceChildren(...state.runs.map((run) => shownRun(run, !open.has(run.run), state.keys[run.run])));
+  $("runs").replaceChildren(...state.runs.map((run) => shownRun(run, !open.has(run.run))));
   plot(state.runs.flatMap((run) => run.cells));
 }
 
-function shownRun(run, isOpen, key) {
+function shownRun(run, isOpen) {
   const part = made("details");
   part.open = isOpen;
   part.dataset.run = run.run;
@@ -148,12 +148,8 @@ function shownRun(run, isOpen, key) {
     made("span", `${run.phase}: ${run.finished} of ${run.begun} samples that started are finished, ${run.events} events`, "quiet"),
   );
   const cells = tableOf(COLUMNS, run.cells.map(shownCell));
-  const report = made("a", "report");
-  report.href = `/reports/${encodeURIComponent(run.run)}?key=${key}`;
-  report.target = "_blank";
   const foot = made("p");
-  foot.append(report);
-  if (operator && run.phase !== "ended") foot.append(" ", stopButton(run.run, "Stop this run"));
+  if (operator && run.phase !== "ended") foot.append(stopButton(run.run, "Stop this run"));
   part.append(head, cells, ...(run.edges.length ? [graphOf(run.edges)] : []), foot);
   return part;
 }

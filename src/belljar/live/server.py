@@ -116,19 +116,18 @@ class LiveServer:
             *(Route(path, self._file) for path in _FILES),
             Route("/session", self._session, methods=["POST"]),
             Route("/events", self._events),
-            Route("/reports/{name}", self._report),
             Route("/actions/{action}", self._act, methods=["POST"]),
         ]
         return self._guarded(Starlette(routes=routes, lifespan=self._lifespan))
 
-    def _secret(self, purpose: str, *, operator: bool = False) -> str:
+    def _secret(self, *, operator: bool = False) -> str:
         token = self._tokens[operator] or secrets.token_hex()  # nobody has it
-        return hmac.new(token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(token.encode(), b"page", hashlib.sha256).hexdigest()
 
     def _may(self, request: Request, *, operator: bool = False) -> bool:
         given = request.headers.get("x-belljar-secret", "")
-        is_operator = _is_same(given, self._secret("page", operator=True))
-        return is_operator or (not operator and _is_same(given, self._secret("page")))
+        is_operator = _is_same(given, self._secret(operator=True))
+        return is_operator or (not operator and _is_same(given, self._secret()))
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Refuse foreign hosts and origins before anything else, and add the headers."""
@@ -184,8 +183,6 @@ class LiveServer:
                 state = await anyio.to_thread.run_sync(self.feed.state)
             except (OSError, ValueError) as error:  # a page that stands still must not look alive
                 state = {"runs": [], "held": f"this store can't be read: {error}", "cells": 0}
-            reports = (run["run"] for run in state["runs"])
-            state["keys"] = {name: self._secret(f"report {name}") for name in reports}
             self._state = json.dumps(state)
             self._wake()
             await anyio.sleep(STATE_INTERVAL_S)
@@ -207,7 +204,7 @@ class LiveServer:
         for operator in (True, False):
             known = self._tokens[operator]
             if (known and _is_same(token, known)) or self._may(request, operator=operator):
-                secret = self._secret("page", operator=operator)
+                secret = self._secret(operator=operator)
                 return JSONResponse({"operator": operator, "secret": secret})
         return _refused("the token is wrong: `belljar serve` prints it", 401)
 
@@ -243,21 +240,6 @@ class LiveServer:
                     await looked.wait()
         finally:
             self._browsers -= 1
-
-    async def _report(self, request: Request) -> Response:
-        """Send a report's page; it is sandboxed, so that its origin is none of ours."""
-        name = request.path_params["name"]
-        path = self.home / "reports" / f"{name}.html"
-        if not _is_same(request.query_params.get("key", ""), self._secret(f"report {name}")):
-            return _refused("no session", 401)
-        if not name.replace("-", "").isalnum() or not path.is_file() or path.is_symlink():
-            return _refused("there is no report of this run yet", 404)
-        policy = "sandbox allow-scripts; frame-ancestors 'none'"
-        return Response(
-            await anyio.Path(path).read_bytes(),
-            media_type="text/html; charset=utf-8",
-            headers={"Content-Security-Policy": policy},
-        )
 
     async def _act(self, request: Request) -> Response:
         """Stop a run or a cell, hold, or release: for operators."""

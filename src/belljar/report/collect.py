@@ -163,7 +163,6 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
         "air_gap": timelines.air_gap,
         "targets": targets_of(findings, source),
         "proves_unused": proves_unused(findings, source),
-        "hits": [(*key, count) for key, count in timelines.hits.most_common()],
         "plans": [plan_of(each) for each in source.plans.values()],
         "units": units,
         "units_left_out": left_out,

@@ -28,7 +28,6 @@ LAST: Final = 50
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
 MAX_EDGES: Final = 40  # of a range's graph; the others are one
-MAX_HITS: Final = 100  # kinds of guard hits
 # The place of what is no cell's and no range's.
 RUN: Final = ""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
@@ -110,13 +109,11 @@ class Timelines:
     allowed exchanges by policy digest and stand-in. `edges`: for a range, exchanges by cell, place
     and whether they were allowed. `policies`: digests by range. `air_gap`: whether a check at the
     start or end found no way out.
-    `hits`: of the guard, by class, channel, place and action.
     """
 
     probed: dict[str, int] = field(default_factory=dict)
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
     edges: dict[str, Edges] = field(default_factory=dict)
-    hits: Counter[tuple[str, ...]] = field(default_factory=Counter)
     policies: dict[str, str] = field(default_factory=dict)
     air_gap: dict[str, bool] = field(default_factory=dict)
     started: dict[str, Any] = field(default_factory=dict)
@@ -191,10 +188,6 @@ class Timelines:
             case Kind.AIR_GAP_CHECKED:
                 phase = str(data["phase"])  # of a fleet, only if each unit had none
                 self.air_gap[phase] = self.air_gap.get(phase, True) and bool(data["air_gapped"])
-            case Kind.GUARD_HIT:
-                key = tuple(shown(data[each]) for each in ("class", "channel", "place", "action"))
-                is_known = key in self.hits or len(self.hits) < MAX_HITS
-                self.hits[key if is_known else ("others", "", "", "")] += 1
             case kind if kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
                 place, stand_in = _place(line), str(data.get("stand_in") or "")
                 if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:

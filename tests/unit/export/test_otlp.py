@@ -14,7 +14,7 @@ from opentelemetry.trace import StatusCode
 from tests.unit.report.stories import line
 
 from belljar.events import Event, JsonValue, Kind
-from belljar.export.otlp import batches, follow
+from belljar.export.otlp import Spans, follow
 from belljar.ledger.rundir import create_run
 from belljar.ledger.schema import Line
 
@@ -39,9 +39,17 @@ def story() -> list[Line]:
     return [replace(each, seq=seq) for seq, each in enumerate(found)]
 
 
+def spans_of(lines: list[Line]) -> list[Any]:
+    """The spans of a run with these events."""
+    made = Spans("R")
+    for each in lines:
+        made.take(each)
+    return made.finished()
+
+
 def test_exchanges_of_two_samples_stay_apart() -> None:
     """Each sample's request is its child and has its own answer; a refused one ends at once."""
-    (found,) = batches(story(), "R")
+    found = spans_of(story())
     samples = {each.context.span_id: each.name for each in found if each.name != "network.http"}
     requests = [each for each in found if each.name == "network.http"]
     known: dict[tuple[str, Any], list[Any]] = {}
@@ -58,7 +66,7 @@ def test_exchanges_of_two_samples_stay_apart() -> None:
 def test_a_gateway_ends_no_trace() -> None:
     """A field that is no event's own may have any shape."""
     answered = {**ANSWER, "exchange": 1, "status": 200, "op": [1]}
-    assert list(batches([line(Kind.NETWORK_HTTP_ANSWERED, None, **answered)], "R")) == []
+    assert spans_of([line(Kind.NETWORK_HTTP_ANSWERED, None, **answered)]) == []
 
 
 def test_what_is_refused_is_kept_and_sent_again_in_order(tmp_path: Path) -> None:

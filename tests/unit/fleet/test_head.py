@@ -23,7 +23,7 @@ from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import SelectedTask
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import create_run

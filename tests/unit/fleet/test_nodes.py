@@ -22,8 +22,7 @@ from belljar.fleet.head import Head
 from belljar.fleet.node import clear
 from belljar.fleet.nodes import Sent, describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.units import Node
-from belljar.harness.options import RunRequest
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import RunRequest, SelectedTask
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.ledger.keys import load_or_make_key

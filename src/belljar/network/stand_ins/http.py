@@ -78,7 +78,7 @@ def _faults(site: Fields, directory: Path | None) -> Iterator[Fault]:
             yield Fault(what, ("static", prefix))
 
 
-def _of_route(route: Any, path: FieldPath, directory: Path | None) -> Iterator[Fault]:  # noqa: ANN401 - as written
+def _of_route(route: object, path: FieldPath, directory: Path | None) -> Iterator[Fault]:
     if not isinstance(route, dict) or not isinstance(route.get("headers", {}), dict):
         yield Fault(f"a mapping is needed, but this is {kind_of(route)}", path)
         return

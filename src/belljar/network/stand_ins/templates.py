@@ -104,9 +104,10 @@ def problem_of(text: str) -> str:
     own |= {each.name for each in tree.find_all(nodes.Macro)} | {"loop", "caller"}
     if unknown := {each.name for each in names} - own - ROOTS:
         return f"there is no `{min(unknown)}`; the names are {', '.join(sorted(ROOTS))}"
-    for each in tree.find_all(nodes.Filter):
-        if each.name not in _PLAIN.filters:
-            return f"there is no filter `{each.name}`"
+    if wrong := [
+        each.name for each in tree.find_all(nodes.Filter) if each.name not in _PLAIN.filters
+    ]:
+        return f"there is no filter `{wrong[0]}`"
     if any(True for _ in meta.find_referenced_templates(tree)):
         return "a template can't include another one"
     return ""
