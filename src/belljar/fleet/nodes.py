@@ -56,13 +56,12 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     owners = {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
-        if not isinstance(said, Exception):
-            try:
-                check_shape(said, _DESCRIBED, extra=True)
-            except ValueError as error:
-                said = ValueError(f"its answer can't be understood: {error}")
-        if isinstance(said, Exception):
-            why = f"it can't be asked: {last_words(said)}"
+        try:
+            if isinstance(said, Exception):
+                raise said
+            check_shape(said, _DESCRIBED, extra=True)
+        except Exception as error:  # noqa: BLE001 - whatever a node raises is its own
+            why = f"it can't be asked: {last_words(error)}"
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
         name, key = printable(said["name"], max_chars=64), said["key"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from belljar.errors import HostError
 from belljar.image.tools import run_tool, tool
@@ -69,13 +69,14 @@ def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
         if is_off or "deb" not in fields.get("types", "").split():
             continue
         key = fields.get("signed-by", "")
-        rest: dict[str, Any] = {
-            "suites": tuple(fields.get("suites", "").split()),
-            "components": tuple(fields.get("components", "").split()),
-            # A key may also be written into the file itself; a path is all we can hand on.
-            "signed_by": key if key.startswith("/") and "\n" not in key else "",
-        }
-        found += [AptSource(uri=uri, **rest) for uri in fields.get("uris", "").split()]
+        # A key may also be written into the file itself; a path is all we can hand on.
+        signed_by = key if key.startswith("/") and "\n" not in key else ""
+        suites = tuple(fields.get("suites", "").split())
+        parts = tuple(fields.get("components", "").split())
+        found += [
+            AptSource(uri=uri, suites=suites, components=parts, signed_by=signed_by)
+            for uri in fields.get("uris", "").split()
+        ]
     return found
 
 

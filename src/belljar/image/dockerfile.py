@@ -96,7 +96,11 @@ def make_buildable(
     `configs`: of the base images. Raises `DockerfileError`.
     """
     made, ended = Buildable(heredoc_context=bases.context), dict[str, _State]()
-    made.lines += [f"ARG {name}={_quoted(value)}" for name, value in bases.known.items()]
+    for name, value in bases.known.items():
+        if "\n" in value:  # what follows would be an instruction
+            raise DockerfileError(f"the argument {name} has a line break")
+        value = re.sub(r'(["\\$])', r"\\\1", value)
+        made.lines.append(f'ARG {name}="{value}"')
     for stage in bases.stages:
         base = stage.base
         if isinstance(base, BuildStage):
@@ -259,7 +263,3 @@ class _Translator:
             self._made.files[path := f"{item.line}/{name}"] = text
             place = json.dumps([path, destination])
             self.emit(f"COPY {options}--from={self._made.heredoc_context} {place}")
-
-
-def _quoted(value: str) -> str:
-    return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'

@@ -19,7 +19,7 @@ def test_the_stream_is_cleansed_and_times_are_capped() -> None:
     """Hard links stay, the host's files are neutral ones, times are the archive's."""
     made = layer(
         *(directory("./"), directory("./etc"), entry("./etc/hostname", b"the-host")),
-        entry("./etc/shadow", b"root:*:20000:0:99999:7:::\n", mtime=2_000_000_000),
+        entry("./etc/shadow", b"root:*:100:0:99999:7:::\n", mtime=2_000_000_000),
         entry("./bin/a", b"a", mtime=1000, uname="someone"),
         hard_link("./bin/b", "./bin/a"),
         form=tarfile.GNU_FORMAT,

@@ -156,6 +156,13 @@ def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str) -> None:
     assert str(caught.value).startswith("line 3:")
 
 
+def test_an_argument_becomes_no_instruction() -> None:
+    """Its value stands in the file that buildah gets."""
+    with pytest.raises(DockerfileError, match="line break"):
+        made_of("ARG A\nFROM base", {"A": "1\nRUN x"})
+    assert 'ARG A="\\"\\$x\\\\"\n' in made_of("ARG A\nFROM base", {"A": '"$x\\'}).text
+
+
 def test_what_can_not_be_built_is_refused() -> None:
     """No FROM, a broken one, or a here-document without an end, before anything is built."""
     for text in (

@@ -46,8 +46,6 @@ class ImageEntryKind(StrEnum):
 _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
     b"0": ImageEntryKind.FILE,
     b"\0": ImageEntryKind.FILE,  # Before POSIX
-    # A contiguous file, which POSIX lets readers take for an ordinary one
-    b"7": ImageEntryKind.FILE,
     b"1": ImageEntryKind.HARD_LINK,
     b"2": ImageEntryKind.SYMLINK,
     b"5": ImageEntryKind.DIRECTORY,
@@ -208,12 +206,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         # A device, a sparse file, a part of an archive, or an unknown type
         what = f"of the type {printable(kind)!r}, which an image may not hold"
         raise LayerError(f"{printable(name[:200])!r} is {what}")
-    # Archives older than POSIX mark a directory by its name only.
-    known = (
-        ImageEntryKind.DIRECTORY
-        if kind in {b"0", b"\0"} and name.endswith(b"/") and not size
-        else _KINDS[kind]
-    )
+    known = _KINDS[kind]
     mtime_s = extra.mtime_s
     if mtime_s is None:  # a time before 1970 is 1970
         mtime_s = 0 if header[136] == 0xFF else _number(header[136:148], "time")
