@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from belljar.events import Event, Kind
+from belljar.fleet import units
 from belljar.fleet.archive import pack
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
@@ -26,14 +27,14 @@ from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.rundir import create_run
 from belljar.policy.limits import Tier
 
-LASTS_S = 64 * 900.0  # so long that each unit but the first ones has one sample
+units.MAX_UNIT_SAMPLES = 1  # type: ignore[misc]  # each unit has one sample
 
 
 class Units:
     """An engine whose units have ended when they begin."""
 
     def __init__(self, archive: bytes, run_id: str) -> None:
-        end = {"run_id": run_id, "exit_code": 0, "lasted_s": LASTS_S, "start_s": 0.0, "why": ""}
+        end = {"run_id": run_id, "exit_code": 0, "why": ""}
         self.items = [{"node": "n"}, archive, end, None]
         self.last_heard_s: dict[str, float] = {}
         self.is_stopping = False

@@ -28,7 +28,7 @@ from anyio.abc import ByteStream
 
 from belljar.cell.parts import start_run
 from belljar.image.store import MODEL_IMAGE
-from belljar.model.http import Client, Question, ServerError
+from belljar.model.http import Connect, Question, ServerError, ask_server
 from belljar.model.serve import HEALTH, LLAMA_PIP, load_model, open_model, server_argv
 from belljar.model.weights import EXAMPLE_SHA256, find_weights
 from belljar.policy.loaded import with_tier
@@ -46,16 +46,16 @@ POLICY = {
 }
 
 
-async def whole(client: Client, question: Question) -> list[float]:
+async def whole(connect: Connect, question: Question) -> list[float]:
     """When each part of the answer came."""
     times = []
-    async with client.ask(question, max_bytes=16 << 20, timeout_s=900) as answer:
+    async with ask_server(connect, question, max_bytes=16 << 20, timeout_s=900) as answer:
         while await answer.next_part() is not None:
             times.append(time.perf_counter())
     return times
 
 
-async def measure(client: Client, number: int, tokens: int) -> dict[str, float]:
+async def measure(client: Connect, number: int, tokens: int) -> dict[str, float]:
     """The figures of one server."""
     asks = {
         "messages": [{"role": "user", "content": f"Count from {number} upwards."}],
@@ -106,20 +106,19 @@ def host_server() -> Iterator[int]:
         process.wait()
 
 
-async def host_client(port: int) -> Client:
-    """As `ModelCell.client`, once the server answers."""
+async def host_client(port: int) -> Connect:
+    """As `ModelCell.connect`, once the server answers."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[ByteStream]:
         async with await anyio.connect_tcp("127.0.0.1", port) as stream:
             yield stream
 
-    client = Client(connect)
     with anyio.fail_after(120):
         while True:
             with suppress(OSError, ServerError):
-                await whole(client, HEALTH)
-                return client
+                await whole(connect, HEALTH)
+                return connect
             await anyio.sleep(0.2)
 
 
@@ -128,13 +127,13 @@ async def rounds(tiers: list[str], count: int, tokens: int) -> dict[str, dict[st
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with AsyncExitStack() as stack:
         run = stack.enter_context(start_run("bench", "model", []))
-        clients = {"host": await host_client(stack.enter_context(host_server()))}
+        clients: dict[str, Connect] = {"host": await host_client(stack.enter_context(host_server()))}
         for tier in tiers:
             began = time.perf_counter()
             loaded = with_tier(load_model(POLICY), tier)
             served = await stack.enter_async_context(open_model(loaded, run=run))
             found[tier]["start_s"].append(time.perf_counter() - began)
-            clients[tier] = served.client
+            clients[tier] = served.connect
         for number in range(count):
             for place, client in clients.items():
                 for name, value in (await measure(client, number, tokens)).items():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import stat
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -116,3 +118,13 @@ def exhaustion_as_host_error() -> Iterator[None]:
         if (found := exhaustion(error)) is not None:
             raise found from error
         raise
+
+
+def open_plain_file(path: Path) -> BufferedReader:
+    """Open a regular file, never a link, or a pipe that would block. Raises `OSError`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(0, "it is not a regular file", str(path))
+    return file

@@ -53,12 +53,9 @@ def parse_size(text: str) -> int:
             f"{printable(text)!r} is not a size; write a number and a unit, as in 512MiB; "
             f"{SIZE_UNITS}"
         )
-    return (
-        # A whole number never goes through a float, which is exact up to 2^53 only.
-        int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
-        if "." in match[1]
-        else int(match[1]) * _SIZE_UNITS[match[2].lower()]
-    )
+    unit_bytes = _SIZE_UNITS[match[2].lower()]
+    # A whole number never goes through a float, which is exact up to 2^53 only.
+    return int(float(match[1]) * unit_bytes) if "." in match[1] else int(match[1]) * unit_bytes
 
 
 def parse_duration(text: str) -> float:
@@ -131,22 +128,8 @@ def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
 # Marks and letters that nothing is drawn for (Unicode's Default_Ignorable_Code_Point beyond the
 # format characters), and a pattern without a point.
 _UNSEEN: Final = frozenset(
-    map(
-        chr,
-        (
-            0x034F,
-            0x115F,
-            0x1160,
-            0x17B4,
-            0x17B5,
-            0x2800,
-            0x3164,
-            0xFFA0,
-            *range(0x180B, 0x1810),
-            *range(0xFE00, 0xFE10),
-            *range(0xE0100, 0xE01F0),
-        ),
-    )
+    "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+    + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 )
 
 
@@ -162,13 +145,9 @@ def _visible(char: str) -> str:
     # C: controls, format characters, surrogates, private use and what Unicode has not assigned.
     if category[0] == "C" or category in {"Zl", "Zp"} or char in _UNSEEN:
         code = ord(char)
-        return (
-            f"\\x{code:02x}"
-            if code < 0x100
-            else f"\\u{code:04x}"
-            if code < 0x10000
-            else f"\\U{code:08x}"
-        )
+        if code < 0x100:
+            return f"\\x{code:02x}"
+        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return char
 
 

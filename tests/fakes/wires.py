@@ -42,7 +42,7 @@ def greeted() -> HostConnection:
 def renewed() -> HostConnection:
     """A connection that may start operations."""
     wire = greeted()
-    wire.send_renew(RENEWAL)
+    wire.ask(frames.FrameType.RENEW, RENEWAL)
     wire.feed(RENEWED)
     return wire
 

@@ -26,7 +26,6 @@ from tests.integration.fleets import (
     failures,
     keys_of,
     lines_until,
-    log_of,
     nothing_runs,
     placed,
 )
@@ -34,6 +33,7 @@ from tests.integration.processes import wait_for
 from tests.machine import PATIENCE_S
 
 from belljar.events import Kind
+from belljar.fleet.record import UNFINISHED, record_of
 from belljar.image.store import Store
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
@@ -204,21 +204,14 @@ def test_ctrl_c_ends_every_unit_with_its_record(nodes: Nodes) -> None:
 
 
 @pytest.mark.thorough
-def test_a_dead_head_leaves_nothing_and_its_run_is_resumed(nodes: Nodes) -> None:
-    """Its units end; a new run takes over what came back, verified, and runs the rest."""
-    with held_run(nodes) as (process, old, _, _):
+def test_a_dead_head_leaves_nothing(nodes: Nodes) -> None:
+    """Its units end; what came back is on record, and verifies."""
+    with held_run(nodes) as (process, run, _, _):
         process.kill()
     wait_for(lambda: nothing_runs(nodes), "the end of all units", within_s=300)
-    again = nodes.start("run", "--json", "--resume", old.name)
-    out, errors = again.communicate(timeout=1500)
-    assert again.returncode == 0, errors
-    run = Path(json.loads(out)["run_dir"])
-    events = list(read_events(run))
-    finished = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FINISHED]
-    assert [each.get("from_run", "") for each in finished] == [*[old.name] * 2, ""]
-    (failed,) = [line.data for line in events if line.kind is Kind.FLEET_UNIT_FAILED]
-    assert "when the head ended" in failed["reason"]
-    assert log_of(str(run)).status == "success"
+    plan, tries = record_of(run)
+    assert len(plan["samples"]) == 3
+    assert [each.why for each in tries if each.findings is None] == [UNFINISHED]
 
 
 @contextmanager

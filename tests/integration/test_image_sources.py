@@ -70,7 +70,7 @@ def test_an_archive_of_a_whole_index_keeps_its_digest(
     copy = ["skopeo", "--insecure-policy", "copy", "--all", "--preserve-digests"]
     copy += ["--src-tls-verify=false", f"docker://{served.address}/tool@{top}", archive]
     subprocess.run(copy, check=True, capture_output=True)
-    image = import_image(home, archive)
+    image = import_image(home, archive, name="tool")
     assert top in image.origins
     assert Store(home).find(f"whatever/name:1@{top}").digest == image.digest
 
@@ -169,23 +169,23 @@ def test_daemons_are_asked_for_an_image(
 
 @pytest.mark.promise("1.8")
 def test_names_come_out_of_archives(tmp_path: Path, home: Path) -> None:
-    """From RepoTags and annotations; a file without any is called by its own name."""
+    """From RepoTags and annotations; a file without any needs `--name`."""
     docker_save = docker_archive(tmp_path / "a.tar", [LAYER])
     assert import_image(home, f"docker-archive:{docker_save}").names == ("small",)
-    plain = import_image(home, f"oci-archive:{oci_archive(tmp_path / 'My Tool.tar.gz', [OTHER])}")
-    assert plain.names == ("my-tool",)
     key, containerd = "org.opencontainers.image.ref.name", "io.containerd.image.name"
     for marks, names in (
         ({key: "ghcr.io/a/b:2"}, ("ghcr.io/a/b:2",)),
         ({key: "localhost/c:3"}, ("c:3", "localhost/c:3")),
         ({containerd: "docker.io/library/d:4", key: "4"}, ("d:4",)),
-        ({key: "latest"}, ("named",)),
-        ({key: "default:latest"}, ("named",)),
     ):
         made = layer(entry("n", repr(names).encode()))
         archive = oci_archive(tmp_path / "named.tar", [made], annotations=marks)
         assert import_image(home, f"oci-archive:{archive}").names == names
-    assert import_image(home, f"oci-archive:{archive}", name="mine:1").names == ("mine:1", "named")
+    for mark in ("latest", "default:latest"):
+        archive = oci_archive(tmp_path / "named.tar", [OTHER], annotations={key: mark})
+        with pytest.raises(PolicyError, match="no name"):
+            import_image(home, f"oci-archive:{archive}")
+    assert import_image(home, f"oci-archive:{archive}", name="mine:1").names == ("mine:1",)
 
 
 def test_an_archive_of_several_images_is_refused(tmp_path: Path, home: Path) -> None:

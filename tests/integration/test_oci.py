@@ -22,16 +22,18 @@ from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.image.store import Store
 from belljar.isolation import program_root as roots
+from belljar.isolation import proofs
 from belljar.isolation.cgroup import plan_groups
+from belljar.isolation.hold import hold
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import trees
-from belljar.isolation.oci.container import Container
-from belljar.isolation.oci.open import open_container
+from belljar.isolation.oci.container import Container, open_container
 from belljar.isolation.oci.trees import ensure_tree
+from belljar.isolation.proofs import prove_switch
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
-from belljar.plan.oci import OciShape
+from belljar.plan.oci import OciRuntime, OciShape
 from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 from belljar.store.journal import Journal
@@ -270,6 +272,23 @@ async def test_no_room_to_unpack(
     assert trees_of(full_disk) == []
 
 
+@pytest.mark.promise("6.3")
+@pytest.mark.parametrize("halts", [True, False])
+async def test_the_kill_switch_tests_itself(
+    halts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the store is held. A switch that halts nothing is told."""
+    if not halts:
+        monkeypatch.setattr(proofs, "halt", lambda *_: {})
+    hold(tmp_path)
+    runtime = OciRuntime(name="runc", kind="runc", path="/usr/sbin/runc", version="")
+    found = await prove_switch(runtime, home=tmp_path)
+    assert (found.works, found.reason) == (
+        (True, "") if halts else (False, "its processes were not halted")
+    )
+    assert nothing_left(tmp_path)
+
+
 def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """So often the real runc ends with these words from now on; the attempts, in order."""
     attempts: list[int] = []
@@ -288,7 +307,8 @@ def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
 async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cell works, and it was made once as far as the record goes. After five attempts it is given up: the error has the runtime's words."""
+    """The cell works, and it was made once as far as the record goes. After five attempts it is
+    given up: the error has the runtime's words."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     with monkeypatch.context() as patched:
         attempts = busy_sealing(patched, 1)

@@ -16,7 +16,7 @@ _SHUT_IN = """
 import os, subprocess, socket, sys
 from belljar.network.supervisor import netlink
 from belljar.network import syscalls
-from belljar.network.confine import limit_address_space
+from belljar.network.gateway.main import limit_address_space
 from belljar.network.seccomp import supervisor_filter
 limit_address_space(64 << 20)
 syscalls.no_new_privileges()

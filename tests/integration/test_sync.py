@@ -31,8 +31,8 @@ with belljar.sync.open_cell(policy) as cell:
     snapshot = cell.snapshot("mine")
     assert (snapshot.facts.name, len(snapshot.facts.digest)) == ("mine", 64)
     cell.write_file("/tmp/notes", "later")
-    with snapshot.fork() as fork, snapshot.fork(2) as forks:
-        assert {each.read_file("/tmp/notes") for each in (fork, *forks)} == {b"some text"}
+    with snapshot.fork() as one, snapshot.fork() as two:
+        assert {each.read_file("/tmp/notes") for each in (one, two)} == {b"some text"}
     cell.revert(to=snapshot)
     assert cell.read_file("/tmp/notes") == b"some text"
     with cell.open_exec(["cat"]) as running:

@@ -255,7 +255,7 @@ print(*map(status, asked), status(ask(*hosts[0])))
 
 def dial_limits(scene: Scene) -> list[dict[str, Any]]:
     """What was told of dials over the bound."""
-    return [data for data in scene.data("limit.hit") if data["limit"] == "dials"]
+    return [data for data in scene.data("limit.hit") if data["limit"] == "questions"]
 
 
 @pytest.mark.promise("4.5")
@@ -272,7 +272,7 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
 
     upstreams = tuple(plan_of(host, 80) for host in hosts)
     scene = Scene(tmp_path / "store", stand_ins=(), upstreams=upstreams)
-    most = Bounds().dials
+    most = Bounds().questions
 
     async def run() -> list[str]:
         async with scene.open(serve=SERVE, reach=Reach(resolve=resolve)) as made:

@@ -41,7 +41,7 @@ from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
-from belljar.isolation.oci.open import open_container
+from belljar.isolation.oci.container import open_container
 from belljar.isolation.reap import list_cells
 from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import started_fork_server

@@ -49,7 +49,7 @@ class Model:
         self.wire.feed(
             g.frame(g.WELCOME, 0, struct.pack("<H", 1) + nonce + struct.pack("<II", 64, WINDOW))
         )
-        self.wire.send_renew(RENEWAL)
+        self.wire.ask(frames.FrameType.RENEW, RENEWAL)
         self.wire.feed(g.frame(g.RENEWED, 0, struct.pack("<I", 31) + g.text("")))
 
     def start(self) -> bytes:

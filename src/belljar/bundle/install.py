@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_plain_file
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import debian_arch
 from belljar.image.kernel import adopt_kernel
@@ -26,7 +27,7 @@ from belljar.image.store import Store
 from belljar.image.tools import run_logged, tool
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
 from belljar.ledger.kinds import check_shape, exactly, matching, objects, shape_of
-from belljar.model.weights import add_weights, open_plain_file
+from belljar.model.weights import add_weights
 from belljar.store.home import need_space
 from belljar.store.locks import locked
 from belljar.store.scratch import scratch_dir

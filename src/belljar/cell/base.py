@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -26,9 +26,6 @@ from belljar.isolation.survivors import Destruction
 from belljar.plan.model import Plan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
-
-if TYPE_CHECKING:
-    from belljar.signals.decoys import Minted
 
 
 class CellBase:
@@ -57,7 +54,6 @@ class CellBase:
         self._last_op = 0
         self.origin: Any = None  # a `cell.range.CellOrigin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
-        self.decoys: tuple[Minted, ...] = ()
         self._dead: BelljarError | None = None
         self._reverted: CellError | None = None
         self._is_ending = False

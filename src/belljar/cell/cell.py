@@ -8,9 +8,9 @@ death; nothing is retried behind the caller's back.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
@@ -24,7 +24,7 @@ from belljar.isolation.touches import FileWatch
 from belljar.process import end_if_forked
 
 if TYPE_CHECKING:
-    from belljar.signals.decoys import Minted
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,6 @@ class Snapshot:
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
         cell: the id of the cell that was saved.
         size_bytes: on this host's disk.
-        kept_decoys: ids of its decoys, whose values of then a fork may still hold besides its own:
-            in memory, or in copies.
     """
 
     id: str
@@ -48,44 +46,20 @@ class Snapshot:
     key: str
     cell: str
     size_bytes: int
-    kept_decoys: tuple[str, ...]
     saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
     origin: Any = field(repr=False)  # a `cell.range.CellOrigin`, whose module knows this one
-    hooks: tuple[str, ...] = field(repr=False)
-    ancestors: tuple[str, ...] = field(repr=False)
-    lineage: set[str] = field(repr=False)
-    placed_decoys: tuple[Minted, ...] = field(repr=False)
 
-    @overload
-    def fork(self) -> AbstractAsyncContextManager[Cell]: ...
-
-    @overload
-    def fork(self, count: int) -> AbstractAsyncContextManager[tuple[Cell, ...]]: ...
-
-    def fork(
-        self, count: int | None = None
-    ) -> AbstractAsyncContextManager[Cell] | AbstractAsyncContextManager[tuple[Cell, ...]]:
-        """Open a cell, or `count` of them, that goes on from here with what was kept, and with an
-        identity, randomness, clock and decoys of its own.
+    @asynccontextmanager
+    async def fork(self) -> AsyncIterator[Cell]:
+        """Open a cell that goes on from here with what was kept, and with an identity, randomness
+        and clock of its own.
 
         As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
-        clean state. The image's hooks in `/etc/resume.d` have run. Raises as `open_cell`, and
-        `CellError` when the snapshot was changed or deleted, or a hook failed, `HostError` when it
-        was taken with another VMM, processor, kernel or image.
+        clean state. Raises as `open_cell`, and `CellError` when the snapshot was changed or
+        deleted, `HostError` when it was taken with another VMM, processor, kernel or image.
         """
-        if count is None:
-            return self._one()
-        return self._several(count)
-
-    @asynccontextmanager
-    async def _one(self) -> AsyncIterator[Cell]:
         async with self.origin.fork(self) as opened:
             yield opened.cell
-
-    @asynccontextmanager
-    async def _several(self, count: int) -> AsyncIterator[tuple[Cell, ...]]:
-        async with AsyncExitStack() as stack:
-            yield tuple([await stack.enter_async_context(self._one()) for _ in range(count)])
 
 
 class Cell(ExecOperations, ConnectOperations, FileOperations):
@@ -147,8 +121,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Raises:
             PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
-                a network, of a model, a machine whose decoy was changed, or, without `snapshots:
-                with_secrets`, one with decoys or a `secret` file.
+                a network, of a model, with decoys, or, without `snapshots: with_secrets`, with a
+                `secret` file.
             CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
                 find and tar, which pack the files.
             HostError: no space; it goes on.

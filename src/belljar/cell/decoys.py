@@ -11,18 +11,17 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from belljar.cell.guarded import MAX_FOREIGN, GuardedRecorder
 from belljar.cell.local_tree import TreeManifest
 from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import asdict, replace
-from belljar.errors import BelljarError, CellError, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.isolation.touches import Access
 from belljar.signals.credentials import KEY_BYTES
@@ -30,7 +29,7 @@ from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_servi
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
+    from belljar.cell.cell import Cell
     from belljar.ledger.rundir import RunDirectory
     from belljar.policy.guarding import DecoySpec
     from belljar.policy.loaded import LoadedPolicy
@@ -87,23 +86,15 @@ def home_of(passwd: bytes, user: str) -> str:
 
 @asynccontextmanager
 async def decoys_in(
-    cell: Cell, loaded: LoadedPolicy, run: RunDirectory, *, snapshot: Snapshot | None = None
+    cell: Cell, loaded: LoadedPolicy, run: RunDirectory
 ) -> AsyncIterator[tuple[Minted, ...]]:
     """Place the policy's decoys; touches are recorded until the block is left.
 
-    `snapshot`: those of the cell that was saved are replaced. Raises as `place_decoys`.
+    Raises as `place_decoys`.
     """
-    specs, guard = loaded.policy.decoys, cell.guard
-    services = () if guard is None else guard.services
-    replaced = None if snapshot is None else snapshot.placed_decoys
-    if snapshot is not None and snapshot.state == "files":  # they were not packed
-        replaced = ()
-    minted = cell.decoys = await place_decoys(cell, specs, decoy_key(run), services, replaced)
+    services = () if cell.guard is None else cell.guard.services
+    minted = await place_decoys(cell, loaded.policy.decoys, decoy_key(run), services)
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
-    if replaced and files:
-        # What was running goes on between the new file and its watch, and can put one in its place.
-        of, why = sorted(set(files.values())), "not watched while the fork's files were replaced"
-        cell.note(Kind.SENSOR_FAILED, {"sensor": "guest", "decoys": of, "reason": why})
     watching = watch_files(cell, files, record=cell._recorder.record) if files else nullcontext()
     async with watching:
         with _known(run, cell, [value for decoy in minted for value in decoy.values]):
@@ -127,7 +118,6 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
     if (recorder := cell.guard) is None:
         yield
         return
-    recorder.lineage.add(cell.id)
     values = run.enter_once("decoy values", lambda: nullcontext(_RunValues()))
     theirs = [
         replace(value, id=f"{cell.id}/{value.id}", source=ValueSource.FOREIGN) for value in own
@@ -158,26 +148,13 @@ def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted
 
 
 async def place_decoys(
-    cell: Cell,
-    specs: Sequence[DecoySpec],
-    key: bytes,
-    services: Sequence[Minted] = (),
-    replaced: Sequence[Minted] | None = None,
+    cell: Cell, specs: Sequence[DecoySpec], key: bytes, services: Sequence[Minted] = ()
 ) -> tuple[Minted, ...]:
-    """Mint and place decoys; their files as they are in the cell. `services`: those of its range;
-    `replaced`: in a fork, decoys of the saved cell that are in it.
+    """Mint and place decoys; their files as they are in the cell. `services`: those of its range.
 
-    Raises:
-        PolicyError: the image has something at a place, a parent is a link or no directory, or it
-            can't be written. On record as `decoy.failed`; the cell is not to be used.
-        CellError: the same in a fork, as the saved cell made it so; or a decoy that is to be
-            replaced was changed or is elsewhere.
+    Raises `PolicyError` when the image has something at a place, a parent is a link or no
+    directory, or it can't be written. On record as `decoy.failed`; the cell is not to be used.
     """
-    refuse = partial(_refuse, cell, is_fork=replaced is not None)
-    replaced = replaced or ()
-    if (changed := await find_changed(cell, replaced)) is not None:
-        refuse(changed, ValueError("it was changed or moved"))
-    old = {file.path for decoy in replaced for file in decoy.files}
     try:
         passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
     except (OSError, FileTooLargeError):
@@ -193,39 +170,21 @@ async def place_decoys(
             continue
         minted = mint(key, cell.id, spec, home=home, login=logins.get(spec.service))
         try:
-            times = [await _check_free(cell, file.path, times_s, old) for file in minted.files]
+            times = [await _check_free(cell, file.path, times_s) for file in minted.files]
             _note_placed(cell, minted, key)
             in_home = home != "/" and minted.place.startswith(home + "/")
-            await _put(cell, minted, min(times), in_home=in_home, overwrite=bool(old))
+            await _put(cell, minted, min(times), in_home=in_home)
         except (OSError, ValueError, TimeoutError) as error:
-            refuse(minted, error)
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            at = printable(str(getattr(error, "filename", None) or minted.place))
+            why = f"{at}: {printable(reason)}"
+            what = {"decoy": minted.id, "kind": minted.kind, "place": minted.place, "reason": why}
+            cell.note(Kind.DECOY_FAILED, what)
+            said = f"decoy {minted.id} can't be placed at {why}"
+            hint = "name another `place` for this decoy, or leave it out"
+            raise PolicyError(said, where="decoys", hint=hint) from error
         placed.append(minted)
-    new = {file.path for decoy in placed for file in decoy.files}
-    for decoy in replaced:  # elsewhere when its user has another home now
-        if {file.path for file in decoy.files} - new:
-            refuse(decoy, ValueError("its new place is another"))
     return tuple(placed)
-
-
-async def find_changed(cell: Cell, decoys: Sequence[Minted]) -> Minted | None:
-    """A decoy whose files aren't as they were placed; None: all are. Not recorded: no value of it
-    leaves this function.
-    """
-    for decoy in decoys:
-        for file in decoy.files:
-            try:
-                found = await cell._live.client.read_file(
-                    file.path,
-                    user="0",
-                    cwd="/",
-                    max_bytes=len(file.content),
-                    timeout_s=cell.plan.limits.exec_timeout_s,
-                )
-            except (OSError, FileTooLargeError, TimeoutError):
-                return decoy
-            if found != file.content:
-                return decoy
-    return None
 
 
 def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
@@ -237,20 +196,6 @@ def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
         "files": [file.path for file in minted.files],
     }
     cell.note(Kind.DECOY_PLACED, data)
-
-
-def _refuse(cell: Cell, minted: Minted, error: Exception, *, is_fork: bool) -> NoReturn:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    at = getattr(error, "filename", None) or minted.place
-    why = f"{printable(str(at))}: {printable(reason)}"
-    what = {"decoy": minted.id, "kind": minted.kind, "place": minted.place, "reason": why}
-    cell.note(Kind.DECOY_FAILED, what)
-    said = f"decoy {minted.id} can't be placed at {why}"
-    if is_fork:
-        hint = "save the cell before its workload changes what is at that place"
-        raise CellError(said, where=f"cell {cell.id}", hint=hint) from error
-    hint = "name another `place` for this decoy, or leave it out"
-    raise PolicyError(said, where="decoys", hint=hint) from error
 
 
 async def _image_time(cell: Cell) -> float:
@@ -265,13 +210,11 @@ async def _image_time(cell: Cell) -> float:
         return now_s
 
 
-async def _check_free(
-    cell: Cell, path: str, times_s: dict[str, float], old: Collection[str]
-) -> float:
+async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
     """The time of the nearest existing directory, or of the image if that is older.
 
-    Raises `OSError` if something is at the path, but for a file of `old`, or a parent is no real
-    directory. `times_s` are those of directories that were found before; more are added.
+    Raises `OSError` if something is at the path, or a parent is no real directory. `times_s` are
+    those of directories that were found before; more are added.
     """
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
@@ -285,8 +228,6 @@ async def _check_free(
         except FileNotFoundError:
             break
         if count == len(parts):
-            if at in old and found.kind == "file":
-                break
             raise FileExistsError(17, "the image has something there", at)
         if found.kind != "directory":
             raise NotADirectoryError(20, f"it is a {found.kind}, not a directory", at)
@@ -294,9 +235,7 @@ async def _check_free(
     return min(times_s["/"], nearest_s)
 
 
-async def _put(
-    cell: Cell, minted: Minted, newest_s: float, *, in_home: bool, overwrite: bool
-) -> None:
+async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
     """As the cell's user below its home, which then owns the parents; else as root.
 
     Each file is older than `newest_s` by its age. Directories keep their times.
@@ -313,7 +252,6 @@ async def _put(
             target=folder,
             entries=len(files),
             total_bytes=sum(len(file.content) for file in files),
-            overwrite=overwrite,
             mode=0o700 if set(folder.split("/")) & set(PRIVATE) else 0o755,
             times=True,
             owner="" if in_home else cell.plan.user,

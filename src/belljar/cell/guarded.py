@@ -107,9 +107,7 @@ class GuardedRecorder:
         self.service_addresses: Mapping[str, str] = {}
         """Where they are: address → id."""
         self.ancestors: tuple[str, ...] = ()
-        """Cells that this one goes on from: reverted to it, or saved and forked."""
-        self.lineage = set[str]()
-        """Ids of all cells that come from one, forks of forks too: one set for all of them."""
+        """Cells that this one goes on from: they were reverted to it."""
         self._contacts: ServiceContacts | None = None
         self._reports_touches = False
 
@@ -144,13 +142,11 @@ class GuardedRecorder:
             self._values = (*self._values, *values)
             self._sort_values()
 
-    def adopt(self, cells: Iterable[str], lineage: set[str]) -> None:
+    def adopt(self, cells: Iterable[str]) -> None:
         """Take what these cells' decoys hold for this cell's own, as it goes on from them; and what
-        comes to be known of them later. `lineage`: theirs, which this cell joins.
+        comes to be known of them later.
         """
         with self._lock:
-            lineage |= self.lineage
-            self.lineage = lineage
             self.ancestors = tuple(dict.fromkeys((*self.ancestors, *cells)))[-MAX_FOREIGN:]
             self._sort_values()
 
@@ -331,14 +327,7 @@ class GuardedRecorder:
         action = self.rules.action(part.place)
         is_known = hit.source in {ValueSource.DECOY, ValueSource.FOREIGN}
         done = action if action is Action.STOP else Action.FLAG
-        event = event_of(
-            part,
-            hit,
-            cell_id=job.cell_id,
-            evidence=job.evidence,
-            action=done,
-            lineage=self.lineage,
-        )
+        event = event_of(part, hit, cell_id=job.cell_id, evidence=job.evidence, action=done)
         key = (hit.value_id or hit.digest, part.operation, part.to)
         if part.is_scanned_first and action is not Action.FLAG and not is_known:
             # The gateway reports what it did. If it says nothing until the end, this does.

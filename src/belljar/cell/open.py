@@ -77,7 +77,7 @@ async def open_cell(
     No task group or cancel scope stays open between entry and exit: they may happen in different
     tasks, under asyncio or trio.
     """
-    async with _open("cell", policy, run=run, home=home, actor=actor) as opened:
+    async with open_range(policy, run=run, home=home, actor=actor) as opened:
         yield opened.cell
 
 
@@ -103,26 +103,10 @@ async def open_range(
         CellError: a target cell does not become healthy; the gateway or its supervisor died.
         ContainmentBreach: the network's rules were changed.
     """
-    async with _open(
-        "range", policy, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
-    ) as opened:
-        yield opened
-
-
-@asynccontextmanager
-async def _open(
-    kind: str,
-    policy: PolicyLike,
-    *,
-    run: RunDirectory | None,
-    home: Path | None,
-    actor: Actor,
-    ahead: bool = False,
-    on_target: OnTarget | None = None,
-) -> AsyncIterator[Range]:
     home = home or belljar_home()
     refuse_if_held(home)
     loaded = resolve_here(policy)
+    kind = "cell" if loaded.policy.network is None else "range"
     with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
         make = partial(
             _machine, loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
@@ -164,8 +148,6 @@ async def _machine(
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
-                if snapshot is not None:
-                    recorder.adopt(snapshot.ancestors, snapshot.lineage)
                 since = FileClock.now()
                 made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
@@ -177,12 +159,7 @@ async def _machine(
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 
-                placing = decoys_in(opened.cell, loaded, run, snapshot=snapshot)
-                await stack.enter_async_context(placing)
-            if snapshot is not None:
-                from belljar.cell.snapshot import run_hooks
-
-                await run_hooks(snapshot, opened.cell)
+                await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
         opened.raise_if_dead()
 
@@ -262,7 +239,7 @@ def _sandbox(
     **options: Any,  # noqa: ANN401 - as `open_vm` and `open_container` have them
 ) -> AbstractAsyncContextManager[Sandbox]:
     if not isinstance(parts, MachineParts):
-        from belljar.isolation.oci.open import open_container
+        from belljar.isolation.oci.container import open_container
 
         return open_container(parts.plan, parts.image, **options)
     from belljar.isolation.microvm.clone import open_vm

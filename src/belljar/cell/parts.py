@@ -72,14 +72,8 @@ async def prepare(
         if isinstance(parts, MachineParts):
             from belljar.isolation.microvm.template import ensure_template
 
-            await ensure_template(
-                parts.plan,
-                parts.image,
-                parts.kernel,
-                home=home,
-                recorder=recorder,
-                weights=parts.weights,
-            )
+            made = (parts.plan, parts.image, parts.kernel)
+            await ensure_template(*made, home=home, recorder=recorder, weights=parts.weights)
         else:
             from belljar.isolation.oci.trees import ensure_tree
 
@@ -114,6 +108,14 @@ def gather_parts(
     kernel: Kernel | None = None
     with suppress(HostError):
         kernel = current_kernel(home)
+
+    def plan_for(*, machine: bool, runtimes: bool) -> tuple[HostFacts, MicrovmPlan | OciPlan]:
+        known = kernel if machine else None
+        find = None if known is None else lambda: known
+        facts = find_facts(home, kernel=find, runtimes=runtimes)
+        policy, base = loaded.policy, loaded.base
+        return facts, make_plan(policy, facts, image_facts, base=base, has_port=has_port)
+
     image_facts = ImageFacts(
         digest=image.digest,
         name=loaded.policy.image,
@@ -125,19 +127,13 @@ def gather_parts(
     )
     # What no plan of this policy needs isn't proven: a proof can take seconds.
     machine = demanded_tier(loaded.policy.risk, loaded.policy.tier) is Tier.MICROVM
-    facts = _facts(home, kernel if machine else None, runtimes=not machine)
-    plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base, has_port=has_port)
+    facts, plan = plan_for(machine=machine, runtimes=not machine)
     if isinstance(plan, MicrovmPlan) and not machine:  # no container is possible here
-        facts = _facts(home, kernel, runtimes=True)
-        plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base, has_port=has_port)
+        facts, plan = plan_for(machine=True, runtimes=True)
     if isinstance(plan, OciPlan):
         return ContainerParts(plan=plan, facts=facts, image=image, weights=loaded.weights)
     kernel = kernel or current_kernel(home)  # without one its error says what to do
     return MachineParts(plan=plan, facts=facts, image=image, kernel=kernel, weights=loaded.weights)
-
-
-def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
-    return find_facts(home, kernel=None if kernel is None else lambda: kernel, runtimes=runtimes)
 
 
 # Cells are made in the event loops of several threads.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -54,17 +54,10 @@ RANGES: Final = "ranges"
 OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 
 
+# A cell to be made: its name in the range, its policy, and what it is made from.
+_Member: TypeAlias = tuple[str, LoadedPolicy, Parts]
 # `ready_cell` of one sample: a cell at its port of the range's network, if it has one.
 MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager["Cell"]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """A cell to be made; `name`: in the range."""
-
-    name: str
-    policy: LoadedPolicy
-    parts: Parts
 
 
 class RangePort:
@@ -121,14 +114,11 @@ class RangeRouter:
         """Ask the range's supervisor whether rules and links are those of the plan."""
         try:
             self._network.check_now()
-        except ContainmentBreach as error:
-            return Sight(touched=True, what=f"the range's network is not as planned: {error.what}")
         except BelljarError as error:
-            return Sight(touched=None, what=f"the range's rules could not be read: {error.what}")
-        return Sight(
-            touched=False,
-            what="the range's rules are the plan's, and nothing but its own ports hangs on it",
-        )
+            is_breach = isinstance(error, ContainmentBreach)
+            what = "the range's network is not as planned" if is_breach else "it can't be looked at"
+            return Sight(touched=True if is_breach else None, what=f"{what}: {error.what}")
+        return Sight(touched=False, what="rules and links of the range are the plan's")
 
 
 async def open_with_network(
@@ -143,8 +133,8 @@ async def open_with_network(
     """A range with a network; `stack` ends it. Raises as `open_range`."""
     _start_fork_server(loaded, run, home)  # it imports while the templates are looked at
     members = await prepare_range(loaded, run=run, home=home)
-    own, plan = members[-1].parts, members[-1].parts.plan.network
-    if plan is None:
+    own = members[-1][2]
+    if (plan := own.plan.network) is None:
         raise RuntimeError("the policy has no network")
     rules = stack.enter_context(stop_rules(run, loaded.policy, home))
     upstreams = frozenset(upstream.id for upstream in plan.upstreams)
@@ -169,10 +159,10 @@ async def open_with_network(
     targets = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
     routers: dict[str, Router] = {}
-    for member in members:
-        target = targets.get(member.name)
+    for name, policy, parts in members:
+        target = targets.get(name)
         await wait_for(waits, target)
-        parts, port, place = member.parts, None, {"name": member.name}
+        port, place = None, {"name": name}
         # What ends together has one name, also where there is no network
         part_of = next((cell.id for cell in cells.values()), "")
         if network is not None:
@@ -181,19 +171,19 @@ async def open_with_network(
         attached = network if has_port else None
         if attached is not None:
             parts = trusting(parts) if plan.has_tls else parts
-            port = RangePort(attached, member.name, is_machine=isinstance(parts, MachineParts))
-        cell = cells[member.name] = await stack.enter_async_context(
-            make(member.policy, parts, recorder=recorder, port=port, place=place, part_of=part_of)
+            port = RangePort(attached, name, is_machine=isinstance(parts, MachineParts))
+        cell = cells[name] = await stack.enter_async_context(
+            make(policy, parts, recorder=recorder, port=port, place=place, part_of=part_of)
         )
         if attached is not None:
-            routers[cell.id] = RangeRouter(attached, plan, member.name)
+            routers[cell.id] = RangeRouter(attached, plan, name)
             await attached.check()  # before anything of its own runs
             if plan.has_tls:
                 await trust(cell, attached.certificate)
         if target is not None:
             if on_target is not None:
                 await on_target(cell, routers.get(cell.id))
-            waits[member.name] = await start_serving(cell, target)
+            waits[name] = await start_serving(cell, target)
     return Range(
         cell=cells[OWN_CELL],
         targets={name: cell for name, cell in cells.items() if name != OWN_CELL},
@@ -212,9 +202,7 @@ def _start_fork_server(loaded: LoadedPolicy, run: RunDirectory, home: Path) -> N
         run.enter_once(f"fork server {home}", server)
 
 
-async def prepare_range(
-    loaded: LoadedPolicy, *, run: RunDirectory, home: Path
-) -> tuple[_Member, ...]:
+async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> list[_Member]:
     """As `prepare`, for every cell of the range, its own last; the stand-ins' files are checked.
 
     Refusals are recorded and raised.
@@ -229,12 +217,12 @@ async def prepare_range(
         raise
     own = await prepare(loaded, recorder=run.recorder, home=home)
     describe(run, loaded, own)
-    members = []
+    members = list[_Member]()
     for target, policy in policies:
         has_port = not target.is_detached
         parts = await prepare(policy, recorder=run.recorder, home=home, has_port=has_port)
-        members.append(_Member(name=target.id, policy=policy, parts=parts))
-    return (*members, _Member(name=OWN_CELL, policy=loaded, parts=own))
+        members.append((target.id, policy, parts))
+    return [*members, (OWN_CELL, loaded, own)]
 
 
 def _spec(
@@ -255,11 +243,8 @@ def _spec(
     try:
         directory.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise HostError(
-            f"the packet record can't be made: {error.strerror}",
-            where=str(directory),
-            hint="check the free space",
-        ) from error
+        what = f"the packet record can't be made: {error.strerror}"
+        raise HostError(what, where=str(directory), hint="check the free space") from error
     return RangeSpec(
         network=plan,
         layout=layout,

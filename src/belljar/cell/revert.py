@@ -263,7 +263,7 @@ def _adopt(old: Cell, new: Cell) -> None:
         hint = "open another cell for another image"
         raise HostError(what, where=f"cell {old.id}", hint=hint)
     if old.guard is not None and new.guard is not None:
-        new.guard.adopt((*old.guard.ancestors, old.id), old.guard.lineage)
+        new.guard.adopt((*old.guard.ancestors, old.id))
 
 
 def _check_snapshot(old: Cell, snapshot: Snapshot) -> None:

@@ -1,7 +1,7 @@
 """`Cell.snapshot`: a cell in use as it is at one moment, and other cells that go on from there.
 
-Of a microVM all of it is saved (`isolation.microvm.saved`). Of a container its files are, as tar in
-the cell packs them, for another cell of its policy. What is packed is the cell's word and never
+Of a microVM all of it is saved (`isolation.microvm.stream`). Of a container its files are, as tar
+in the cell packs them, for another cell of its policy. What is packed is the cell's word and never
 read here: it goes to the tar of another cell alone, where that cell's limits hold. Not kept:
 /dev/shm, extended attributes, and what is the cell's own (`_OWN`).
 """
@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from belljar.cell.decoys import find_changed
 from belljar.cell.parts import MachineParts
 from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
-from belljar.isolation.microvm.saved import MachineLostError, SavedMachine, save_machine
+from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
 from belljar.isolation.microvm.template import find_key
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.policy.limits import Tier
@@ -40,12 +39,6 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.range import CellOrigin
     from belljar.channel.outcomes import ExecOutput
-
-# Executables there run as root in a fork before anything else, in the order of their names.
-HOOKS: Final = "/etc/resume.d"
-MAX_HOOKS: Final = 16
-_HOOKS_TIMEOUT_S: Final = 10.0
-_MAX_HOOK_OUTPUT_BYTES: Final = 64 << 10
 
 # Each cell has its own of these, and a fork keeps them.
 _OWN: Final = frozenset(
@@ -63,43 +56,19 @@ _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
     """Record where a fork comes from, and give it its files. Raises `CellError`."""
-    data: dict[str, JsonValue] = {"snapshot": snapshot.id, "from": snapshot.cell}
-    if snapshot.placed_decoys:
-        data["kept_decoys"] = [*snapshot.kept_decoys]
-    cell.note(Kind.CELL_FORKED, data)
+    cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
     if isinstance(snapshot.saved, SavedFiles):
         await snapshot.saved.put_into(cell)
     elif cell.plan.tier is not Tier.MICROVM:
         raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
 
 
-async def run_hooks(snapshot: Snapshot, cell: Cell) -> None:
-    """Run the image's hooks in a fork, before anything else. Raises `CellError`."""
-    give_up = time.monotonic() + _HOOKS_TIMEOUT_S
-    for hook in snapshot.hooks:
-        output = await cell.exec(
-            [hook],
-            cwd="/",
-            user="0:0",
-            # Never 0, which would mean no timeout.
-            timeout_s=max(0.1, give_up - time.monotonic()),
-            max_output_bytes=_MAX_HOOK_OUTPUT_BYTES,
-        )
-        if output.returncode:
-            raise CellError(
-                f"{printable(hook)} failed in a fork with status {output.returncode}",
-                where=f"cell {cell.id}",
-                hint="run it in a cell by hand; all hooks together have 10 seconds",
-            )
-
-
 async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> Snapshot:
     """See `Cell.snapshot`. `make`: the class, whose module imports this one."""
     origin: CellOrigin = cell.origin
-    await _check(cell, origin)
-    began, id_, guard = time.monotonic(), f"s-{secrets.token_hex(6)}", cell.guard
+    _check(cell, origin)
+    began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
-    hooks = await _find_hooks(cell)
     cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
@@ -112,14 +81,8 @@ async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> S
             key=saved.key,
             cell=cell.id,
             size_bytes=saved.size_bytes,
-            # Any may be in its memory or in copies: no sensor sees where a value went
-            kept_decoys=tuple(sorted(decoy.id for decoy in cell.decoys)),
             saved=saved,
             origin=origin,
-            hooks=hooks,
-            ancestors=(*(() if guard is None else guard.ancestors), cell.id),
-            lineage=set() if guard is None else guard.lineage,
-            placed_decoys=cell.decoys,
         )
         data: dict[str, JsonValue] = {
             "snapshot": id_,
@@ -147,36 +110,21 @@ async def _save(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine
         raise
 
 
-async def _check(cell: Cell, origin: CellOrigin) -> None:
+def _check(cell: Cell, origin: CellOrigin) -> None:
     policy, why, hint = cell.plan.policy, "", ""
-    has_secrets = bool(policy.decoys) or any(file.secret for file in policy.files)
     if not policy.snapshots:
         why = "its policy doesn't allow it"
         hint = "write `snapshots: true` into the policy, and into the operator's if there is one"
-    elif policy.snapshots != "with_secrets" and has_secrets:
-        why = "it holds decoys, or a file that the policy marks as `secret`"
-        hint = "write `snapshots: with_secrets`, or leave them out of a cell that is forked"
+    elif policy.decoys:
+        why = "it holds decoys: two cells with one secret can't be told apart"
+        hint = "use a policy without decoys for what is forked"
+    elif policy.snapshots != "with_secrets" and any(file.secret for file in policy.files):
+        why = "it has a file that the policy marks as `secret`"
+        hint = "write `snapshots: with_secrets`, or leave the file out"
     elif origin.parts.weights is not None:
         why = "it serves a model"
-    # Elsewhere a guest that opens one meanwhile would be taken for the host, and not recorded
-    elif cell.plan.tier is Tier.MICROVM and (changed := await find_changed(cell, cell.decoys)):
-        why = f"its decoy {changed.id} was changed or moved, so that no fork could get another"
-        hint = "revert the cell, and save that"
     if why:
         raise PolicyError(f"the cell can't be saved: {why}", where=f"cell {cell.id}", hint=hint)
-
-
-async def _find_hooks(cell: Cell) -> tuple[str, ...]:
-    try:
-        found = await cell.list_dir(HOOKS, user="0:0", max_entries=MAX_HOOKS)
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    except OSError as error:
-        what = f"{HOOKS} can't be read, or has more than {MAX_HOOKS} entries"
-        raise CellError(what, where=f"cell {cell.id}") from error
-    return tuple(
-        f"{HOOKS}/{each.name}" for each in found if each.kind == "file" and each.mode & 0o111
-    )
 
 
 @contextmanager
@@ -246,9 +194,7 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
     moment = f"@{since.ns // 10**9}.{since.ns % 10**9:09}"
     found = await _names(cell, *f"( -newerct {moment} -printf + -o -true )".split())
     names = frozenset(name.removeprefix(b"+") for name in found)
-    # A fork gets its own in the place of decoys
-    decoys = {b"." + file.path.encode() for decoy in cell.decoys for file in decoy.files}
-    changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN - decoys
+    changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
     most = _PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES
     try:

@@ -64,13 +64,9 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
             raise _unreadable(error) from error
         await cell.write_file(file.target, contents, mode=first.mode, user="0", owner="0:0")
         number, size, sha256 = 1, len(contents), hashlib.sha256(contents).hexdigest()
-    data: dict[str, JsonValue] = {
-        "key": "volumes",
-        "source": file.source,
-        "target": file.target,
-        "files": number,
-    }
-    cell.note(Kind.TASK_FILES_COPIED, {**data, "bytes": size, "sha256": sha256})
+    data: dict[str, JsonValue] = {"source": file.source, "target": file.target, "files": number}
+    data |= {"key": "volumes", "bytes": size, "sha256": sha256}
+    cell.note(Kind.TASK_FILES_COPIED, data)
 
 
 async def put_directory(

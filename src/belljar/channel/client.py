@@ -24,7 +24,7 @@ import anyio
 
 from belljar.capture import Capture, Keep
 from belljar.channel import frames
-from belljar.channel.frames import OpKind, Outcome, Stream
+from belljar.channel.frames import FrameType, OpKind, Outcome, Stream
 from belljar.channel.messages import (
     Configured,
     Frozen,
@@ -159,7 +159,7 @@ class GuestClient:
 
         Raises `CellError` when the guest says that it can't, or doesn't answer in time.
         """
-        send = partial(self._pump.wire.send_config, payload)
+        send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
         configured = await self._ask(Configured, send, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
@@ -174,7 +174,7 @@ class GuestClient:
 
         Needed before the first operation. The caller judges what is missing in the answer.
         """
-        send = partial(self._pump.wire.send_renew, payload)
+        send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
         return await self._ask(Renewed, send, timeout_s, "did not answer RENEW")
 
     def check_idle(self) -> None:
@@ -191,7 +191,8 @@ class GuestClient:
 
         async def freeze(*, on: bool) -> None:
             def send() -> bytes:
-                return self._pump.wire.send_freeze(on=on, realtime_ns=time.time_ns())
+                payload = frames.freeze_payload(on=on, realtime_ns=time.time_ns())
+                return self._pump.wire.ask(FrameType.FREEZE, payload)
 
             # Shielded: a workload that nobody waits for would stay frozen
             with anyio.CancelScope(shield=True):

@@ -107,7 +107,7 @@ class ResultFlag(IntFlag):
     TIMED_OUT = 1
     KILLED = 2
     OUT_OF_MEMORY = 4
-    CAP_REACHED = 8
+    OUTPUT_CAP_REACHED = 8
     PROCESSES_FULL = 16
     DISK_FULL = 32
     RUNS_ON = 64
@@ -297,6 +297,11 @@ def renew_payload(
     return pack(struct.Struct("<Q"), realtime_ns) + b"".join(map(counted, parts)) + network
 
 
+def freeze_payload(*, on: bool, realtime_ns: int) -> bytes:
+    """The payload of FREEZE; `realtime_ns`: the clock, as the workload goes on."""
+    return bytes((on,)) + realtime_ns.to_bytes(8, "little")
+
+
 def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
     """The payload of WATCH; no paths end the watch. Raises `ValueError` for too many."""
     if len(paths) > MAX_WATCHED_FILES:
@@ -314,10 +319,8 @@ def network_part(
     mtu: int,
 ) -> bytes:
     """The end of a RENEW for a guest with a network. Addresses are in network order."""
-    macs = (bytes.fromhex(each.replace(":", "")) for each in (mac, gateway_mac))
-    return b"".join((address.packed, gateway.packed, *macs, resolver.packed)) + mtu.to_bytes(
-        2, "little"
-    )
+    macs = b"".join(bytes.fromhex(each.replace(":", "")) for each in (mac, gateway_mac))
+    return address.packed + gateway.packed + macs + resolver.packed + mtu.to_bytes(2, "little")
 
 
 def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
@@ -326,8 +329,9 @@ def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
     Raises `OSError(E2BIG)` when the body is over `MAX_REQUEST_BYTES`.
     """
     if len(body) > MAX_REQUEST_BYTES:
-        message = f"a request of {len(body)} bytes; at most {MAX_REQUEST_BYTES} fit"
-        raise OSError(errno.E2BIG, message)
+        raise OSError(
+            errno.E2BIG, f"a request of {len(body)} bytes; at most {MAX_REQUEST_BYTES} fit"
+        )
     # START's payload begins with the kind: one byte less of the body fits in it.
     view, last = memoryview(body), max(0, len(body) - MAX_DATA_BYTES)
     parts = [

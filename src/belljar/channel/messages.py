@@ -172,10 +172,7 @@ GuestEvent: TypeAlias = (
 
 
 _NAMES: Final = {int(kind): kind.name for kind in FrameType}
-_HINT: Final = (
-    "The guest can't be trusted any more: its cell is ended. Open a new one; see the run's "
-    "ledger for what came before."
-)
+_HINT: Final = "its cell is ended: open a new one; the run's ledger says what came before"
 
 
 def violated(what: str, kind: int, op: int) -> NoReturn:
@@ -194,10 +191,8 @@ class Payload:
     __slots__ = ("_at", "_kind", "_op", "_raw")
 
     def __init__(self, raw: bytes, *, kind: int, op: int) -> None:
-        self._raw = raw
+        self._raw, self._kind, self._op = raw, kind, op
         self._at = 0
-        self._kind = kind
-        self._op = op
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
@@ -207,28 +202,23 @@ class Payload:
         self._at += count
         return taken
 
-    def u8(self) -> int:
-        """The next byte."""
-        return self.take(1)[0]
+    def number(self, size: int) -> int:
+        """The next `size` bytes as a number."""
+        return int.from_bytes(self.take(size), "little")
 
-    def u16(self) -> int:
-        """The next two bytes."""
-        return int.from_bytes(self.take(2), "little")
-
-    def u32(self) -> int:
-        """The next four bytes."""
-        return int.from_bytes(self.take(4), "little")
-
-    def u64(self) -> int:
-        """The next eight bytes."""
-        return int.from_bytes(self.take(8), "little")
+    def errno(self) -> int:
+        """A number of four bytes that may be an errno, or 0."""
+        code = self.number(4)
+        if code > MAX_ERRNO:
+            self.violated(f"errno {code}")
+        return code
 
     def text(self) -> str:
         """A `str` of at most `MAX_TEXT_BYTES`; bytes that are no UTF-8 become `\\xNN`.
 
         Control characters are kept: escape it where it is shown.
         """
-        count = self.u32()
+        count = self.number(4)
         if count > MAX_TEXT_BYTES:
             self.violated(f"a text of {count} bytes; at most {MAX_TEXT_BYTES} are allowed")
         return self.take(count).decode("utf-8", "backslashreplace")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
@@ -244,7 +244,8 @@ def output_of(
         case _:
             returncode = 127 if code in (errno.ENOENT, errno.ENOTDIR) else 126
             failed = code
-    is_killed = ResultFlag.KILLED in flags
+    words: dict[str, Any] = {str(flag.name).lower(): flag in flags for flag in ResultFlag}
+    words["timed_out"] |= is_overdue and words["killed"]
     return ExecOutput(
         returncode=returncode,
         code=code,
@@ -253,14 +254,7 @@ def output_of(
         stderr=kept[1],
         stdout_dropped_bytes=result.stdout_dropped_bytes + dropped[0],
         stderr_dropped_bytes=result.stderr_dropped_bytes + dropped[1],
-        timed_out=ResultFlag.TIMED_OUT in flags or (is_overdue and is_killed),
-        killed=is_killed,
-        out_of_memory=ResultFlag.OUT_OF_MEMORY in flags,
-        output_cap_reached=ResultFlag.CAP_REACHED in flags,
-        processes_full=ResultFlag.PROCESSES_FULL in flags,
-        disk_full=ResultFlag.DISK_FULL in flags,
-        runs_on=ResultFlag.RUNS_ON in flags,
-        program_ended=ResultFlag.PROGRAM_ENDED in flags,
+        **words,
         not_started_errno=failed,
         stage=result.stage.name.lower() if result.stage else "",
         detail=result.detail,

@@ -26,7 +26,6 @@ from belljar.channel.frames import (
     Stream,
 )
 from belljar.channel.messages import (
-    MAX_ERRNO,
     MAX_SIGNAL,
     Configured,
     Credit,
@@ -54,6 +53,12 @@ _DATA: Final = int(FrameType.DATA)
 _RESULT: Final = struct.Struct("<BBHiQQQ")
 # No honest count reaches it; two, and what the host dropped, add up to what the ledger takes.
 _MAX_COUNT: Final = (1 << 51) - 1
+# What the guest agent itself is asked, and how it answers.
+_ANSWERS: Final = {
+    FrameType.CONFIG: FrameType.CONFIGURED,
+    FrameType.RENEW: FrameType.RENEWED,
+    FrameType.FREEZE: FrameType.FROZEN,
+}
 # All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63
 # Numbers are never used again: an answer that comes late belongs to nobody.
@@ -205,7 +210,7 @@ class HostConnection:
         version = self._version(payload)
         if payload.take(frames.NONCE_BYTES) != self._nonce:
             payload.violated("a WELCOME with another nonce than HELLO's")
-        max_ops, window = payload.u32(), payload.u32()
+        max_ops, window = payload.number(4), payload.number(4)
         if max_ops == 0 or not 1 <= window <= frames.MAX_STDIN_WINDOW_BYTES:
             payload.violated(
                 f"a WELCOME that grants {max_ops} operations and a stdin window of {window} bytes"
@@ -214,28 +219,26 @@ class HostConnection:
         return self._welcome
 
     def _version(self, payload: Payload) -> int:
-        version, ours = payload.u16(), frames.PROTOCOL_VERSION
+        version, ours = payload.number(2), frames.PROTOCOL_VERSION
         if version != ours:
-            payload.violated(
-                f"the agent speaks version {version} of the protocol, this host {ours}"
-            )
+            payload.violated(f"the agent speaks version {version}, this host {ours}")
         return version
 
     def _on_configured(self, payload: Payload) -> Configured:
         self._take_awaited(FrameType.CONFIGURED, payload)
-        return Configured(errno=_errno(payload), detail=payload.text())
+        return Configured(errno=payload.errno(), detail=payload.text())
 
     def _on_renewed(self, payload: Payload) -> Renewed:
         self._take_awaited(FrameType.RENEWED, payload)
         self._renewed = True
-        done = payload.u32()
+        done = payload.number(4)
         if done & ~_RENEWED_BITS:
             payload.violated(f"done bits {done:#x}")
         return Renewed(done=RenewedBit(done), detail=payload.text())
 
     def _on_frozen(self, payload: Payload) -> Frozen:
         self._take_awaited(FrameType.FROZEN, payload)
-        return Frozen(errno=_errno(payload))
+        return Frozen(errno=payload.errno())
 
     def _take_awaited(self, answer: FrameType, payload: Payload) -> None:
         if answer not in self._awaited:
@@ -243,7 +246,7 @@ class HostConnection:
         self._awaited.discard(answer)
 
     def _on_pong(self, payload: Payload) -> Pong:
-        cookie = payload.u64()
+        cookie = payload.number(8)
         if not self._pings or self._pings.popleft() != cookie:
             payload.violated("a PONG that answers no PING, or out of order")
         return Pong(cookie=cookie)
@@ -251,24 +254,19 @@ class HostConnection:
     def _on_watched(self, payload: Payload) -> Watched:
         if not self._watches:
             payload.violated("a WATCHED that was not asked for")
-        asked, code, count = self._watches.popleft(), payload.u32(), payload.u32()
-        if code > MAX_ERRNO or count not in (0, asked) or (count != asked and not code):
+        asked, code, count = self._watches.popleft(), payload.errno(), payload.number(4)
+        if count not in (0, asked) or (count != asked and not code):
             payload.violated(f"errno {code} and {count} answers for {asked} files")
-        errors = tuple(payload.u32() for _ in range(count))
-        if any(error > MAX_ERRNO for error in errors):
-            payload.violated("an errno that can't be")
         self._watched_files = count
-        return Watched(errno=code, errors=errors)
+        return Watched(errno=code, errors=tuple(payload.errno() for _ in range(count)))
 
     def _on_touched(self, payload: Payload) -> Touched:
-        index, operation, count, pid = payload.u32(), payload.u16(), payload.u32(), payload.u32()
+        index, operation = payload.number(4), payload.number(2)
+        count, pid, process = payload.number(4), payload.number(4), payload.text()
         if index >= self._watched_files or operation not in (1, 2, 3) or not count:
             payload.violated(f"operation {operation} on file {index}, {count} times")
-        if not self._touches_left:
-            payload.violated("more touches than may be reported")
-        process = payload.text()
-        if len(process) > 4 * frames.MAX_PROCESS_NAME_BYTES:
-            payload.violated("a process name that is too long")
+        if not self._touches_left or len(process) > 4 * frames.MAX_PROCESS_NAME_BYTES:
+            payload.violated("more touches than may be reported, or a process name too long")
         self._touches_left -= 1
         return Touched(index=index, operation=operation, count=count, pid=pid, process=process)
 
@@ -283,29 +281,24 @@ class HostConnection:
         stream = view[start]
         left = state.caps_left.get(stream)
         if left is None or not state.started:
-            violated(
-                f"DATA of stream {stream} that has not begun, has ended or does not exist",
-                _DATA,
-                op,
-            )
-        if count > state.output_credit or count > left:
-            violated(
-                f"{count} bytes where {min(state.output_credit, left)} were granted", _DATA, op
-            )
+            violated(f"DATA of stream {stream}, which is not open", _DATA, op)
+        granted = min(state.output_credit, left)
+        if count > granted:
+            violated(f"{count} bytes where {granted} were granted", _DATA, op)
         state.output_credit -= count
         state.caps_left[stream] = left - count
         return Data(op=op, stream=Stream(stream), content=bytes(view[start + 1 : end]))
 
     def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Eof:
-        stream = payload.u8()
+        stream = payload.number(1)
         if stream not in state.caps_left or not state.started:
-            what = f"EOF of stream {stream} that has not begun, has ended or does not exist"
-            payload.violated(what)
+            payload.violated(f"EOF of stream {stream}, which is not open")
         del state.caps_left[stream]
         return Eof(op=op, stream=Stream(stream))
 
     def _on_credit(self, op: int, state: _LiveOp, payload: Payload) -> Credit:
-        granted, window = payload.u32(), self._welcome.stdin_window_bytes if self._welcome else 0
+        window = self._welcome.stdin_window_bytes if self._welcome else 0
+        granted = payload.number(4)
         if granted == 0 or state.stdin_credit + granted > window:
             payload.violated(
                 f"{granted} bytes of credit on top of {state.stdin_credit}; the window is {window}"
@@ -314,7 +307,7 @@ class HostConnection:
         return Credit(op=op, granted_bytes=granted)
 
     def _on_started(self, op: int, state: _LiveOp, payload: Payload) -> Started:
-        info = payload.u64()
+        info = payload.number(8)
         if state.started or info > _MAX_COUNT or (info and state.kind is not OpKind.READ):
             payload.violated(f"a STARTED that comes twice or with info {info}")
         state.started = True
@@ -355,22 +348,11 @@ class HostConnection:
             FrameType.HELLO, 0, frames.PROTOCOL_VERSION.to_bytes(2, "little") + nonce
         )
 
-    def send_config(self, payload: bytes) -> bytes:
-        """CONFIG, with what `frames.config_payload` made; one at a time."""
-        return self._ask(FrameType.CONFIG, FrameType.CONFIGURED, payload)
-
-    def send_renew(self, payload: bytes) -> bytes:
-        """RENEW, with what `frames.renew_payload` made; one at a time."""
-        return self._ask(FrameType.RENEW, FrameType.RENEWED, payload)
-
-    def send_freeze(self, *, on: bool, realtime_ns: int) -> bytes:
-        """FREEZE; one at a time. `realtime_ns`: the clock, as the workload goes on."""
-        self._in_order(holds=self._renewed)
-        payload = bytes((on,)) + realtime_ns.to_bytes(8, "little")
-        return self._ask(FrameType.FREEZE, FrameType.FROZEN, payload)
-
-    def _ask(self, kind: FrameType, answer: FrameType, payload: bytes) -> bytes:
-        self._in_order(holds=answer not in self._awaited)
+    def ask(self, kind: FrameType, payload: bytes) -> bytes:
+        """CONFIG, RENEW or FREEZE, with what `frames` made for it; each one at a time."""
+        answer = _ANSWERS[kind]
+        is_renewed = self._renewed or kind is not FrameType.FREEZE
+        self._in_order(holds=is_renewed and answer not in self._awaited)
         message = frames.frame(kind, 0, payload)
         self._awaited.add(answer)
         return message
@@ -412,18 +394,14 @@ class HostConnection:
             raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")
         if self._next_op > _OP_LIMIT:
             raise RuntimeError("this connection has used up its operation ids; open a new cell")
-        op = self._next_op
+        op, window = self._next_op, welcome.stdin_window_bytes
         message = frames.request_frames(op, kind, body)
-        window = welcome.stdin_window_bytes
+        caps = {int(Stream.STDOUT): stdout, int(Stream.STDERR): stderr}
         self._live[op] = _LiveOp(
             kind=kind,
             stdin_open=stdin_open,
             stdin_credit=window,
-            caps_left={
-                int(stream): cap
-                for stream, cap in ((Stream.STDOUT, stdout), (Stream.STDERR, stderr))
-                if cap is not None
-            },
+            caps_left={stream: cap for stream, cap in caps.items() if cap is not None},
         )
         self._next_op += 1
         return op, message
@@ -476,20 +454,10 @@ class HostConnection:
         """A terminal's new size, each 1 to 65,535. Nothing when the operation died."""
         if not (1 <= rows <= 0xFFFF and 1 <= columns <= 0xFFFF):
             raise ValueError(f"{rows} rows and {columns} columns; 1 to 65535 are allowed")
-        return (
-            frames.frame(FrameType.RESIZE, op, struct.pack("<HH", rows, columns))
-            if op in self._live
-            else b""
-        )
+        size = struct.pack("<HH", rows, columns)
+        return frames.frame(FrameType.RESIZE, op, size) if op in self._live else b""
 
     def _in_order(self, *, holds: bool = True) -> Welcome:
         if self._welcome is None or not holds:
             raise RuntimeError("the order is HELLO, RENEW and their answers, then operations")
         return self._welcome
-
-
-def _errno(payload: Payload) -> int:
-    code = payload.u32()
-    if code > MAX_ERRNO:
-        payload.violated(f"errno {code}")
-    return code

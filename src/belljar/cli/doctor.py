@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -36,7 +37,7 @@ class Check:
 
 @click.command()
 @json_option("Print one JSON object: ready, tiers, checks and facts.")
-@click.option("--no-prove", is_flag=True, help="Boot no test guest, run no test container.")
+@click.option("--no-prove", is_flag=True, help="Only look: start no test guest or container.")
 def doctor(*, as_json: bool, no_prove: bool) -> int:
     """Check which tiers this host can run, and how to fix the others.
 
@@ -61,7 +62,8 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
     home = belljar_home()
     with reported_if_slow("trying what works here, once: up to half a minute"):
         facts = host_facts(home, prove=not no_prove, doubt=True)
-        found = [*host_checks(facts), *_store_checks(home), *_hold_checks(home)]
+        found = [*host_checks(facts), *_store_checks(home)]
+        found += _switch_checks(home, facts, prove=not no_prove)
     ready = all(check.state != "no" for check in found)
     tiers = {tier.value: f"tier {tier}" in _usable(found) for tier in Tier}
     if as_json:
@@ -74,11 +76,33 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
     return 0 if ready else HostError.exit_code
 
 
-def _hold_checks(home: Path) -> Iterator[Check]:
+def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Check]:
+    """Whether there is a hold, and whether the kill switch halts a container."""
+    from anyio import run
+
     from belljar.isolation.hold import RELEASE_HINT, read_hold
+    from belljar.isolation.proofs import prove_switch
+    from belljar.isolation.trials import runtime_of
 
     if (held := read_hold(home)) is not None:
         yield Check("held", "no", str(held), RELEASE_HINT)
+    proven = [each for each in facts.runtimes if each.state.value == "proven"]
+    if not prove:
+        return
+    why = "no runtime starts a container to halt"
+    try:
+        if proven:
+            trial = run(partial(prove_switch, runtime_of(proven[0]), home=home))
+            if trial.works:
+                yield Check("kill switch", "ok", "works: halted a test container")
+            else:
+                what = f"could not halt a test container: {trial.reason}"
+                hint = "report this as a bug, with the output of `belljar doctor --json`"
+                yield Check("kill switch", "no", what, hint)
+            return
+    except (BelljarError, OSError) as error:
+        why = error.what if isinstance(error, BelljarError) else str(error)
+    yield Check("kill switch", "note", f"not tested: {why}", "see the tiers above")
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:

@@ -326,11 +326,11 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[WantedImage]:
     The tasks' changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
     `ContainmentBreach` when another sandbox provider was about to be used.
     """
-    from belljar.harness.evaluate import check_tasks
+    from belljar.harness.evaluate import load_only
 
     before = dict(os.environ)
     try:
-        previews = check_tasks(inspect_args, {})
+        previews = load_only(inspect_args, {})[-1]
     finally:
         os.environ.clear()
         os.environ.update(before)

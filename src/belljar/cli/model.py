@@ -44,8 +44,7 @@ def model() -> None:
 def add(source: Path, *, as_json: bool) -> None:
     """Add weights to the store and print their digest.
 
-    The bytes are shared with FILE where the file system can (a reflink), or FILE is linked; else
-    they are copied. A linked file must not be changed: each start notices, and refuses it.
+    The bytes are shared with FILE where the file system can (a reflink); else they are copied.
     """
     from belljar.model.weights import add_weights
 

@@ -258,9 +258,9 @@ def check(
         previews = preview.check_policy(target, options)
     else:
         with reported_if_slow(LOADING):
-            from belljar.harness.evaluate import check_tasks
+            from belljar.harness.evaluate import load_only
 
-            previews = check_tasks([target, *inspect_args], options)
+            previews = load_only([target, *inspect_args], options)[-1]
     host = preview.Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),

@@ -37,8 +37,7 @@ _MAX_RUNS: Final = 20
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--resume RUN]"
-    " [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--json] [INSPECT OPTIONS…]",
 )
 @operator_options
 @click.option("--require-contained", is_flag=True, help="Metrics of contained samples alone.")
@@ -49,7 +48,6 @@ _MAX_RUNS: Final = 20
     help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
     "else one of this machine alone) or of Slurm (slurm://PARTITION).",
 )
-@click.option("--resume", default="", metavar="RUN", help="Go on with a fleet's broken-off RUN.")
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
@@ -60,7 +58,6 @@ def run(
     tier: str | None,
     require_contained: bool,
     fleet: str,
-    resume: str,
     as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -90,9 +87,6 @@ def run(
     context = click.get_current_context()
     if override and not policy:
         raise MisuseError("--override needs --policy", hint="add --policy FILE")
-    if resume and (inspect_args or policy or tier or allow_upstreams or require_contained):
-        hint = "leave them out: the run that is resumed has its own"
-        raise MisuseError("--resume takes no task and no options of it", hint=hint)
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
@@ -107,11 +101,7 @@ def run(
     )
     more: list[str] = []
     try:
-        if resume:
-            from belljar.fleet.begin import resume_fleet
-
-            outcome, more = resume_fleet(request, resume, fleet)
-        elif fleet:
+        if fleet:
             from belljar.fleet.begin import run_fleet
 
             outcome, more = run_fleet(request, fleet)

@@ -142,7 +142,6 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
         Need("mmdebstrap", "mmdebstrap", "building images"),
         Need("sqfstar", "squashfs-tools", "packing images"),
         Need("skopeo", "skopeo", "importing images"),
-        Need("zstd", "zstd", "importing images"),
         Need("newuidmap", "uidmap", "cells of ordinary users"),
         Need("buildah", "buildah", "building images from Dockerfiles"),
     )

@@ -25,7 +25,7 @@ from belljar.compose.values import (
     text,
     tmpfs_of,
 )
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.policy.files import reason
 from belljar.policy.reference import parse_reference
 from belljar.policy.task_data import TaskFile
@@ -116,16 +116,14 @@ def add_env_files(cell: Converted) -> None:
             if cell.home is None:
                 raise ValueError(_NO_DIRECTORY)
             read = read_dotenv(cell.home.read_text(cell.home.path(file.path)))
-        except FileNotFoundError as error:
-            if file.required:
-                hint = "make it; an example is often beside it"
-                why = f"{path}: it does not exist"
-                raise refusal(cell.where, "env_file", why, hint=hint) from error
-            cell.changed("env_file", f"{path} does not exist, and is not required")
-            continue
         except (OSError, ValueError) as error:
+            is_missing = isinstance(error, FileNotFoundError)
+            if is_missing and not file.required:
+                cell.changed("env_file", f"{path} does not exist, and is not required")
+                continue
             why = f"{path}: {printable(reason(error))}"
-            raise refusal(cell.where, "env_file", why) from error
+            hint = "make it; an example is often beside it" if is_missing else ""
+            raise refusal(cell.where, "env_file", why, hint=hint) from error
         found |= {name: value for name, value in read.items() if value is not None}
         if unset := ", ".join(sorted(name for name, value in read.items() if value is None)):
             cell.changed("env_file", f"{path}: variables without a value are not set ({unset})")
@@ -150,10 +148,6 @@ class ServiceBuild:
     args: Mapping[str, str] = field(hash=False)
     target: str = ""
     inline: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

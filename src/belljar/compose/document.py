@@ -185,28 +185,21 @@ def read_document(path: Path) -> dict[str, Any]:
 
     Raises `PolicyError` for anything but a regular file of at most `MAX_BYTES` of readable YAML.
     """
-    where = printable(str(path))
+    where, why, content = printable(str(path)), "", ""
     try:
         content = TaskFiles(path.parent).read_text(path.name, MAX_BYTES)
         parsed = read_yaml(content)
         if isinstance(parsed, dict):
-            files = files_of(path.parent)
-            parsed = mark_read(_with_included(parsed, files), path.parent)
+            whole = mark_read(_with_included(parsed, files_of(path.parent)), path.parent)
+            return name_built(whole, path.resolve().parent.name)
+        why = "is not a compose file"
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"
-        raise _refused(f"can't be read: {why}", f"{where}:{error.line}") from error
-    except FileNotFoundError as error:
-        why = "a task's compose file is meant from the directory of the task's file"
-        raise PolicyError(
-            "can't be read: no such file or directory", where=where, hint=why
-        ) from error
+        where, why = f"{where}:{error.line}", f"can't be read: {why}"
     except (OSError, ValueError) as error:
-        why = printable(reason(error), max_chars=300)
-        raise _refused(f"can't be read: {why}", where) from error
-    if not isinstance(parsed, dict):
-        raise _refused("is not a compose file", where)
-    return name_built(parsed, path.resolve().parent.name)
+        why = f"can't be read: {printable(reason(error), max_chars=300)}"
+    raise PolicyError(why, where=where, hint="correct the compose file")
 
 
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
@@ -260,10 +253,6 @@ def _tag(build: object) -> str:
     return ":" + hashlib.sha256(whole.encode()).hexdigest()[:12]
 
 
-def _refused(what: str, where: str) -> PolicyError:
-    return PolicyError(what, where=where, hint="correct the compose file")
-
-
 def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The services by name. Raises `CannotKeepError` where there are none, or too many."""
     written = mapping(document.get("services"), "services")
@@ -296,16 +285,15 @@ def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, A
     return whole
 
 
-def _at_home(document: dict[str, Any], home: Mapping[str, str] | None = None) -> dict[str, Any]:
+def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
     """The file, each of whose services says where an included file is, and no other word of it."""
     if not isinstance(services := document.get("services"), Mapping):
         return document
-    placed = {
-        name: {key: value for key, value in of.items() if key != HOME_KEY} | dict(home or {})
-        if isinstance(of, Mapping)
-        else of
-        for name, of in services.items()
-    }
+    placed: dict[Any, Any] = dict(services)
+    for name, fields in services.items():
+        if isinstance(fields, Mapping):
+            placed[name] = {key: value for key, value in fields.items() if key != HOME_KEY}
+            placed[name] |= {HOME_KEY: home} if home else {}
     return {**document, "services": placed}
 
 
@@ -317,11 +305,9 @@ def _included(item: object, files: TaskFiles) -> dict[str, Any]:
     try:
         found = files.path(text(listed[0]))
         parsed = read_yaml(files.read_text(found))
-        if not isinstance(parsed, dict):
-            raise ValueError("it is not a compose file")
-        if parsed.get("include"):
-            raise ValueError("it includes others: name them in the task's own file")
-        return _at_home(parsed, {HOME_KEY: posixpath.dirname(found) or "."})
+        if not isinstance(parsed, dict) or parsed.get("include"):
+            raise ValueError("it is not a compose file without `include`")
+        return _at_home(parsed, posixpath.dirname(found) or ".")
     except (OSError, ValueError) as error:
         shown = printable(str(listed[0]), max_chars=100)
         raise refusal("", "include", f"{shown}: {printable(reason(error))}") from error

@@ -81,14 +81,14 @@ class _Reading:
             return word
         if self.blanks and self.is_environment and is_metadata:
             return ""
-        why, hint = "this host's environment is never read", "use the sample's metadata: $"
-        hint += f"{METADATA_PREFIX}…"
+        why = "this host's environment is never read"
         if is_metadata:
-            why, hint = "it is not in this sample's metadata", "add it to the sample's metadata"
+            why = "it is not in this sample's metadata"
         why += f": {printable(word, max_chars=200)}" if word else ""
         raise CannotKeepError(
             f"its compose file asks for ${printable(name)}, and {why}",
-            hint=f"{hint}, or give a default: ${{{printable(name)}:-…}}",
+            hint=f"give it by the sample's metadata (${METADATA_PREFIX}…), or write a default: "
+            f"${{{printable(name)}:-…}}",
         )
 
 

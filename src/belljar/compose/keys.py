@@ -114,20 +114,21 @@ def read_service(
 ) -> Converted:
     """Convert a service; keys that cells can't keep go to `refused`."""
     where, known, home = f"service {name}", {}, files.of(written) if files is not None else None
-    written = {key: value for key, value in written.items() if not _means_nothing(key, value)}
+    fates: dict[str, Key] = {}
     for key, value in written.items():
-        fate = KEYS.get(key)
-        if fate is None or fate.outcome is KeyOutcome.REFUSED:
-            refused.add(where, key, fate.why if fate else UNKNOWN)
-        elif fate.outcome is not KeyOutcome.DROPPED:
+        if _means_nothing(key, value):
+            continue
+        fate = fates[key] = KEYS.get(key) or Key(KeyOutcome.REFUSED, UNKNOWN)
+        if fate.outcome is KeyOutcome.REFUSED:
+            refused.add(where, key, fate.why)
+        elif fate.outcome is KeyOutcome.APPLIED:
             known[key] = value
     model = parse(Service, known, where, refused)
     converted = Converted(name, model, home)
-    for key in written:
-        fate = KEYS.get(key)
-        if fate is not None and fate.outcome is KeyOutcome.DROPPED:
+    for key, fate in fates.items():
+        if fate.outcome is KeyOutcome.DROPPED:
             converted.dropped(key, fate.why)
-        elif fate is not None and fate.convert is not None and key in model.model_fields_set:
+        elif fate.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 fate.convert(getattr(model, key), converted)
     if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
@@ -137,18 +138,17 @@ def read_service(
 
 def _means_nothing(key: str, value: object) -> bool:
     """Return whether it is as if the key were not written, for Compose."""
-    if value is None or key.startswith("x-") or (key in _MAY_BE_BLANK and value == ""):
+    # A variable without a value leaves an empty text, which means what no text means.
+    is_blank = key in ("user", "working_dir", "network_mode", "runtime") and value == ""
+    if value is None or key.startswith("x-") or is_blank:
         return True
     is_refused = key in KEYS and KEYS[key].outcome is KeyOutcome.REFUSED
     # Docker's `ipc` and `cgroup` are private by default, which shares nothing.
     return is_refused and value in ([], {}, "", False, "private")
 
 
-# A variable without a value leaves an empty text, which means what no text means.
-_MAY_BE_BLANK: Final = ("user", "working_dir", "network_mode", "runtime")
 _HINT_BUILD: Final = (
-    "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service "
-    "`image: NAME` (beside its `build`, if you like)"
+    "build it elsewhere, `belljar image import docker-daemon:NAME`, and write `image: NAME`"
 )
 
 
@@ -176,11 +176,8 @@ def image_of(name: str) -> str:
 
 
 def _build(_value: object, converted: Converted) -> None:
-    converted.changed(
-        "build",
-        "built by `belljar image build`, without network, unless the store has an image with the "
-        "name in `image`, or the one that `docker compose build` gives it",
-    )
+    why = "built by `belljar image build`, without network, unless the store has its image"
+    converted.changed("build", why)
 
 
 def _word(name: str) -> Convert:
@@ -248,17 +245,14 @@ def _security_opt(options: list[str], converted: Converted) -> None:
     for option in options:
         # Docker accepts `:` and `=` between an option's name and its value.
         name, _, rest = option.replace("=", ":", 1).partition(":")
-        if (name, rest) == ("no-new-privileges", "false"):
-            continue  # Docker's default
         if name == "no-new-privileges" and rest in ("", "true"):
             converted.add("rights", setuid_programs="off")
         elif (name, rest) == ("seccomp", "unconfined"):
-            where = f"in tier {_CALLING}, not in a container"
-            why = f"the calls by which debuggers work ({_CALLS}) are granted {where}"
+            why = f"the calls by which debuggers work ({_CALLS}) are granted in tier {_CALLING}"
             converted.granted("security_opt", why, seccomp="unconfined")
         elif name in ("label", "apparmor", "seccomp"):
             converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")
-        else:
+        elif (name, rest) != ("no-new-privileges", "false"):  # Docker's default
             why = f"{option}: it would weaken the isolation of the cell"
             raise refusal(converted.where, "security_opt", why)
 
@@ -273,14 +267,11 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
     refused = Refusals()
     for name in more:
         if name not in _GRANTED:
-            granted = ", ".join(sorted(_GRANTED))
-            reason = NEVER_GRANTED.get(name, f"what can be granted: {granted}")
-            why = f"{name}: no tier grants this capability; {reason}"
-            refused.add(converted.where, "cap_add", why)
+            why = NEVER_GRANTED.get(name, f"what can be granted: {', '.join(sorted(_GRANTED))}")
+            refused.add(converted.where, "cap_add", f"{name}: no tier grants it; {why}")
     refused.raise_all()
     if "MKNOD" in names:
-        why = "MKNOD: a cell has the usual six devices, and makes no others"
-        converted.dropped("cap_add", why)
+        converted.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
     if "NET_RAW" in names and "NET_ADMIN" not in names:
         why = "NET_RAW: in a cell with a network, raw sockets are for who has NET_ADMIN"
         converted.changed("cap_add", why)
@@ -293,10 +284,7 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
 def _privileged(value: object, converted: Converted, *, key: str = "privileged") -> None:
     if value:
         rights = ", ".join([*(f"CAP_{name}" for name in sorted(_GRANTED)), *DEBUGGER_CALLS])
-        why = (
-            f"{rights}, as far as its tier has them, are granted in tier {_CALLING}, not in a "
-            "container; devices, mounts, namespaces and modules stay closed"
-        )
+        why = f"{rights}, as far as its tier has them, are granted in tier {_CALLING}"
         converted.granted(key, why, privileged=True)
 
 

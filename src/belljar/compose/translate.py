@@ -29,8 +29,6 @@ from belljar.units import printable
 
 # The keys of a file; others are refused.
 SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
-# A file has them as a service has: refused in the same words, and only if not empty.
-_REASONS: Final = {key: KEYS[key].why for key in ("secrets", "configs")}
 # `health` of a service whose check the file switches off.
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
@@ -108,9 +106,9 @@ def _read(
     written = services_of(compose)  # first: of a file that has none, no key is shown
     refused = Refusals()
     for key in sorted(map(str, compose)):
-        is_written = compose.get(key) or key not in _REASONS
-        if is_written and key not in SECTIONS and not key.startswith("x-"):
-            refused.add("", key, _REASONS.get(key, "cells have no use for this part of a file"))
+        if compose.get(key) and key not in SECTIONS and not key.startswith("x-"):
+            why = KEYS[key].why if key in KEYS else "cells have no use for this part of a file"
+            refused.add("", key, why)
     default = default_service(written)
     converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
     services = {name: each.model for name, each in converted.items()}
@@ -243,16 +241,17 @@ def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, defa
     program = cells[default].program
     idles = is_idle(program.get("arguments") or program.get("command") or ())
     for wait in waits:
-        shown = f"its compose service {printable(wait.service)} waits for {printable(wait.needed)}"
+        why = ""
         # Only an idle one can be taken as started before it is.
         if wait.needed == default and not (idles and wait.condition is Condition.STARTED):
-            raise CannotKeepError(
-                f"{shown}, the service that the sample works in, which starts last"
-            )
-        if wait.condition is Condition.HEALTHY and wait.needed in completed:
-            raise CannotKeepError(f"{shown} to be healthy, and another for its end")
-        if wait.condition is Condition.HEALTHY and cells[wait.needed].health == UNCHECKED:
-            raise CannotKeepError(f"{shown} to be healthy, whose healthcheck the file switches off")
+            why = ", the service that the sample works in, which starts last"
+        elif wait.condition is Condition.HEALTHY and wait.needed in completed:
+            why = " to be healthy, and another for its end"
+        elif wait.condition is Condition.HEALTHY and cells[wait.needed].health == UNCHECKED:
+            why = " to be healthy, whose healthcheck the file switches off"
+        if why:
+            shown = f"{printable(wait.service)} waits for {printable(wait.needed)}"
+            raise CannotKeepError(f"its compose service {shown}{why}")
 
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
@@ -282,27 +281,23 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
     declared = mapping(networks, "networks")
     for name, settings in declared.items():
         parse(ComposeNetwork, mapping(settings, f"network {name}"), f"network {name}", refused)
-    for name, service in services.items():
-        with refused.collected():
-            shown = f"its compose service {printable(name)}"
-            if "networks" in service.model_fields_set and service.network_mode is not None:
-                raise CannotKeepError(f"{shown} has both networks and network_mode")
-            if unknown := [of for of in service.networks if of not in {*declared, _DEFAULT}]:
-                why = f"joins a network that is not declared: {printable(unknown[0])}"
-                raise CannotKeepError(f"{shown} {why}")
-    refused.raise_all()
-    if len(services) == 1:
-        return {}
     alone: dict[str, list[str]] = {}
     joined: dict[str, list[str]] = {}
     for name, service in services.items():
+        where = f"service {name}"
+        if "networks" in service.model_fields_set and service.network_mode is not None:
+            refused.add(where, "networks", "it has both networks and network_mode")
+        if unknown := service.networks.keys() - {*declared, _DEFAULT}:
+            why = f"it joins a network that is not declared: {printable(min(unknown))}"
+            refused.add(where, "networks", why)
         if service.network_mode == "none":
             alone[name] = []
         else:
             joined[name] = list(service.networks) or [_DEFAULT]
-    is_shared = joined and set.intersection(*map(set, joined.values()))
+    refused.raise_all()
     # With a network for all there is nothing to keep apart.
-    return alone if is_shared else {**joined, **alone}
+    is_shared = len(services) == 1 or (joined and set.intersection(*map(set, joined.values())))
+    return (alone if len(services) > 1 else {}) if is_shared else {**joined, **alone}
 
 
 def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
@@ -310,13 +305,10 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
     names: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for name, service in services.items():
+        shown = f"its compose service {printable(name)}"
         if name != default and (name == _DEFAULT or not _CELL_NAME.fullmatch(name)):
-            why = "letters, digits, `.`, `_` and `-`"
-            if name == _DEFAULT:
-                why = "the cell that the sample works in is called so"
-            raise CannotKeepError(
-                f"its compose service can't be called {printable(name)} here: {why}"
-            )
+            why = "letters, digits, `.`, `_` and `-`; `default` is the sample's own cell"
+            raise CannotKeepError(f"{shown} can't be called so here: {why}")
         aliases = [alias for place in service.networks.values() for alias in place.aliases]
         given = [name, service.hostname, service.container_name, *aliases]
         # DNS compares names without regard to case (RFC 4343).
@@ -325,13 +317,11 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
             try:
                 read_host(item)
             except ValueError as error:
-                why = f"its compose service {printable(name)} can't have this name here: {error}"
-                raise CannotKeepError(why) from None
+                raise CannotKeepError(f"{shown} can't have this name here: {error}") from None
             if owner.setdefault(item, name) != name:
                 both = printable(f"{owner[item]} and {name}")
-                raise CannotKeepError(
-                    f"its compose services {both} have the same name: {printable(item)}"
-                )
+                why = f"its compose services {both} have the same name: {printable(item)}"
+                raise CannotKeepError(why)
     return names
 
 

@@ -79,8 +79,8 @@ class OutsideTaskError(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "nothing of this host is shown in a cell but files below the task's own directory: put"
-            " them beside the compose file, or into the image"
+            "a cell sees only files below the task's own directory: put them beside the compose "
+            "file, or into the image"
         )
 
 

@@ -13,6 +13,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -84,8 +85,7 @@ def pack_task(directory: Path) -> bytes:
     names: list[str] = []
     size = 0
     for folder, inner, files in os.walk(directory):
-        # In place, so that `os.walk` skips the others; sorted, as the digest is compared on
-        # `--resume`.
+        # In place, so that `os.walk` skips the others; sorted, for an equal digest.
         inner[:] = sorted(name for name in inner if name not in NOT_SENT)
         for name in sorted(files):
             path = Path(folder, name)
@@ -105,14 +105,6 @@ def pack_task(directory: Path) -> bytes:
     return b"".join(pack(directory, iter(names)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Archive:
-    fd: int
-
-    def pread(self, count: int, offset: int) -> bytes:
-        return os.pread(self.fd, count, offset)
-
-
 def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
     """Unpack a hostile archive into `into`, which is made; `only`: names that begin so.
 
@@ -121,8 +113,8 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
     into.mkdir(mode=0o700)
     # With O_EXCL an archive that names one file twice is refused: the second replaces nothing.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    source = _Archive(file.fileno())
-    for entry in read_entries(source, os.fstat(source.fd).st_size, MAX_ENTRIES):
+    fd = file.fileno()
+    for entry in read_entries(partial(os.pread, fd), os.fstat(fd).st_size, MAX_ENTRIES):
         name = b"/".join(entry.path).decode("utf-8", "strict")
         # Names are shown in terminals: control characters are refused with everything but files.
         if entry.kind is not ImageEntryKind.FILE or not name.isprintable():
@@ -143,7 +135,7 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
             raise LayerError("it has a name that is too long here") from error
         with os.fdopen(made, "wb") as out:
             while left:
-                piece = source.pread(min(left, PIECE_BYTES), offset)
+                piece = os.pread(fd, min(left, PIECE_BYTES), offset)
                 out.write(piece)
                 offset, left = offset + len(piece), left - len(piece)
 

@@ -1,4 +1,4 @@
-"""Begins a run on a fleet, or goes on with one: chooses nodes, plans, hands over to the head."""
+"""Begins a run on a fleet: chooses nodes, plans, hands over to the head."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from belljar.errors import LedgerError, PolicyError, breach_stands
+from belljar.errors import LedgerError, breach_stands
 from belljar.events import Kind
 from belljar.fleet.archive import pack_task
 from belljar.fleet.engine import CLEAR_S, joined
 from belljar.fleet.head import Head
-from belljar.fleet.judge import KIND, Try, summary
+from belljar.fleet.judge import KIND, summary
 from belljar.fleet.node import SILENCE, clear, settings_of, silence_s
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
-from belljar.fleet.record import run_to_resume
 from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger
 from belljar.harness.host_processes import watched_host
@@ -31,41 +28,17 @@ from belljar.harness.source import RealCells, standard_output_to_error
 from belljar.package import __version__
 from belljar.report.verdict import LedgerState
 from belljar.store.home import belljar_home
-from belljar.units import printable
 
-# What of a request is on record, for `--resume`.
+# What of a request is on record.
 _KEPT: Final = (
     *("inspect_args", "policy", "override", "tier", "allow_upstreams", "require_contained"),
 )
-# What of a plan decides what a sample is: a resumed run has the same.
-_DECIDES: Final = ("task", "samples", "epochs", "code", "policies", "images", "versions")
 
 
-def resume_fleet(request: RunRequest, ref: str, fleet: str) -> tuple[RunOutcome, list[str]]:
-    """Run what an unfinished or interrupted fleet run lacks, in a new run that takes over the rest.
-
-    Raises as `run_fleet`, `PolicyError` when it can't be resumed.
-    """
-    old, plan, tries = run_to_resume(request.home or belljar_home(), ref)
-    try:
-        os.chdir(plan["directory"])  # as paths in its options are relative to it
-    except OSError as error:
-        what = f"the directory in which it was begun can't be entered: {error.strerror}"
-        raise PolicyError(what, where=printable(plan["directory"]), hint="run it anew") from error
-    request = replace(request, **{name: plan[name] for name in _KEPT})
-    return run_fleet(request, fleet or plan["fleet"], resumed=(old, plan, tries))
-
-
-def run_fleet(
-    request: RunRequest,
-    fleet: str,
-    *,
-    resumed: tuple[Path, Mapping[str, Any], Sequence[Try]] | None = None,
-) -> tuple[RunOutcome, list[str]]:
+def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
     """Run an evaluation on the fleet; return its outcome and lines for the report.
 
-    `resumed`: a run whose units are taken over. Raises as `run_evaluation`, `HostError` when no
-    node can run the task as planned.
+    Raises as `run_evaluation`, `HostError` when no node can run the task as planned.
     """
     patience_s = silence_s(os.environ)
     with (
@@ -108,9 +81,7 @@ def run_fleet(
                 "directory": str(Path.cwd()),
                 **{name: getattr(request, name) for name in _KEPT},
             }
-            if resumed is not None:
-                check_same(resumed[1], plan)
-            # Only after both checks: a refused evaluation pins no key.
+            # Only now: a refused evaluation pins no key.
             pin_keys(home, nodes)
             with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host, silence_s=patience_s)
@@ -118,8 +89,6 @@ def run_fleet(
                 names = {node.node_id: node.name for node in nodes}
                 for node_id, about in sent:
                     head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
-                if resumed is not None:
-                    head.take_over(resumed[0], resumed[2])
                 # From here on units may use the files: after an error a later run on the node
                 # removes them.
                 unless_begun.pop_all()
@@ -131,16 +100,3 @@ def run_fleet(
         if state is not LedgerState.VERIFIED:
             raise LedgerError(problem or "it is not sealed", where=str(run.path))
         return outcome, summary(head.tries)
-
-
-def check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise `PolicyError` with what differs between a plan and that of the run to be resumed."""
-    differing = [name for name in _DECIDES if old.get(name) != new[name]]
-    before, now = old.get("settings", {}), new["settings"]
-    differing += sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    if differing:
-        raise PolicyError(
-            f"it is not the evaluation of the run to be resumed: {', '.join(differing)} differ",
-            where="--resume",
-            hint="set them as they were (code: the task's files), or run it anew",
-        )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
-from pathlib import Path
 from typing import IO, Any, Final
 
-from belljar.errors import ContainmentBreach, LedgerError
+from belljar.errors import ContainmentBreach
 from belljar.events import Event, Kind
 from belljar.fleet.archive import MAX_ARCHIVE_BYTES
 from belljar.fleet.engine import Engine
@@ -30,7 +27,6 @@ from belljar.fleet.units import (
     cells_per_unit,
     deadline_s,
     has_task_error,
-    may_replace,
     next_size,
     to_try_again,
 )
@@ -52,11 +48,9 @@ from belljar.waiting import print_status
 # Heartbeats are a second apart: looking more often would find nothing new.
 POLL_S: Final = 0.5
 # A node's word of how its unit ended, which may be anything until its shape is checked.
-_END: Final = shape_of("run_id:text why:text exit_code:whole lasted_s:number start_s:number")
+_END: Final = shape_of("run_id:text why:text exit_code:whole")
 # An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.
 STOP_S: Final = 120.0
-_LONGEST_S: Final = 1e7  # of a unit: a node's number, with which the head reckons
-_SHORTEST_S: Final = 0.01  # of a sample: shorter ones have no measure beside a start
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,7 +105,6 @@ class Head:
         self._waiting, self._again = list(task.samples), list[Unit]()
         self._running: list[_Running] = []
         self._count = 0
-        self._sample_s: float | None = None
         self.tries: list[Try] = []
         self._stopping_s: float | None = None
         self._interrupted = False
@@ -122,27 +115,6 @@ class Head:
     def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
         """Put an event on record."""
         self._run.recorder.record(Event(kind=kind, data=data))
-
-    def take_over(self, old: Path, tries: Sequence[Try]) -> None:
-        """Take over the attempts of an earlier run, as they were verified now."""
-        for each in tries:
-            # Numbers name archives: new units go on after those that are taken over.
-            self._count = max(self._count, each.unit.number)
-            self._of_unit(Kind.FLEET_UNIT_PLACED, each.unit, each.node, from_run=old.name)
-            if each.findings is not None:
-                path = archive_of(self._run.path, each.unit)
-                shutil.copyfile(archive_of(old, each.unit), path)
-                self._record_finished(each, each.findings, from_run=old.name)
-            self._end(each)
-        final = {
-            key
-            for key, (tried, row) in counted_rows(tries).items()
-            if tried.findings is not None and not may_replace(row, tried.findings)
-        }
-        epochs = range(1, self._task.epochs + 1)
-        done = {each for each in self._waiting if final.issuperset(product([each], epochs))}
-        self._waiting = [sample for sample in self._waiting if sample not in done]
-        print_status(f"belljar: {len(done)} sample(s) are taken over from run {old.name}")
 
     # --- running
 
@@ -206,12 +178,7 @@ class Head:
                 # Without any node the rest is one unit, which ends below.
                 size = left = len(self._waiting)
                 if room:
-                    size = next_size(
-                        left,
-                        slots=room,
-                        side_by_side=wide,
-                        sample_s=self._sample_s,
-                    )
+                    size = next_size(left, slots=room, side_by_side=wide)
                 self._count += 1
                 unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
@@ -278,10 +245,7 @@ class Head:
         try:
             running.part.close()
             check_shape(sent, _END)
-            run_id, why, code, lasted_s, start_s = (sent[name] for name in _END)
-            # NaN and infinity fail this, too.
-            if not 0 <= start_s <= lasted_s < _LONGEST_S:
-                raise LedgerError("its node's word of its end can't be understood")
+            run_id, why, code = (sent[name] for name in _END)
             if not run_id:
                 began = self._stopping_s is None or code != NEVER_BEGAN
                 why = (
@@ -307,7 +271,6 @@ class Head:
             self._breached = tried.where
         self._record_finished(tried, findings)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        self._sample_s = max(_SHORTEST_S, (lasted_s - start_s) / max(1, len(unit.samples)))
         again = to_try_again(unit, self._task.epochs, findings)
         # Its process's last words: a full disk can't take down that it is full.
         words = printable(why, max_chars=400)
@@ -451,10 +414,7 @@ class Head:
             left.take(line)
         findings = judged(problems=self._problems, own=left.end())
         put_on_record(run, findings, dropped)
-        code = findings.exit_code
-        return RunOutcome(
-            findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
-        )
+        return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
 
     def _merge(self, findings: RunFindings, *, require_contained: bool) -> list[str]:
         """Write the one log, with the verdicts; return the samples that are not in metrics."""

@@ -185,7 +185,6 @@ def run_unit(
     guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(lease_s)]
     # Not `--json`, with which an error is printed there, and not on standard error.
     command = [sys.executable, "-m", "belljar", "run", *words]
-    began, began_s = time.monotonic(), time.time()
     with (
         (folder / f"{unit}.err").open("wb") as err,
         subprocess.Popen(
@@ -202,14 +201,10 @@ def run_unit(
         ) as process,
     ):
         code = process.wait()
-    lasted_s = time.monotonic() - began
-    run_id, start_s = "", lasted_s
+    run_id = ""
     if noted.exists() and noted.stat().st_size:  # a run that was refused has no directory
         directory = Path(noted.read_text())
         run_id, waited_s = directory.name, 0.0
-        # File times follow the wall clock, which may have been set: kept within what was
-        # measured.
-        start_s = min(max(0.0, noted.stat().st_mtime - began_s), lasted_s)
         # When the guard was killed, the kernel interrupted the run, which still ends.
         while is_being_written(directory) and waited_s < END_S:
             time.sleep(POLL_S)
@@ -219,8 +214,7 @@ def run_unit(
         # A character is at most four bytes of UTF-8.
         said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * _TAIL_CHARS))
         why = _tail(said.read())
-    times = {"lasted_s": lasted_s, "start_s": start_s}
-    yield {"run_id": run_id, "exit_code": code, "why": why, **times}
+    yield {"run_id": run_id, "exit_code": code, "why": why}
 
 
 def clear(fleet: str) -> None:

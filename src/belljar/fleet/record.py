@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.errors import LedgerError, PolicyError
+from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.fleet.archive import check_log, unpack
 from belljar.fleet.judge import KIND, Asked, Try, judge_fleet, summary
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.image.layers import LayerError
-from belljar.ledger.files import digest_file, is_being_written, open_beneath, open_directory
-from belljar.ledger.keys import local_fingerprint
-from belljar.ledger.listing import find_run, read_events
+from belljar.ledger.files import digest_file, open_beneath, open_directory
+from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, verify
@@ -168,32 +167,6 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
         is_bad=data.get("is_bad") is True,
         archive=str(data.get("archive", known.archive)),
     )
-
-
-def run_to_resume(home: Path, ref: str) -> tuple[Path, dict[str, Any], list[Try]]:
-    """Return a fleet's run to be resumed, its plan and its attempts. Raises `PolicyError`."""
-    try:
-        run = find_run(home, ref)
-        result = verify(run, expected_key=local_fingerprint(home), expected_run=run.name)
-        if result.problem is not None:
-            raise LedgerError(str(result.problem))
-        if is_being_written(run):
-            raise LedgerError("it is still running")
-        plan, tries = record_of(run)
-        for each in tries:
-            # Evidence that came and was not judged may be that of a breach.
-            came = each.archive or is_whole(archive_of(run, each.unit))
-            if each.is_bad or (came and each.findings is None):
-                raise LedgerError(f"{each.where} has evidence that was not judged: {each.why}")
-            if each.findings is not None and each.findings.verdict is Verdict.BREACHED:
-                raise LedgerError("it is breached, and a breach is never run again")
-    except (OSError, LedgerError) as error:
-        raise PolicyError(
-            f"the run can't be resumed: {printable(str(error))}",
-            where=f"--resume {printable(ref)}",
-            hint="run it anew",
-        ) from error
-    return run, plan, tries
 
 
 def is_whole(archive: Path) -> bool:

@@ -16,10 +16,6 @@ from belljar.report.samples import Row, RunFindings
 
 # One command line names them, and one lost unit costs no more.
 MAX_UNIT_SAMPLES: Final = 64
-# Loading Inspect takes a node some seconds: a shorter unit would mostly do that.
-MIN_UNIT_S: Final = 30.0
-# A node that dies takes a quarter of an hour's work along, and no more.
-MAX_UNIT_S: Final = 900.0
 # A sample that takes down three nodes is more likely the cause than the nodes.
 MAX_ATTEMPTS: Final = 3
 
@@ -78,18 +74,15 @@ def cells_per_unit(nodes: Iterable[Node]) -> int:
     return max(1, smallest if smallest < 4 else smallest // 2)
 
 
-def next_size(remaining: int, *, slots: int, side_by_side: int, sample_s: float | None) -> int:
+def next_size(remaining: int, *, slots: int, side_by_side: int) -> int:
     """Return how many of the `remaining` samples the next unit gets.
 
     Half of an equal share, so that later units are smaller and end together; but enough for the
-    unit's cells, `side_by_side`. `sample_s`: how long one takes, as measured.
+    unit's cells, `side_by_side`.
     """
     share = math.ceil(remaining / slots)
-    size = max(math.ceil(remaining / (2 * slots)), min(share, side_by_side))
-    if sample_s:
-        size = max(size, min(share, math.ceil(MIN_UNIT_S / sample_s)))
-        size = min(size, max(1, int(MAX_UNIT_S / sample_s)))
-    return min(size, MAX_UNIT_SAMPLES)
+    half = math.ceil(remaining / (2 * slots))
+    return min(max(half, min(share, side_by_side)), MAX_UNIT_SAMPLES)
 
 
 def is_cut_off(findings: RunFindings) -> bool:

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from pydantic import BaseModel
 
-from belljar.compose.document import (
-    as_document,
-    beside,
-    dockerfile_document,
-    read_document,
-)
+from belljar.compose.document import as_document, beside, dockerfile_document, read_document
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.compat import TaskRefused, judge
@@ -163,11 +158,9 @@ def brought(
         return judged(BelljarConfig(), judge(written.type, has_config=False, where=where))
     found = [each for each in dict.fromkeys(directories) if os.path.lexists(each / str(own))]
     if isinstance(own, str) and not Path(own).is_absolute() and len(found) > 1:
-        raise PolicyError(
-            f"{printable(own)} is in the directories of several tasks",
-            where=where,
-            hint="run one task after the other, or name the file by its whole path",
-        )
+        what = f"{printable(own)} is in the directories of several tasks"
+        hint = "run one task after the other, or name the file by its whole path"
+        raise PolicyError(what, where=where, hint=hint)
     return stand_in(written, directory=found[0] if found else Path.cwd(), where=where)
 
 

@@ -41,12 +41,9 @@ class SoleProvider:
 
     def refuse(self, what: str, *, where: str) -> NoReturn:
         """Stop the run before the provider is used."""
-        self.session.refuse(
-            f"{what}; under belljar run a task's commands run in cells only",
-            where=where,
-            hint="let the task name no sandbox but its own: belljar run puts a cell in its place",
-            cause=ReasonCode.OTHER_PROVIDER,
-        )
+        what = f"{what}; under belljar run a task's commands run in cells only"
+        hint = "let the task name no sandbox but its own: belljar run puts a cell in its place"
+        self.session.refuse(what, where=where, hint=hint, cause=ReasonCode.OTHER_PROVIDER)
 
     def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
         """Check a starting sample's sandboxes. Raises `ContainmentBreach`."""
@@ -75,27 +72,15 @@ class _Closed(type):
         # Looks of Python itself are no use of the provider.
         if name.startswith("__"):
             raise AttributeError(name)
-        cls.sole.refuse(
-            f"the sandbox provider {cls.provider.__name__} was about to be used ({name})",
-            where="inspect",
-        )
-
-
-def _closed(provider: type[SandboxEnvironment], sole: SoleProvider) -> _Closed:
-    harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
-    return _Closed(
-        f"Closed{provider.__name__}", (), {"provider": provider, "sole": sole, **harmless}
-    )
+        what = f"the sandbox provider {cls.provider.__name__} was about to be used ({name})"
+        cls.sole.refuse(what, where="inspect")
 
 
 _lock = threading.Lock()
 _active: SoleProvider | None = None
 
 
-@hooks(
-    name="belljar_sole_provider",
-    description="Looks at the sandboxes of each sample before it begins.",
-)
+@hooks(name="belljar_sole_provider", description="Looks at the sandboxes of each sample.")
 class LookAtSandboxes(Hooks):
     """Called when an attempt's sandboxes exist."""
 
@@ -135,9 +120,8 @@ def sole_provider(session: Session) -> Iterator[SoleProvider]:
     sole = SoleProvider(session)
     with ExitStack() as stack:
         if not _lock.acquire(blocking=False):
-            raise HostError(
-                "another evaluation runs in this process", hint="run one after the other"
-            )
+            what = "another evaluation runs in this process"
+            raise HostError(what, hint="run one after the other")
         stack.callback(_lock.release)
         _patch_registry(sole, stack)
         _patch_base_class(sole, stack)
@@ -170,10 +154,14 @@ def _patch_registry(sole: SoleProvider, stack: ExitStack) -> None:
     # Not what is registered under our name: a task may have registered another there.
     own = RegistryInfo(type="sandboxenv", name=f"{PROVIDER}/{PROVIDER}")
 
+    def closed(provider: type[SandboxEnvironment]) -> _Closed:
+        harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
+        return _Closed(provider.__name__, (), {"provider": provider, "sole": sole, **harmless})
+
     def find_closed(predicate: Any) -> list[Any]:  # noqa: ANN401 - as Inspect's
         if predicate(own):
             return [BelljarSandboxEnvironment]
-        return [_closed(each, sole) for each in find(predicate)]
+        return [closed(each) for each in find(predicate)]
 
     registry.__dict__["registry_find"] = find_closed
     stack.callback(registry.__dict__.__setitem__, "registry_find", find)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -19,7 +19,6 @@ import anyio.from_thread
 import anyio.lowlevel
 from inspect_ai.log._samples import sample_active
 from inspect_ai.model import (
-    ChatCompletionChoice,
     ChatMessage,
     ChatMessageAssistant,
     ChatMessageSystem,
@@ -31,6 +30,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo, ToolParams
 from inspect_ai.util import LimitExceededError
+from pydantic import BaseModel
 
 from belljar.harness.model_boundary import STOPPED
 from belljar.network.stand_ins.web import parse_json
@@ -40,16 +40,6 @@ logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
 # Of all requests of a sample: each is in the host's memory and log, also when the model refuses.
 MAX_REQUEST_BYTES: Final = 256 << 20
-# OpenAI's names, of which the first two are the older and the newer of one limit.
-_NUMBERS: Final = {
-    "max_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
 # OpenAI's `required` is Inspect's `any`.
 _TOOL_CHOICES: Final[Mapping[str, Literal["auto", "any", "none"]]] = {
     "auto": "auto",
@@ -104,7 +94,7 @@ class ModelBridge:
         for scope in self._open:
             scope.cancel()
 
-    async def _generate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _generate(self, request: ChatRequest) -> dict[str, Any]:
         with anyio.CancelScope() as scope:
             if self._closed:
                 scope.cancel()
@@ -129,12 +119,49 @@ class ModelBridge:
         raise ValueError("the range has ended")
 
 
-def read_request(body: bytes) -> dict[str, Any]:
-    """A chat request as JSON. Raises `ValueError`."""
-    request = _json(body)
-    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
-        raise ValueError("no chat request: it has no messages")
-    return request
+class _Part(BaseModel):
+    type: Literal["text"]  # only text is passed on to the model
+    text: str = ""
+
+
+class _Function(BaseModel):
+    name: str = ""
+    arguments: str | None = None  # JSON in a text
+    description: str | None = None
+    parameters: ToolParams | None = None
+
+
+class _Call(BaseModel):
+    id: str = ""
+    function: _Function
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+
+
+class ChatRequest(BaseModel):
+    """The fields of a guest's chat request that are used."""
+
+    messages: list[_Message]
+    tools: list[_Call] | None = None
+    tool_choice: str | _Call | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None  # the older and the newer name of one limit
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """Read a chat request. Raises `ValueError`."""
+    return ChatRequest.model_validate(_json(body))
 
 
 def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
@@ -144,121 +171,78 @@ def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
     return value
 
 
-async def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = request.get("tool_choice")
-    choice: ToolChoice | None = _TOOL_CHOICES.get(wanted) if isinstance(wanted, str) else None
-    if isinstance(wanted, Mapping) and isinstance(wanted.get("function"), Mapping):
-        choice = ToolFunction(name=str(wanted["function"].get("name", "")))
-    output = await get_model().generate(
-        messages_of(request["messages"]),
-        tools=tools_of(request.get("tools") or ()),
-        tool_choice=choice,
-        config=_config(request),
+async def _answer(request: ChatRequest) -> dict[str, Any]:
+    wanted = request.tool_choice
+    choice: ToolChoice | None = (
+        ToolFunction(name=wanted.function.name)
+        if isinstance(wanted, _Call)
+        else _TOOL_CHOICES.get(wanted or "")
     )
-    return completion_of(output)
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    numbers = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
+    output = await get_model().generate(
+        conversation_of(request),
+        tools=[
+            ToolInfo(
+                name=each.function.name,
+                description=each.function.description or each.function.name,
+                parameters=each.function.parameters or ToolParams(),
+            )
+            for each in request.tools or ()
+        ],
+        tool_choice=choice,
+        config=GenerateConfig(
+            **{name: getattr(request, name) for name in numbers},
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            stop_seqs=stop[:16] if stop else None,
+        ),
+    )
+    return _completion_of(output)
 
 
-def messages_of(messages: Sequence[Any]) -> list[ChatMessage]:
+def conversation_of(request: ChatRequest) -> list[ChatMessage]:
     """The conversation in Inspect's types. Raises `ValueError`."""
-    return [_message(message) for message in messages]
+    return [_message(message) for message in request.messages]
 
 
-def _message(message: Any) -> ChatMessage:  # noqa: ANN401 - a guest's JSON
-    if not isinstance(message, Mapping):
-        raise ValueError("a message is an object")
-    text = _text(message.get("content"))
-    match message.get("role"):
+def _message(message: _Message) -> ChatMessage:
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    match message.role:
         case "system" | "developer":
             return ChatMessageSystem(content=text)
         case "user":
             return ChatMessageUser(content=text)
-        case "assistant":
-            calls = []
-            for call in message.get("tool_calls") or ():
-                function = call.get("function") if isinstance(call, Mapping) else None
-                if not isinstance(function, Mapping):
-                    raise ValueError("a tool call names a function")
-                # In OpenAI's API arguments are text that holds JSON.
-                arguments = _json(str(function.get("arguments") or "{}"))
-                if not isinstance(arguments, dict):
-                    raise ValueError("a tool call's arguments are an object")
-                name = str(function.get("name", ""))
-                calls.append(
-                    ToolCall(id=str(call.get("id", "")), function=name, arguments=arguments)
-                )
-            return ChatMessageAssistant(content=text, tool_calls=calls or None)
         case "tool":
-            return ChatMessageTool(content=text, tool_call_id=str(message.get("tool_call_id", "")))
-    raise ValueError("a message has one of the roles system, developer, user, assistant, tool")
+            return ChatMessageTool(content=text, tool_call_id=message.tool_call_id)
+    calls = []
+    for call in message.tool_calls or ():
+        arguments = _json(call.function.arguments or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("a tool call's arguments are an object")
+        calls.append(ToolCall(id=call.id, function=call.function.name, arguments=arguments))
+    return ChatMessageAssistant(content=text, tool_calls=calls or None)
 
 
-def _text(content: Any) -> str:  # noqa: ANN401 - a guest's JSON
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" for part in content
-    ):
-        return "".join(str(part.get("text", "")) for part in content)
-    raise ValueError("only text is passed on to the model")
-
-
-def tools_of(tools: Sequence[Any]) -> list[ToolInfo]:
-    """The tools in Inspect's types. Raises `ValueError`."""
-    found = []
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping):
-            raise ValueError("a tool is a function")
-        name = str(function.get("name", ""))
-        written = function.get("parameters") or {"type": "object", "properties": {}}
-        parameters = ToolParams.model_validate(written)
-        description = str(function.get("description") or name)
-        found.append(ToolInfo(name=name, description=description, parameters=parameters))
-    return found
-
-
-def _config(request: Mapping[str, Any]) -> GenerateConfig:
-    given: dict[str, Any] = {
-        ours: request[name]
-        for name, ours in _NUMBERS.items()
-        # In Python `true` of JSON is an int, too.
-        if isinstance(request.get(name), (int, float)) and not isinstance(request.get(name), bool)
-    }
-    stop = request.get("stop")
-    if isinstance(stop, (str, list)):
-        given["stop_seqs"] = [stop] if isinstance(stop, str) else [str(word) for word in stop[:16]]
-    return GenerateConfig(**given)
-
-
-def completion_of(output: ModelOutput) -> dict[str, Any]:
+def _completion_of(output: ModelOutput) -> dict[str, Any]:
     """The chat completion; the stand-in adds a model's name."""
-    usage = output.usage
-    counted = (
-        {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
-        if usage
-        else {}
-    )
-    return {
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "choices": [_choice(index, choice) for index, choice in enumerate(output.choices)],
-        **({"usage": {**counted, "total_tokens": sum(counted.values())}} if counted else {}),
-    }
-
-
-def _choice(index: int, choice: ChatCompletionChoice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.message.text or None}
-    if choice.message.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function, "arguments": json.dumps(call.arguments)},
-            }
-            for call in choice.message.tool_calls
-        ]
-    return {
-        "index": index,
-        "message": message,
-        "finish_reason": _REASONS.get(choice.stop_reason, "stop"),
-    }
+    choices = []
+    for index, choice in enumerate(output.choices):
+        message: dict[str, Any] = {"role": "assistant", "content": choice.message.text or None}
+        if choice.message.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function, "arguments": json.dumps(call.arguments)},
+                }
+                for call in choice.message.tool_calls
+            ]
+        reason = _REASONS.get(choice.stop_reason, "stop")
+        choices.append({"index": index, "message": message, "finish_reason": reason})
+    made = {"object": "chat.completion", "created": int(time.time()), "choices": choices}
+    if (usage := output.usage) is not None:
+        total = usage.input_tokens + usage.output_tokens
+        counted = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
+        made["usage"] = {**counted, "total_tokens": total}
+    return made

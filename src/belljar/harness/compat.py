@@ -58,18 +58,6 @@ _OWN_POLICY: Final = (
 )
 
 
-def _hint(differences: Iterable[Difference]) -> str:
-    keys = dict.fromkeys(
-        f"`{fact.key}`" for fact in differences if fact.kind is DifferenceKind.REFUSED and fact.key
-    )
-    if not keys:
-        return _OWN_POLICY
-    return (
-        f"remove {', '.join(keys)} from the compose file if the task works without, or "
-        f"{_OWN_POLICY}"
-    )
-
-
 def judge(kind: str, *, has_config: bool, where: str) -> Honoured:
     """Decide about a sandbox without a compose file. Raises `TaskRefused`."""
     if kind == "local":
@@ -128,7 +116,10 @@ def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str)
     if not isinstance(error, CannotKeepError):
         return TaskRefused(what, where=where, hint=_OWN_POLICY)
     error.add(others)
-    hint = error.hint or _hint(error.differences)
+    refused = (fact for fact in error.differences if fact.kind is DifferenceKind.REFUSED)
+    keys = ", ".join(dict.fromkeys(f"`{fact.key}`" for fact in refused if fact.key))
+    without = f"remove {keys} from the compose file if the task works without, or " if keys else ""
+    hint = error.hint or f"{without}{_OWN_POLICY}"
     return TaskRefused(what, where=where, hint=hint, differences=error.differences)
 
 

@@ -32,12 +32,7 @@ from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.compat import (
-    Honoured,
-    judge_compose,
-    judge_for_sample,
-    shaping_variables,
-)
+from belljar.harness.compat import Honoured, judge_compose, judge_for_sample, shaping_variables
 from belljar.harness.operator import (
     POLICY_VARIABLE,
     Operator,
@@ -262,11 +257,9 @@ def _check_own_files(ours: BelljarConfig) -> None:
     _check_read_here(each.root or "." for each in ours.builds)
     services = ours.network.stand_ins.values() if isinstance(ours.network, Network) else ()
     if any(not isinstance(each, CellStandIn) or each.files for each in services):
-        raise PolicyError(
-            "its network holds more than the services of a compose file",
-            where="the task's sandbox",
-            hint="put stand-ins and files into a policy, and name that",
-        )
+        what = "its network holds more than the services of a compose file"
+        hint = "put stand-ins and files into a policy, and name that"
+        raise PolicyError(what, where="the task's sandbox", hint=hint)
 
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:

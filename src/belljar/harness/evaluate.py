@@ -34,10 +34,7 @@ from belljar.harness.options import (
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
-from belljar.harness.source import (
-    hold_required_gap,
-    standard_output_to_error,
-)
+from belljar.harness.source import hold_required_gap, standard_output_to_error
 from belljar.host.settings import resolve_here
 from belljar.interrupts import termination_as_interrupt
 from belljar.network.stand_ins.author import check_stand_ins
@@ -61,7 +58,6 @@ if TYPE_CHECKING:
 # Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
 # record of a process that died.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
-_HINT_EXIT: Final = "take `sys.exit` out of it; to end a run's evaluation, raise an error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +68,11 @@ class RunOutcome:
     dropped: Sequence[str] = ()
     run_id: str
     path: Path
-    exit_code: int
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command."""
+        return self.findings.exit_code
 
 
 def run_evaluation(request: RunRequest) -> RunOutcome:
@@ -91,22 +91,12 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         options = read_options(request.inspect_args)
         models = check_models(options.models, request.home)
         session = Session(
-            operator_options={
-                **request.operator_options,
-                "run_policy": _absolute(request.policy),
-            },
+            operator_options={**request.operator_options, "run_policy": _absolute(request.policy)},
             home=request.home,
             source=request.source,
         )
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
-        _start_hooks()
-        from belljar.harness.boundary import sole_provider
-        from belljar.harness.host_tools import check_known_tools, tool_checks
-
-        for check in (sole_provider, tool_checks):
-            # Before tasks are loaded: a module of theirs may register another provider when
-            # imported.
-            stack.enter_context(check(session))
+        stack.enter_context(_controlled(session))
         operator = read_operator(**session.operator_options)
         with _stops(session):
             tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
@@ -116,8 +106,6 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             policies = _show_preview(previews, session)
             for policy in policies:
                 session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
-            for task in tasks:
-                check_known_tools(task, session)
         try:
             return _run_tasks(request, options, tasks, session, [*policies, *models])
         except LedgerError as error:  # a full disk hides no breach
@@ -134,11 +122,6 @@ def check_policy(policy: str, tier: str) -> None:
     check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
 
 
-def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
-    """Preview tasks' samples. Raises as `run_evaluation`."""
-    return load_only(arguments, operator)[-1]
-
-
 def load_only(
     arguments: Sequence[str], operator: OperatorOptions
 ) -> tuple[InspectOptions, list[Task], list[Preview]]:
@@ -147,18 +130,28 @@ def load_only(
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
-    with standard_output_to_error():
-        _start_hooks()
-        from belljar.harness.boundary import sole_provider
-        from belljar.harness.host_tools import tool_checks
-
-        with sole_provider(session), tool_checks(session):
-            selection = read_selection(options)
-            if not selection.is_foreseen:
-                selection = Selection(ids=selection.ids)
-            with _stops(session):
-                loaded = load_tasks(options, read_operator(**session.operator_options), selection)
+    selection = read_selection(options)
+    if not selection.is_foreseen:
+        selection = Selection(ids=selection.ids)
+    with standard_output_to_error(), _controlled(session), _stops(session):
+        loaded = load_tasks(options, read_operator(**session.operator_options), selection)
     return (options, *loaded)
+
+
+@contextlib.contextmanager
+def _controlled(session: Session) -> Iterator[None]:
+    """Keep other providers and refused tools out inside the block, in which tasks are loaded: a
+    module of theirs may register another provider when imported.
+    """
+    from inspect_ai.hooks._startup import init_hooks
+
+    with _explained("Inspect's hooks"):
+        init_hooks()  # other packages' hooks register before ours, which Inspect would announce
+    from belljar.harness.boundary import sole_provider
+    from belljar.harness.host_tools import tool_checks
+
+    with sole_provider(session), tool_checks(session):
+        yield
 
 
 @contextlib.contextmanager
@@ -172,7 +165,8 @@ def _stops(session: Session) -> Iterator[None]:
     except BaseException as error:
         if session.stopped is None:
             if isinstance(error, SystemExit):
-                raise PolicyError("the task's code ended the process", hint=_HINT_EXIT) from error
+                hint = "take `sys.exit` out of it; to end a run's evaluation, raise an error"
+                raise PolicyError("the task's code ended the process", hint=hint) from error
             raise
     if session.stopped is not None:
         raise session.stopped
@@ -189,18 +183,15 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
             also = f"{len(more)} more samples are refused: `belljar check` lists all"
             first.hint = "; ".join(filter(None, (first.hint, also)))
         raise first
+    source, home = session.source, session.home
     policies = [*dict.fromkeys(each.policy for each in previews if each.policy is not None)]
     for policy in policies:
         check_stand_ins(policy)
-    session.source.build_images(
-        dict.fromkeys(build for each in previews for build in each.builds),
-        images={image for policy in policies for image in policy.policy.images},
-        home=session.home,
-    )
-    session.source.check_images(policies, home=session.home)
-    whole = with_images(
-        previews, lambda policy: session.source.image_differences(policy, home=session.home)
-    )
+    builds = dict.fromkeys(build for each in previews for build in each.builds)
+    images = {image for policy in policies for image in policy.policy.images}
+    source.build_images(builds, images=images, home=home)
+    source.check_images(policies, home=home)
+    whole = with_images(previews, lambda policy: source.image_differences(policy, home=home))
     session.show_once(summary(whole))
     session.is_previewed = True
     return policies
@@ -245,10 +236,7 @@ def _run_tasks(
     state, problem = check_ledger(run)  # now that it is sealed
     if state is not LedgerState.VERIFIED:
         findings = judge(replace(evidence, ledger=state, ledger_problem=problem))
-    code = findings.exit_code
-    return RunOutcome(
-        findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code
-    )
+    return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
 
 
 def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:
@@ -257,9 +245,10 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
 
     evidence = own_evidence(run)
     try:
-        return evidence, bind_verdicts(
+        dropped = bind_verdicts(
             run.inspect_log_dir, judge(evidence), require_contained=require_contained
         )
+        return evidence, dropped
     except (Exception, SystemExit) as error:  # noqa: BLE001 - Inspect's log, and a task's metrics
         # The ledger is the record: this is a problem of the run only when numbers depend on it.
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
@@ -295,20 +284,15 @@ def load_tasks(
         is_file = Path(path).is_absolute() and Path(path).exists()
         specs.append(f"{os.path.relpath(path)}{at}{name}" if is_file else spec)
     if not specs:
-        raise click.UsageError(
-            "which task? Name a file, file@task or package/task", options.context
-        )
+        raise click.UsageError(f"which task? {_NAMES}", options.context)
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
     tasks, broken = _load_each(specs, given)
     if broken and (runs or not tasks):
         raise next(iter(broken.values()))
     if not tasks:
-        raise PolicyError(
-            "no task was found there",
-            where=printable(", ".join(specs)),
-            hint="name a file, file@task or package/task",
-        )
+        where = printable(", ".join(specs))
+        raise PolicyError("no task was found there", where=where, hint=_NAMES)
     run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
     names_image = run_policy is not None and "image" in run_policy.model_fields_set
     previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
@@ -352,14 +336,16 @@ def _load_each(
     return tasks, broken
 
 
+_NAMES: Final = "name a file, file@task or package/task"
+
+
 def _check_file(spec: str) -> None:
     """Refuse a task's file that is missing or no Python: Inspect just finds no task in it."""
     file = Path(spec.partition("@")[0])
     if file.suffix not in (".py", ".ipynb") or any(sign in str(file) for sign in "*?["):
         return
     if not file.exists():
-        hint = "name a file, file@task or package/task"
-        raise PolicyError("no such file", where=printable(str(file)), hint=hint)
+        raise PolicyError("no such file", where=printable(str(file)), hint=_NAMES)
     if file.suffix == ".py":
         ast.parse(file.read_bytes(), filename=str(file))
 
@@ -402,14 +388,6 @@ def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
     init_model_roles(roles or {})
 
 
-def _start_hooks() -> None:
-    """Let other packages' hooks register before ours, which Inspect would announce."""
-    from inspect_ai.hooks._startup import init_hooks
-
-    with _explained("Inspect's hooks"):
-        init_hooks()
-
-
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
     """Report errors in a task's file as input errors."""
@@ -424,11 +402,9 @@ def _explained(what: str) -> Iterator[None]:
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, PrerequisiteError):
             message = _unmarked(error)
-        raise PolicyError(
-            f"the task can't be loaded: {printable(message, max_chars=800)}",
-            where=printable(what),
-            hint="see that `inspect eval` runs it; `inspect list tasks` names what there is",
-        ) from error
+        what = f"the task can't be loaded: {printable(message, max_chars=800)}"
+        hint = "see that `inspect eval` runs it; `inspect list tasks` names what there is"
+        raise PolicyError(what, where=printable(what), hint=hint) from error
 
 
 def _unmarked(error: PrerequisiteError) -> str:

@@ -40,7 +40,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai.event import Event, ModelEvent
-    from inspect_ai.log import EvalError, EvalLog, EvalSample
+    from inspect_ai.log import EvalSample
     from inspect_ai.scorer import Score
 
     from belljar.ledger.rundir import RunDirectory
@@ -87,6 +87,10 @@ def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> 
         # Inspect's format: a truncated archive, a version that it does not know.
         why = printable(f"{type(error).__name__}: {error}", max_chars=300)
         return LogRecord(location=location, transcripts=tuple(transcripts), problem=why)
+    expected = None
+    if (results := header.results) is not None and results.early_stopping is None:
+        logged = results.logged_samples
+        expected = results.total_samples if logged is None else logged
     return LogRecord(
         location=location,
         task=printable(header.eval.task),
@@ -94,16 +98,9 @@ def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> 
         status=status,
         error=printable(header.error.message, max_chars=400) if header.error else "",
         transcripts=tuple(transcripts),
-        expected=_expected(header),
+        expected=expected,
         samples_logged=header.eval.config.log_samples is not False,
     )
-
-
-def _expected(header: EvalLog) -> int | None:
-    results = header.results
-    if results is None or results.early_stopping is not None:
-        return None
-    return results.total_samples if results.logged_samples is None else results.logged_samples
 
 
 def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
@@ -116,18 +113,30 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     words = [str(each.get(CONTAINMENT) or "").strip().lower() for each in score_metadata]
     known = set(Verdict)
     found = [Verdict(word) if word in known else Verdict.VOID for word in words if word]
+    shown: dict[str, str] = {}
+    for name, value in [(name, each.value) for name, each in scores.items()]:
+        if not is_own_score(scores[name]):
+            shown[name] = str(value)
+            if isinstance(value, dict):
+                parts = (f"{key}={each}" for key, each in value.items() if each)
+                shown[name] = ", ".join(parts) or "0"
+    error = sample.error.message if sample.error else ""
+    if error.startswith(("CancelledError", "Cancelled")):
+        error = "cancelled"
+    elif sample.error and "/tiktoken/" in sample.error.traceback:
+        # Inspect counts tokens where a model reports no usage, also for mockllm
+        error = (
+            f"tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): {error}"
+        )
     return Transcript(
         task=task,
         sample=str(sample.id),
         epoch=sample.epoch,
         uuid=sample.uuid or "",
-        scores={name: _shown(score) for name, score in scores.items() if not is_own_score(score)},
-        error=_error(sample.error) if sample.error else "",
+        scores=shown,
+        error=error,
         calls=tuple(
-            Call(
-                action=TranscriptAction(event.action),
-                what=(event.cmd if event.action == "exec" else event.file) or "",
-            )
+            Call(action=TranscriptAction(event.action), what=event.cmd or event.file or "")
             for event in events
             if event.event == "sandbox"
         ),
@@ -139,23 +148,9 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     )
 
 
-def _shown(score: Score) -> str:
-    if not isinstance(score.value, dict):
-        return str(score.value)
-    return ", ".join(f"{name}={value}" for name, value in score.value.items() if value) or "0"
-
-
 def is_own_score(score: Score) -> bool:
     """Whether Belljar made this score."""
     return OWN_SCORE in (score.metadata or {})
-
-
-def _error(error: EvalError) -> str:
-    if error.message.startswith(("CancelledError", "Cancelled")):
-        return "cancelled"
-    # Inspect counts tokens where a model reports no usage, also for mockllm
-    why = "tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): "
-    return f"{why if '/tiktoken/' in error.traceback else ''}{error.message}"
 
 
 def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
@@ -250,29 +245,19 @@ def own_evidence(run: RunDirectory) -> Evidence:
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
     """Write the findings, and the verdict event."""
+    details: dict[ReasonCode, str] = {each.code: each.detail for each in findings.problems}
+    more: dict[str, JsonValue] = {"verdict": findings.verdict.value}
+    if ReasonCode.VERDICTS_NOT_IN_LOG in details:
+        more["verdicts_not_in_log"] = details[ReasonCode.VERDICTS_NOT_IN_LOG]
+    refused = details.get(ReasonCode.RUN_REFUSED)
     try:
-        _put_on_record(run, findings, dropped)
+        run.write_json(FINDINGS, {**collect(findings), "not_in_metrics": list(dropped)})
+        run.finish(findings.outcome, exit_code=findings.exit_code, error=refused, **more)
     except LedgerError as error:
         if findings.verdict is not Verdict.BREACHED:
             raise
         what = f"the run is breached, and its verdict can't be put on record: {error.what}"
         raise ContainmentBreach(what, where=str(run.path), hint=error.hint) from error
-
-
-def _put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str]) -> None:
-    run.write_json(FINDINGS, {**collect(findings), "not_in_metrics": list(dropped)})
-    reasons = {reason.code: reason for reason in findings.problems}
-    refused = reasons.get(ReasonCode.RUN_REFUSED)
-    unbound = reasons.get(ReasonCode.VERDICTS_NOT_IN_LOG)
-    details: dict[str, JsonValue] = {"verdict": findings.verdict.value}
-    if unbound is not None:
-        details["verdicts_not_in_log"] = unbound.detail
-    run.finish(
-        findings.outcome,
-        exit_code=findings.exit_code,
-        error=refused.detail if refused else None,
-        **details,
-    )
 
 
 def check_ledger(run: RunDirectory) -> tuple[LedgerState, str]:
@@ -319,11 +304,9 @@ def stored_evidence(
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
-    if result.problem is not None:
-        return LedgerState.BAD, str(result.problem)
-    if result.status is Status.VERIFIED:
-        return LedgerState.VERIFIED, ""
-    return LedgerState(result.status.value), "; ".join(result.warnings)
+    is_whole = result.status is Status.VERIFIED
+    why = str(result.problem) if result.problem else "; ".join(() if is_whole else result.warnings)
+    return LedgerState(result.status.value), why
 
 
 def _evidence(
@@ -383,10 +366,8 @@ def _begun_elsewhere(
 
 def _readable(path: Path) -> Iterator[Line]:
     """Events before the first unreadable one."""
-    try:
+    with suppress(OSError, LedgerError):
         yield from read_events(path)
-    except (OSError, LedgerError):
-        return
 
 
 def _logs(
@@ -402,9 +383,12 @@ def _logs(
         found = logs_in(path / INSPECT_LOGS)
         if not found and has_samples:
             return [LogRecord(location=INSPECT_LOGS, missing=True)]
-        records = [read_log(location, record.run_id, timelines) for location in found]
         return [
-            replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records
+            replace(
+                read_log(location, record.run_id, timelines),
+                location=f"{INSPECT_LOGS}/{Path(location).name}",
+            )
+            for location in found
         ]
     # An address in the record is not fetched offline: whoever wrote the record chose it.
     return [

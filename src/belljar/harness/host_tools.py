@@ -1,30 +1,27 @@
-"""Tools that act outside of a cell: found at load, refused by policy before they act.
+"""Tools that act outside of a cell, refused by policy before they act.
 
 Checked in Inspect: what a model is offered, each tool call, and each connection to an MCP server,
 which starts a process on this host. Raises `HostError` where the installed Inspect lacks such a
 place.
 """
 
+# ruff: noqa: ANN401 - values of Inspect's own functions
+
 from __future__ import annotations
 
-import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from inspect import signature, unwrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inspect_ai._util.registry import is_registry_object, registry_info
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
-from inspect_ai.tool import Tool, ToolDef, ToolInfo, ToolSource
+from inspect_ai.tool import ToolDef, ToolInfo
 from typing_extensions import override
 
-from belljar.errors import PolicyError
 from belljar.harness import config as configs
 from belljar.harness.model_boundary import sample_environment
-from belljar.harness.options import PROVIDER, unknown_inspect
-from belljar.policy.limits import HostTools
+from belljar.harness.options import unknown_inspect
 from belljar.report.reasons import ReasonCode
 from belljar.report.tools import (
     BUILT_IN,
@@ -38,15 +35,10 @@ from belljar.report.tools import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from inspect_ai import Task
-
     from belljar.harness.session import Session
 
-_MCP: Final = "inspect_ai.tool._mcp"
 # The parameters of Inspect's `call_tool` that the check reads by position.
 _CALL: Final = ["tools", "message", "message_id", "call"]
-# Objects of a task that are searched for tools; those beyond are checked when they are called.
-_MAX_VISITED: Final = 20_000
 
 
 class KnownTool(NamedTuple):
@@ -54,39 +46,6 @@ class KnownTool(NamedTuple):
 
     name: str
     outside: Outside | None = None
-
-
-def known_tools(task: Task) -> list[KnownTool]:
-    """A task's tools, except those made at runtime."""
-    found: dict[KnownTool, None] = {}
-    waiting: deque[object] = deque([task.solver, task.setup])
-    seen: dict[int, object] = {}  # an object that is gone would leave its id to another
-    while waiting and len(seen) < _MAX_VISITED:
-        item = waiting.popleft()
-        if id(item) not in seen:
-            seen[id(item)] = item
-            if (known := _known(item)) is not None:
-                found[known] = None
-            waiting.extend(_referents(item))
-    return list(found)
-
-
-def _known(item: object) -> KnownTool | None:
-    if isinstance(item, ToolSource) and type(item).__module__.startswith(_MCP):
-        config, client = getattr(item, "_config", None), getattr(item, "_client", None)
-        if config is not None:
-            return KnownTool(f"{MCP_PREFIX}{getattr(config, 'name', '')}", Outside.MCP)
-        if client is not None and not _is_in_sandbox(client):
-            return KnownTool(str(getattr(item, "_name", "")), Outside.MCP)
-        return None
-    if isinstance(item, ToolDef):
-        return _known_tool(item)
-    if is_registry_object(item) and registry_info(item).type == "tool" and isinstance(item, Tool):
-        try:
-            return _known_tool(ToolDef(item))
-        except Exception:  # noqa: BLE001 - badly described; Inspect says so when it is used
-            return KnownTool(registry_info(item).name)
-    return None
 
 
 def _known_tool(tool: ToolDef) -> KnownTool:
@@ -108,63 +67,6 @@ def _is_in_sandbox(client: Callable[[], Any]) -> bool:
     return "sandbox_client" in getattr(getattr(client, "__code__", None), "co_names", ())
 
 
-def _referents(item: object) -> Iterable[object]:
-    if isinstance(item, (list, tuple, set, frozenset)):
-        return item
-    if isinstance(item, Mapping):
-        return item.values()
-    if isinstance(item, functools.partial):
-        return (item.func, item.args, item.keywords)
-    if isinstance(item, (str, bytes, int, float, type)):
-        return ()
-    cells = getattr(item, "__closure__", None) or ()
-    found = list[object]()
-    for cell in cells:
-        with suppress(ValueError):  # it is empty yet
-            found.append(cell.cell_contents)
-    found += [getattr(item, "__self__", None), getattr(item, "__wrapped__", None)]
-    if type(item).__module__.startswith("inspect_ai"):
-        found += list(getattr(item, "__dict__", {}).values())
-    return [each for each in found if each is not None and type(each).__name__ != "module"]
-
-
-def check_known_tools(task: Task, session: Session) -> None:
-    """Raises `PolicyError` for a tool that acts outside of the cell and may not."""
-    specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
-    # what is refused keeps another provider's, and does not run
-    written = {spec.config for spec in specs if spec is not None and spec.type == PROVIDER}
-    rules = {_rule(session, config) for config in written or {None}}
-    for tool in known_tools(task):
-        if tool.outside and not all(rule.permits(_names(tool.name)) for rule in rules):
-            raise PolicyError(
-                f"the tool {printable(tool.name)} acts outside of the cell ({tool.outside}), "
-                f"which the policy refuses",
-                where=f"task {printable(task.name)}",
-                hint=_hint(tool.name),
-            )
-        if tool.outside:
-            session.show_once([_ACTS.format(printable(tool.name), tool.outside)])
-
-
-# By the policy's `host_tools`, which a person should know.
-_ACTS: Final = "the tool {} acts OUTSIDE of the cell: {}"
-
-
-def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over
-    # A compose file changes nothing of the rule, and may ask for metadata that only a sample has.
-    ours = configs.as_config(config).model_copy(update={"compose": None})
-    return configs.load(ours, **session.operator_options).policy.host_tools_rule
-
-
-def _names(tool: str) -> tuple[str, ...]:
-    return (tool, tool.removeprefix(MCP_PREFIX))
-
-
-def _hint(tool: str) -> str:
-    name = printable(_names(tool)[-1])
-    return f"take it out of the task, or let the policy name it: host_tools: {{allow: [{name}]}}"
-
-
 class ToolChecks:
     """Checks the tools that one `belljar run`'s models call."""
 
@@ -176,16 +78,22 @@ class ToolChecks:
         if where is None:
             return
         environment = sample_environment()  # outside of a sample: the operator's policy
-        rule = environment.policy.policy.host_tools_rule if environment else None
-        if not (rule or _rule(self.session, None)).permits(_names(tool)):
+        policy = (
+            environment.policy
+            if environment
+            else configs.load(None, **self.session.operator_options)
+        )
+        names = (tool, tool.removeprefix(MCP_PREFIX))
+        name = printable(names[-1])
+        if not policy.policy.host_tools_rule.permits(names):
             self.session.refuse(
-                f"the tool {printable(tool)} was about to act outside of the cell ({where}), "
-                f"which the policy refuses",
+                f"the tool {name} was about to act outside of the cell ({where}), which the policy "
+                "refuses",
                 where="tools",
-                hint=_hint(tool),
+                hint=f"leave it out of the task, or name it: host_tools: {{allow: [{name}]}}",
                 cause=ReasonCode.LATE_HOST_TOOL,
             )
-        self.session.show_once([_ACTS.format(printable(tool), where)])
+        self.session.show_once([f"the tool {name} acts OUTSIDE of the cell: {where}"])
 
 
 _active: ToolChecks | None = None
@@ -232,12 +140,7 @@ def tool_checks(session: Session) -> Iterator[ToolChecks]:
             _active = None
 
 
-def _replace(
-    stack: ExitStack,
-    owner: Any,  # noqa: ANN401 - a module or class
-    name: str,
-    make: Callable[[Any], Any],
-) -> None:
+def _replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = getattr(owner, name, None)
     if not callable(original):
         raise unknown_inspect(f"{owner.__name__} has no `{name}`")
@@ -252,8 +155,8 @@ def _patch_calls(checks: ToolChecks, stack: ExitStack) -> None:
     if known != _CALL or "call_tool" not in _names_in(_call_tools._execute_tools_impl):
         raise unknown_inspect("its tools are called in another way")
 
-    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
-        async def call_tool(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - Inspect's
+    def make(original: Any) -> Any:
+        async def call_tool(*given: Any, **more: Any) -> Any:
             tools, _, _, call = given[:4]
             for tool in tools:
                 if tool.name == call.function:
@@ -266,27 +169,19 @@ def _patch_calls(checks: ToolChecks, stack: ExitStack) -> None:
 
 
 def _names_in(function: Callable[..., Any]) -> set[str]:
-    codes, names = [function.__code__], set[str]()
-    while codes:
-        code = codes.pop()
-        names |= set(code.co_names)
-        codes += [each for each in code.co_consts if isinstance(each, type(code))]
-    return names
+    code = function.__code__
+    inner = [each for each in code.co_consts if isinstance(each, type(code))]
+    return {*code.co_names}.union(*(each.co_names for each in inner))
 
 
 def _patch_bridge(checks: ToolChecks, stack: ExitStack) -> None:
     from inspect_ai.agent._bridge.sandbox import service
 
-    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
-        async def execute_host_tool(
-            bridge: Any,  # noqa: ANN401 - Inspect's
-            server: str,
-            tool: str,
-            arguments: Any,  # noqa: ANN401 - Inspect's
-        ) -> Any:  # noqa: ANN401 - Inspect's
-            known = _known(bridge.bridged_tools.get(server, {}).get(tool))
-            if known is not None:
-                checks.check(*known)
+    def make(original: Any) -> Any:
+        async def execute_host_tool(bridge: Any, server: str, tool: str, arguments: Any) -> Any:
+            found = bridge.bridged_tools.get(server, {}).get(tool)
+            if found is not None:
+                checks.check(*_known_tool(found if isinstance(found, ToolDef) else ToolDef(found)))
             return await original(bridge, server, tool, arguments)
 
         return execute_host_tool
@@ -297,15 +192,9 @@ def _patch_bridge(checks: ToolChecks, stack: ExitStack) -> None:
 def _patch_mcp(checks: ToolChecks, stack: ExitStack) -> None:
     from inspect_ai.tool._mcp._local import MCPServerLocalSession
 
-    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's method
-        def init(
-            self: Any,  # noqa: ANN401 - Inspect's
-            client: Callable[[], Any],
-            *,
-            name: str,
-            **more: Any,  # noqa: ANN401 - Inspect's
-        ) -> None:
-            def connect() -> Any:  # noqa: ANN401 - Inspect's context manager
+    def make(original: Any) -> Any:
+        def init(self: Any, client: Callable[[], Any], *, name: str, **more: Any) -> None:
+            def connect() -> Any:
                 checks.check(name, None if _is_in_sandbox(client) else Outside.MCP)
                 return client()
 

@@ -33,11 +33,9 @@ class ModelCells:
         """Note the tier of a sample. Raises `PolicyError` when a model cell runs in a lower one."""
         for served in self.opened.values():
             if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
-                raise PolicyError(
-                    f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`",
-                    where=printable(served.policy.source),
-                    hint=f"write `tier: {tier}` into the model's policy",
-                )
+                what = f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`"
+                hint = f"write `tier: {tier}` into the model's policy"
+                raise PolicyError(what, where=printable(served.policy.source), hint=hint)
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
@@ -53,7 +51,12 @@ class ModelCells:
                 # At least the tier of the samples so far: `need` refuses a lower one.
                 raised = with_tier(policy, max(own, self.tier or own))
                 owner = AsyncExitStack()
-                opening = open_model(raised, run=run, home=home, on_end=_report_end)
+
+                def report_end(error: CellError) -> None:
+                    what = printable(f"{error.where}: {error.what}")
+                    print_status(f"belljar: the model answers no more: {what}")
+
+                opening = open_model(raised, run=run, home=home, on_end=report_end)
                 try:
                     found = await owner.enter_async_context(opening)
                     print_status(f"belljar: the model answers, in {found.cell!r}")
@@ -78,7 +81,3 @@ class ModelCells:
                 except Exception as error:  # noqa: BLE001 - the others are destroyed, too
                     errors.append(CellError(f"{type(error).__name__}: {error}"))
         return errors
-
-
-def _report_end(error: CellError) -> None:
-    print_status(f"belljar: the model answers no more: {printable(f'{error.where}: {error.what}')}")

@@ -55,11 +55,8 @@ def read_operator(
     policy = environ.get(POLICY_VARIABLE, "")
     # Inspect changes into a task's directory, where a relative file would be the task's.
     if policy and policy not in PRESETS and not policy.startswith(("/", "~")):
-        raise PolicyError(
-            f"{printable(policy)} is neither a preset nor an absolute path",
-            where=f"${POLICY_VARIABLE}",
-            hint="give the whole path of the file",
-        )
+        what = f"{printable(policy)} is neither a preset nor an absolute path"
+        raise PolicyError(what, where=f"${POLICY_VARIABLE}", hint="give the whole path of the file")
     return Operator(
         settings=read_settings(),
         policy=policy,

@@ -95,12 +95,16 @@ class InspectOptions:
         """The names of all models that the options name, also for a role."""
         from inspect_ai._util.config import parse_cli_args
 
-        named: list[Any] = [self.model]
+        waiting, names = [self.model], list[str]()
         with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
-            given = parse_cli_args(self.context.params.get("model_role"), force_str=False)
-            named += given.values()
-        named = [each.get("model") if isinstance(each, dict) else each for each in named]
-        return [name for each in named if each for name in str(each).split(",")]
+            waiting.append(parse_cli_args(self.context.params.get("model_role"), force_str=False))
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, dict | list):  # its settings are no model's name
+                waiting += each.values() if isinstance(each, dict) else each
+            else:
+                names += str(each or "").split(",")
+        return names
 
     def explicit(self, log_dir: Path) -> dict[str, Any]:
         """Arguments that no other setting may change."""
@@ -147,10 +151,8 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         name = str(text).partition("=")[0].strip().replace("-", "_")
         # They select this host's programs, the store or the log's place.
         if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
-            raise PolicyError(
-                f"--env {printable(name)} can't be used with belljar run",
-                hint="set it in the environment of belljar run",
-            )
+            what = f"--env {printable(name)} can't be used with belljar run"
+            raise PolicyError(what, hint="set it in the environment of belljar run")
     return InspectOptions(context=context)
 
 

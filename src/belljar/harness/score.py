@@ -44,11 +44,9 @@ async def signals_so_far() -> SampleSignals:
     """
     environment = sample_environment()
     if environment is None:
-        raise CellError(
-            "there are no signals: the sample's sandbox is not Belljar's",
-            where="belljar_signals",
-            hint="run the task with `belljar run`, or with `--sandbox belljar`",
-        )
+        what = "there are no signals: the sample's sandbox is not Belljar's"
+        hint = "run the task with `belljar run`, or with `--sandbox belljar`"
+        raise CellError(what, where="belljar_signals", hint=hint)
     from belljar.cell.revert import RevertibleCell
 
     cells = {*environment.containment.machines, *(c.id for c in environment.range.cells.values())}

@@ -144,18 +144,14 @@ def _memory_mib(policy: Policy | PresetPolicy) -> int:
 def _only(options: InspectOptions, tasks: Sequence[Task]) -> tuple[str, Task]:
     specs = options.context.params["tasks"]
     if len(tasks) != 1 or len(specs) != 1:
-        raise PolicyError(
-            f"a fleet runs one task, and {len(tasks)} are named",
-            where=printable(", ".join(task.name for task in tasks)),
-            hint="name one, as in file.py@task, and run the others after it",
-        )
+        what = f"a fleet runs one task, and {len(tasks)} are named"
+        hint = "name one, as in file.py@task, and run the others after it"
+        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
     model = options.model
     if isinstance(model, str) and ("," in model or model.startswith("belljar/")):
-        raise PolicyError(
-            "a fleet asks one model of a provider",
-            where=printable(f"--model {model}"),
-            hint="run several models one after the other; a model in a cell runs on one machine",
-        )
+        what = "a fleet asks one model of a provider"
+        hint = "run several models one after the other; a model in a cell runs on one machine"
+        raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
     return specs[0], tasks[0]
 
 
@@ -165,17 +161,13 @@ def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> 
     bound = task.fail_on_error if given is None else given
     # True means the first error, and is a number in Python, too.
     if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
-        raise PolicyError(
-            "errors can't be counted over all units",
-            where=f"--fail-on-error {bound}",
-            hint="give --fail-on-error (the first ends the evaluation) or --no-fail-on-error",
-        )
+        what = "errors can't be counted over all units"
+        hint = "give --fail-on-error (the first ends the evaluation) or --no-fail-on-error"
+        raise PolicyError(what, where=f"--fail-on-error {bound}", hint=hint)
     if not selection.is_foreseen:
-        raise PolicyError(
-            "samples in a random order can't be shared among nodes",
-            where="--sample-shuffle",
-            hint="give it a seed: --sample-shuffle 42",
-        )
+        what = "samples in a random order can't be shared among nodes"
+        hint = "give it a seed: --sample-shuffle 42"
+        raise PolicyError(what, where="--sample-shuffle", hint=hint)
     for name in _NOT_SHARED:
         if options.context.params.get(name):
             option = f"--{name.replace('_', '-')}"
@@ -196,11 +188,9 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
         pattern = pattern_of(sample)
         named = [everything[each] for each in Selection(ids=[pattern]).positions(task, [task.name])]
         if named != [sample] or "," in pattern or pattern != pattern.strip():
-            raise PolicyError(
-                f"the id {printable(sample, max_chars=80)!r} can't be named alone by --sample-id",
-                where=printable(task.name),
-                hint="give each sample an id of its own without a comma or a leading zero",
-            )
+            what = f"the id {printable(sample, max_chars=80)!r} can't be named alone by --sample-id"
+            hint = "give each sample an id of its own without a comma or a leading zero"
+            raise PolicyError(what, where=printable(task.name), hint=hint)
     return tuple(chosen)
 
 
@@ -228,8 +218,6 @@ def _check_files(words: Iterable[str], root: Path | None) -> None:
             continue
         # A relative path is right on a node only if it starts at the task's directory.
         if Path(named).is_absolute() or here != root:
-            raise PolicyError(
-                f"`{printable(named)}` is a file of this machine, which no node has",
-                where=printable(word),
-                hint="put it beside the task, and run belljar in that directory",
-            )
+            what = f"`{printable(named)}` is a file of this machine, which no node has"
+            hint = "put it beside the task, and run belljar in that directory"
+            raise PolicyError(what, where=printable(word), hint=hint)

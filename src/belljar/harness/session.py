@@ -280,18 +280,6 @@ class SampleCell:
 
         `harmless`: errors that say nothing of the cell's health.
         """
-        await self._before_operation()
-        try:
-            yield
-        except harmless:
-            raise
-        except CellError as error:
-            raise await self._unavailable(error) from None
-        except OSError:
-            await self.health.look("call")
-            raise
-
-    async def _before_operation(self) -> None:
         await self._session.check_running()
         if not self._running and not is_preparing():
             async with self._beginning:  # no operation before the baseline
@@ -300,6 +288,20 @@ class SampleCell:
                     await self.health.take_baseline()
                     self._running = True
         self.attach_socket.open_in_sample(self.cell)
+        try:
+            yield
+        except harmless:
+            raise
+        except CellError as error:
+            # Only the log has the cause.
+            sample, why = printable(self.identity.sample), printable(str(error))
+            logger.warning("cell %s of sample %s: %s", self.cell.id, sample, why)
+            await self._session.end_if_killed()
+            await self.health.look("call")
+            raise SandboxUnavailableError(_UNAVAILABLE) from None
+        except OSError:
+            await self.health.look("call")
+            raise
 
     def _record(self, kind: Kind, data: dict[str, JsonValue], cell: Cell | None = None) -> None:
         cell_id = (cell or self.cell).id
@@ -452,11 +454,3 @@ class SampleCell:
     async def _forget(self) -> None:
         self._session.live.remove(self)
         await self.attach_socket.close()
-
-    async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
-        # Only the log has the cause.
-        sample, why = printable(self.identity.sample), printable(str(error))
-        logger.warning("cell %s of sample %s: %s", self.cell.id, sample, why)
-        await self._session.end_if_killed()
-        await self.health.look("call")
-        return SandboxUnavailableError(_UNAVAILABLE)

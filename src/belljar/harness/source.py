@@ -9,13 +9,8 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
-from contextlib import (
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-)
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -75,11 +70,10 @@ class RealCells:
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory, with libraries' versions."""
+        """A new run directory."""
         from belljar.ledger.rundir import create_run
 
-        versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
-        return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
+        return create_run(home or belljar_home(), kind, argv, what=what)
 
     def build_images(
         self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None

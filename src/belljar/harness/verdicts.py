@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from inspect_ai.log import (
     EvalLog,
@@ -24,9 +24,8 @@ from inspect_ai.log import (
     recompute_metrics,
     write_eval_log,
 )
-from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, ScoreEdit
+from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score, ScoreEdit
 
-from belljar.dataclass import dataclass
 from belljar.harness.evidence import OWN_SCORE, is_own_score, logs_in
 from belljar.harness.sample_record import CONTAINMENT_KEY, DEGRADED_KEY
 from belljar.probe.model import Verdict
@@ -52,7 +51,7 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
     rows = {row.transcript.uuid: row for row in findings.rows}
     dropped: list[str] = []
     for info in list_eval_logs(str(log_dir), descending=False):
-        log = _bound(read_eval_log(info), rows, findings)
+        log = _bound(read_eval_log(info), rows, findings.run_id)
         if require_contained:
             log, left_out = _only_contained(log, rows)
             dropped += left_out
@@ -60,21 +59,15 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
     return dropped
 
 
-def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> EvalLog:
-    run_id = findings.run_id
-    judged = [
-        (sample, rows[sample.uuid])
-        for sample in log.samples or []
-        if sample.uuid and sample.uuid in rows
-    ]
+def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
+    found = [(sample, rows.get(sample.uuid or "")) for sample in log.samples or []]
+    judged = [(sample, row) for sample, row in found if row is not None]
     for sample, row in judged:
         codes = [reason.code.value for reason in row.reasons]
         known = sample.metadata.get(CONTAINMENT_KEY)
         judgement = {"run_id": run_id, "verdict": row.verdict.value, "reasons": codes}
-        sample.metadata[CONTAINMENT_KEY] = {
-            **(known if isinstance(known, dict) else {}),
-            **judgement,
-        }
+        before = known if isinstance(known, dict) else {}
+        sample.metadata[CONTAINMENT_KEY] = {**before, **judgement}
         sample.metadata[SIGNALS] = {
             "run_id": run_id,
             "signals": [signal.to_json() for signal in row.signals.signals],
@@ -113,21 +106,20 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
     # The log with metrics over contained samples only, and the names of those left out.
     samples = log.samples or []
-    out = [sample for sample in samples if not _contained(sample, rows)]
+    contained = {uuid for uuid, row in rows.items() if row.verdict is Verdict.CONTAINED}
+    out = [sample for sample in samples if sample.uuid not in contained]
     if not out:
         return log, []
     if log.results is not None and len(out) == len(samples):
-        log = log.model_copy(
-            update={"results": log.results.model_copy(update={"scores": []}), "reductions": None}
-        )
+        results = log.results.model_copy(update={"scores": []})
+        log = log.model_copy(update={"results": results, "reductions": None})
     elif log.results is not None:
-        counted = []
-        for sample in samples:
-            if _contained(sample, rows):
-                scores = dict(sample.scores or {})
-                # Belljar's own score says nothing of samples that are all contained.
-                scores.pop(f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE, None)
-                counted.append(sample.model_copy(update={"scores": scores}))
+        # Belljar's own score says nothing of samples that are all contained.
+        counted = [
+            sample.model_copy(update={"scores": _without_own(sample)})
+            for sample in samples
+            if sample.uuid in contained
+        ]
         kept = log.model_copy(update={"samples": counted})
         recompute_metrics(kept)
         log = log.model_copy(update={"results": kept.results, "reductions": kept.reductions})
@@ -138,9 +130,8 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
     return log, [f"{sample.id} #{sample.epoch}" for sample in out]
 
 
-def _contained(sample: EvalSample, rows: Mapping[str, Row]) -> bool:
-    row = rows.get(sample.uuid or "")
-    return row is not None and row.verdict is Verdict.CONTAINED
+def _without_own(sample: EvalSample) -> dict[str, Score]:
+    return {name: each for name, each in (sample.scores or {}).items() if not is_own_score(each)}
 
 
 def _provenance(reason: str) -> ProvenanceData:
@@ -160,8 +151,7 @@ _OF_A_PART: Final[Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPart:
+class LogPart(NamedTuple):
     """A directory with one log, and the samples of it (id, epoch) that count."""
 
     name: str
@@ -194,23 +184,16 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
                 mine, more = merged.stats, log.stats
                 mine.started_at = min(filter(None, (mine.started_at, more.started_at)), default="")
                 mine.completed_at = max(mine.completed_at, more.completed_at)
-                for total, part_of_it in (
-                    (mine.model_usage, more.model_usage),
-                    (mine.role_usage, more.role_usage),
-                ):
-                    for model, usage in part_of_it.items():
+                for which in ("model_usage", "role_usage"):
+                    total = getattr(mine, which)
+                    for model, usage in getattr(more, which).items():
                         total[model] = total[model] + usage if model in total else usage
                 if merged.status == "success" and log.status != "success":
                     merged.status, merged.error = log.status, log.error
             for sample in log.samples or []:
                 if (str(sample.id), sample.epoch) in part.counted:
                     # The verdict of the whole run is written later, as for a run on one machine.
-                    scores = {
-                        name: score
-                        for name, score in (sample.scores or {}).items()
-                        if not is_own_score(score)
-                    }
-                    samples.append(sample.model_copy(update={"scores": scores}))
+                    samples.append(sample.model_copy(update={"scores": _without_own(sample)}))
     if merged is None:
         raise ValueError("no unit has a log")
     samples.sort(key=lambda sample: (sample.epoch, order[str(sample.id)]))

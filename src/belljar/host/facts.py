@@ -10,6 +10,7 @@ import platform
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -107,17 +108,6 @@ def parse_os_release(text: str) -> tuple[str, str]:
     return values.get("ID", ""), values.get("VERSION_ID", "")
 
 
-def parse_meminfo(text: str) -> dict[str, int]:
-    """/proc/meminfo in bytes, without unreadable lines."""
-    amounts: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdigit():
-            amounts[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
-    return amounts
-
-
 def parse_routes(text: str) -> tuple[str, ...]:
     """The networks of /proc/net/route (proc(5)), sorted, each once, default routes left out.
 
@@ -126,19 +116,11 @@ def parse_routes(text: str) -> tuple[str, ...]:
     found = set()
     for line in text.splitlines()[1:]:
         words = line.split("\t")
-        if len(words) > 7 and (network := _network(words[1], words[7])) is not None:
-            found.add(network)
+        with suppress(ValueError, OverflowError, IndexError):
+            address, mask = (int(words[at], 16).to_bytes(4, sys.byteorder) for at in (1, 7))
+            shown = f"{IPv4Address(address)}/{IPv4Address(mask)}"
+            found.add(IPv4Network(shown, strict=False))
     return tuple(str(network) for network in sorted(found) if network.prefixlen)
-
-
-def _network(address: str, mask: str) -> IPv4Network | None:
-    try:
-        shown = [
-            str(IPv4Address(int(word, 16).to_bytes(4, sys.byteorder))) for word in (address, mask)
-        ]
-        return IPv4Network("/".join(shown), strict=False)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _text(file: Path) -> str:
@@ -157,9 +139,9 @@ def _cpu_model(proc: Path) -> str:
 
 
 def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
-    amounts = parse_meminfo(_text(proc / "meminfo"))
-    total = amounts.get("MemTotal", 0)
-    available = amounts.get("MemAvailable", amounts.get("MemFree", 0))
+    words = [line.split() for line in _text(proc / "meminfo").splitlines()]
+    amounts = {line[0]: int(line[1]) << 10 for line in words if line[2:] == ["kB"]}
+    total, available = amounts.get("MemTotal:", 0), amounts.get("MemAvailable:", 0)
     limit = cgroups.own_memory_limit_bytes(found)
     most = total if limit is None else limit
     return min(total, most) // _MIB, min(available, most) // _MIB
@@ -199,16 +181,12 @@ def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool)
     """Whether user namespaces work, else what forbids them."""
     most_count = _number(proc / "sys/user/max_user_namespaces", -1)
     if most_count == 0:
+        reason = "user.max_user_namespaces is 0"
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
-        return UsernsFact(
-            available=False,
-            reason="user.max_user_namespaces is 0",
-            hint=hint,
-            max_user_namespaces=0,
-        )
-    if not (failure := try_namespaces()):
+    elif not (reason := try_namespaces()):
         return UsernsFact(available=True, max_user_namespaces=most_count)
-    reason, hint = (None if is_root else _switched_off(proc)) or (failure, _UNKNOWN_HINT)
+    else:
+        reason, hint = (None if is_root else _switched_off(proc)) or (reason, _UNKNOWN_HINT)
     return UsernsFact(available=False, reason=reason, hint=hint, max_user_namespaces=most_count)
 
 

@@ -7,11 +7,14 @@ silently. Success is remembered for good, a runtime's failure for `REFUTED_FOR_S
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -20,8 +23,8 @@ from belljar.errors import BelljarError
 from belljar.host.model import KvmFact, KvmState, RuntimeFact, RuntimeState
 from belljar.host.tools import (
     SEARCH_PATH,
-    ask_text,
     at_least,
+    cached_version,
     file_identity,
     own_programs,
     read_json,
@@ -70,29 +73,22 @@ def kvm_fact(
     device: Path = Path("/dev/kvm"),
 ) -> KvmFact:
     """KVM's state; calls `prove` if it is unknown, or with `doubt` if it failed."""
-    if not device.exists():
-        reason = f"{device} does not exist: this machine is offered no hardware virtualisation"
-        return KvmFact(state=KvmState.ABSENT, reason=reason)
     if not os.access(device, os.R_OK | os.W_OK):
-        reason = f"this user may not open {device}; an administrator can add it to the group kvm"
+        reason = (
+            f"{device} does not exist: this machine is offered no hardware virtualisation"
+            if not device.exists()
+            else f"this user may not open {device}; an administrator can add it to the group kvm"
+        )
         return KvmFact(state=KvmState.ABSENT, reason=reason)
-    states = {KvmState.PROVEN, KvmState.REFUTED}
-    entry = _recall(cache_file, key, states)
-    if entry and not (doubt and prove and entry["state"] == KvmState.REFUTED):
-        state, reason = KvmState(entry["state"]), str(entry.get("reason", ""))
-        return KvmFact(state=state, reason=reason, proved_for=key)
-    if prove is None:
-        reason = f"{device} is there, but no guest has booted under it yet"
-        return KvmFact(state=KvmState.UNPROVEN, reason=reason)
-    try:
-        proof = prove()
-    except BelljarError as exc:
-        # Not remembered: that nothing could be tried says nothing about KVM.
-        return KvmFact(state=KvmState.UNPROVEN, reason=f"no guest could be tried: {exc.what}")
-    state = KvmState.PROVEN if proof.works else KvmState.REFUTED
-    reason = "" if proof.works else proof.reason
-    _remember(cache_file, key, {"state": state.value, "reason": reason})
-    return KvmFact(state=state, reason=reason, proved_for=key)
+    found = _tried(cache_file, key, prove, doubt=doubt, refuted_for_s=math.inf)
+    reason = found.reason
+    if found.state is RuntimeState.UNPROVEN:
+        reason = (
+            f"no guest could be tried: {reason}"
+            if reason
+            else f"{device} is there, but no guest has booted under it yet"
+        )
+    return KvmFact(state=KvmState(found.state), reason=reason, proved_for=found.proved_for)
 
 
 def runtime_facts(
@@ -112,7 +108,22 @@ def runtime_facts(
     for tier, name in (("container", environ.get(RUNTIME_VARIABLE) or "runc"), ("gvisor", "runsc")):
         fact = _look(tier, name, cache_file)
         if fact.state is not RuntimeState.UNUSABLE:
-            fact = _tried(fact, cache_file, kernel_release, prove, doubt=doubt)
+            # Another build of Belljar's own programs may fail where an older one ran.
+            ours = f"uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
+            key = f"{fact.tier}, {file_identity(fact.path)}, kernel {kernel_release}, {ours}"
+            tried = _tried(
+                cache_file,
+                key,
+                None if prove is None else partial(prove, fact),
+                doubt=doubt,
+                refuted_for_s=REFUTED_FOR_S,
+            )
+            reason, hint = tried.reason, tried.hint
+            if tried.state is RuntimeState.UNPROVEN:
+                reason = f"no container has been run with it here yet: {reason}".removesuffix(": ")
+                hint = hint or "run `belljar doctor`, which runs one"
+            proved = tried.proved_for
+            fact = replace(fact, state=tried.state, reason=reason, hint=hint, proved_for=proved)
         found.append(fact)
     return tuple(found)
 
@@ -144,89 +155,63 @@ def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
         reason = f"{name} is the gvisor tier's runtime, not the container tier's"
         hint = f"ask for the gvisor tier, and unset {RUNTIME_VARIABLE}"
         return replace(fact, reason=reason, hint=hint)
-    if tier == "gvisor":
-        enough = f"runsc {RUNSC_MIN} or newer (Debian 12: from bookworm-backports)"
-        hint = f"run `belljar setup`, or install {enough}"
-    elif name != "runc":
+    hint = f"run `belljar setup`, or install {name} {fact.needed_min} or newer"
+    if tier == "container" and name != "runc":
         hint = f"give {RUNTIME_VARIABLE} an OCI runtime's name or path, or unset it to use runc"
-    else:
-        hint = f"run `belljar setup`, or install runc {RUNC_MIN} or newer"
     if path is None:
         is_there = Path(name).is_absolute() and os.path.lexists(name)
         why = "is no program that this user can run" if is_there else "is missing"
         return replace(fact, reason=f"{name} {why}", hint=hint)
-    fact = replace(fact, version=_version(path, fact.kind, cache_file), hint=hint)
-    reason = _unfit(fact)
-    state = RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN
-    return replace(fact, state=state, reason=reason)
+    # Cached: asking takes longer than starting a container.
+    version = cached_version(
+        path, ("--version",), cache_file, read=lambda text: parse_version(kind, text)
+    )
+    fact = replace(fact, version=version, hint=hint)
+    if not version:
+        return replace(fact, reason=f"{path} doesn't say its version, as every OCI runtime does")
+    if not at_least(version, fact.needed_min):
+        reason = f"{name} {version} is too old: {fact.needed_min} or newer is needed"
+        return replace(fact, reason=reason)
+    return replace(fact, state=RuntimeState.UNPROVEN)
 
 
-def _version(path: str, kind: str, cache_file: Path) -> str:
-    """Cached: asking takes longer than starting a container."""
-    key = f"version of {file_identity(path)}"
-    known = read_json(cache_file).get(key)
-    if isinstance(known, str) and known:
-        return known
-    version = parse_version(kind, ask_text(path, ("--version",)))
-    # An empty answer isn't remembered: the next look asks again.
-    if version:
-        write_json(cache_file, {**read_json(cache_file), key: version})
-    return version
-
-
-def _unfit(fact: RuntimeFact) -> str:
-    if not fact.version:
-        return f"{fact.path} doesn't say its version, as every OCI runtime does"
-    if not at_least(fact.version, fact.needed_min):
-        return f"{fact.name} {fact.version} is too old: {fact.needed_min} or newer is needed"
-    return ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    state: RuntimeState
+    reason: str = ""
+    hint: str = ""
+    proved_for: str = ""
 
 
 def _tried(
-    fact: RuntimeFact,
     cache_file: Path,
-    kernel_release: str,
-    prove: ProveRuntime | None,
+    key: str,
+    prove: Callable[[], HostTrial] | None,
     *,
     doubt: bool,
-) -> RuntimeFact:
-    # Another build of Belljar's own programs may fail where an older one ran.
-    ours = f"uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
-    key = f"{fact.tier}, {file_identity(fact.path)}, kernel {kernel_release}, {ours}"
-    entry = _recall(cache_file, key, {RuntimeState.PROVEN, RuntimeState.REFUTED})
-    if entry and prove is not None:
-        at_s = entry.get("at_s")
+    refuted_for_s: float,
+) -> _Tried:
+    """Return what is remembered, or found by `prove`, which a failure waits for so long."""
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    entry: Any = read_json(cache_file).get(name)
+    with suppress(TypeError, KeyError, ValueError):  # an entry that is damaged, or missing
+        state = RuntimeState(entry["state"])
         # From 0 on: after the clock was set back no result is recent.
-        is_recent = isinstance(at_s, int) and 0 <= time.time() - at_s < REFUTED_FOR_S
-        is_refuted = entry["state"] == RuntimeState.REFUTED
-        if is_refuted and (doubt or not is_recent):
-            entry = {}
-    if entry:
-        words = {name: str(entry.get(name, "")) for name in ("reason", "hint")}
-        return replace(fact, state=RuntimeState(entry["state"]), proved_for=key, **words)
+        is_recent = 0 <= time.time() - float(entry["at_s"]) < refuted_for_s
+        is_believed = state is RuntimeState.PROVEN or prove is None or (is_recent and not doubt)
+        if entry["for"] == key and is_believed:
+            words = {"reason": str(entry["reason"]), "hint": str(entry["hint"])}
+            return _Tried(state=state, proved_for=key, **words)
     if prove is None:
-        hint = "run `belljar doctor`, which runs one"
-        return replace(fact, reason="no container has been run with it here yet", hint=hint)
+        return _Tried(state=RuntimeState.UNPROVEN)
     try:
-        trial = prove(fact)
+        trial = prove()
     except BelljarError as exc:
-        return replace(fact, reason=f"no container could be tried: {exc.what}", hint=exc.hint)
+        # Not remembered: that nothing could be tried says nothing.
+        return _Tried(state=RuntimeState.UNPROVEN, reason=exc.what, hint=exc.hint)
     state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
-    words = {"reason": trial.reason, "hint": trial.hint}
-    _remember(cache_file, key, {"state": state.value, **words, "at_s": int(time.time())})
-    return replace(fact, state=state, proved_for=key, **words)
-
-
-def _name(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-def _recall(cache_file: Path, key: str, states: set[Any]) -> dict[str, Any]:
-    entry = read_json(cache_file).get(_name(key))
-    if not isinstance(entry, dict) or entry.get("for") != key or entry.get("state") not in states:
-        return {}
-    return entry
-
-
-def _remember(cache_file: Path, key: str, result: Mapping[str, object]) -> None:
-    write_json(cache_file, {**read_json(cache_file), _name(key): {**result, "for": key}})
+    made = _Tried(state=state, reason=trial.reason, hint=trial.hint, proved_for=key)
+    told = {"state": state.value, "reason": trial.reason, "hint": trial.hint}
+    entry = {**told, "at_s": int(time.time()), "for": key}
+    write_json(cache_file, {**read_json(cache_file), name: entry})
+    return made

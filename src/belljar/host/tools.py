@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -66,16 +67,22 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
 
 
 def tool_facts(
-    tools: tuple[Tool, ...], cache_file: Path | None, *, search_path: str = SEARCH_PATH
+    tools: tuple[Tool, ...], cache_file: Path, *, search_path: str = SEARCH_PATH
 ) -> tuple[ToolFact, ...]:
     """A fact for each tool; unchanged versions come from `cache_file`."""
-    cached = read_json(cache_file) if cache_file is not None else {}
-    known = {key: value for key, value in cached.items() if isinstance(value, str)}
-    found: dict[str, str] = {}
-    facts = tuple(_fact(tool, known, found, search_path) for tool in tools)
-    if cache_file is not None and found != known:
-        write_json(cache_file, found)
-    return facts
+    return tuple(_fact(tool, cache_file, search_path) for tool in tools)
+
+
+def cached_version(
+    path: str, argv: tuple[str, ...], cache_file: Path, *, read: Callable[[str], str]
+) -> str:
+    """The program's version, asked for once until its file changes; "" if it says none."""
+    key, cached = f"version of {file_identity(path)}", read_json(cache_file)
+    if isinstance(known := cached.get(key), str):
+        return known
+    if version := read(ask_text(path, argv)):
+        write_json(cache_file, {**cached, key: version})
+    return version
 
 
 def at_least(version: str, needed_min: str) -> bool:
@@ -89,16 +96,11 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("~")[0].split(".") if part.isdigit())
 
 
-def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path: str) -> ToolFact:
+def _fact(tool: Tool, cache_file: Path, search_path: str) -> ToolFact:
     path = shutil.which(tool.name, path=f"{os.environ.get('PATH', '')}:{search_path}")
     version = ""
     if path is not None:
-        key = file_identity(path)
-        version = known.get(key, "")
-        if not version and (match := _VERSION.search(ask_text(path, tool.version_argv))):
-            version = match[0]
-        if version:
-            found[key] = version
+        version = cached_version(path, tool.version_argv, cache_file, read=_version_in)
     ok = path is not None and at_least(version, tool.needed_min)
     needed = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"
     hint = f"run `belljar setup`, or install {tool.package}{needed if tool.needed_min else ''}"
@@ -113,6 +115,10 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
         hint="" if ok else hint,
         tier=tool.tier,
     )
+
+
+def _version_in(text: str) -> str:
+    return match[0] if (match := _VERSION.search(text)) else ""
 
 
 def file_identity(path: str) -> str:
@@ -155,20 +161,14 @@ def read_json(file: Path) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def write_json(file: Path, value: object) -> bool:
-    """Put a cache file in place whole.
-
-    False when it can't be written: a cache is never an error.
-    """
+def write_json(file: Path, value: object) -> None:
+    """Put a cache file in place whole, if it can be written."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError):  # a cache is never an error
         for directory in (file.parent.parent, file.parent):
             directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         scratch.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
         scratch.replace(file)
-    except OSError:
-        return False
-    return True
 
 
 # Set-user-ID programs of `uidmap`: without them an ordinary user has no second id.
@@ -181,18 +181,12 @@ def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEAR
         return IdsFact(available=True)
     missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]
     if missing:
-        return IdsFact(
-            available=False,
-            reason=f"{' and '.join(missing)} can't be found",
-            hint="install the package uidmap",
-        )
+        reason = f"{' and '.join(missing)} can't be found"
+        return IdsFact(available=False, reason=reason, hint="install the package uidmap")
     name = user_name()
     files = {file: first_subordinate_id(etc / file) for file in ("subuid", "subgid")}
     without = [f"/etc/{file}" for file, start in files.items() if start is None]
     if without:
-        return IdsFact(
-            available=False,
-            reason=f"{name} has no {NEEDED_IDS:,} subordinate ids in {' or '.join(without)}",
-            hint=grant_hint(name),
-        )
+        reason = f"{name} has no {NEEDED_IDS:,} subordinate ids in {' or '.join(without)}"
+        return IdsFact(available=False, reason=reason, hint=grant_hint(name))
     return IdsFact(available=True, uid_start=files["subuid"] or 0, gid_start=files["subgid"] or 0)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import copy
 import os
 import re
-import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool
 from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
-from belljar.subids import first_subordinate_id
+from belljar.subids import first_subordinate_id, grant_hint, user_name
 from belljar.units import printable
 
 Report = Callable[[str], None]
@@ -151,13 +150,10 @@ def build_image(
     it was.
     """
     sources = debian_sources(host_sources(), recipe.codename, mirror=mirror)
-    is_root = os.geteuid() == 0
-    tools = [name for name in ("newuidmap", "fakechroot", "fakeroot") if shutil.which(name)]
-    has_ids = first_subordinate_id(Path("/etc/subuid")) is not None
-    mode, hint = build_modes(is_root=is_root, subordinate_ids=has_ids, tools=tools)
-    if not mode:
+    mode = "root" if os.geteuid() == 0 else "unshare"
+    if mode == "unshare" and first_subordinate_id(Path("/etc/subuid")) is None:
         what = "an ordinary user can't build an image here: no subordinate user ids"
-        raise HostError(what, where="/etc/subuid", hint=hint)
+        raise HostError(what, where="/etc/subuid", hint=grant_hint(user_name()))
     need_space(home, recipe.disk_bytes, f"building the image {recipe.name}")
     with scratch_dir(home) as scratch:
         report("reading the package lists")
@@ -167,14 +163,7 @@ def build_image(
         made_s = apt.newest_release_s()
         rootfs, listed = scratch / "rootfs.sqfs", scratch / "mirror.sources"
         listed.write_text("\n".join(source.deb822() for source in sources))
-        argv = mmdebstrap_argv(
-            recipe,
-            program=tool("mmdebstrap"),
-            sources=listed,
-            arch=debian_arch(),
-            mode=mode,
-            apt_options=host_acquire_options(),
-        )
+        argv = mmdebstrap_argv(recipe, mode, listed)
         # Another user's ids can't enter the scratch directory: they use the system's own.
         own = {"TMPDIR": str(scratch)} if mode == "root" else {}
         with _made_by(
@@ -188,43 +177,23 @@ def build_image(
         )
 
 
-def mmdebstrap_argv(
-    recipe: Recipe,
-    *,
-    program: str,
-    sources: Path,
-    arch: str,
-    mode: str,
-    apt_options: Mapping[str, str],
-) -> list[str]:
+def mmdebstrap_argv(recipe: Recipe, mode: str, sources: Path) -> list[str]:
     """It writes a tar stream to standard output."""
     return [
-        program,
+        tool("mmdebstrap"),
         f"--mode={mode}",
         "--variant=minbase",
         "--format=tar",
-        f"--architectures={arch}",
+        f"--architectures={debian_arch()}",
         f"--include={','.join(recipe.packages)}",
         '--aptopt=Apt::Install-Recommends "false"',
         '--aptopt=Acquire::Languages "none"',
-        *(f'--aptopt={name} "{value}"' for name, value in apt_options.items()),
+        *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
         *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
         recipe.codename,
         "-",
         str(sources),
     ]
-
-
-def build_modes(*, is_root: bool, subordinate_ids: bool, tools: Sequence[str]) -> tuple[str, str]:
-    """mmdebstrap's mode here, or "" and a hint."""
-    if is_root:
-        return "root", ""
-    if subordinate_ids and "newuidmap" in tools:
-        return "unshare", ""
-    if "fakechroot" in tools and "fakeroot" in tools:
-        return "fakechroot", ""
-    ids = "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER"
-    return "", f"as root: apt-get install uidmap && {ids}"
 
 
 @contextmanager

@@ -222,7 +222,9 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
-        raise _unbuildable(what, dockerfile) from error
+        raise PolicyError(
+            f"the Dockerfile can't be built: {printable(what)}", where=printable(str(dockerfile))
+        ) from error
     for name in found.images:
         if (missing := store.missing(name)) is not None:
             what = f"the base image {printable(name)} is not in the store"
@@ -230,17 +232,12 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     inputs = {
         "format": _FORMAT,
         "dockerfile": hashlib.sha256(raw).hexdigest(),
-        "context": take_context(request.context, read_ignore(request.context, dockerfile)),
+        "context": take_context(request.context, read_ignore(request.context)),
         "args": dict(sorted(request.args.items())),
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
     }
     return BuildRecipe(found=found, made=made, bases=bases, inputs=inputs)
-
-
-def _unbuildable(what: str, dockerfile: Path) -> PolicyError:
-    shown = f"the Dockerfile can't be built: {printable(what)}"
-    return PolicyError(shown, where=printable(str(dockerfile)))
 
 
 def _dockerfile_in(context: Path) -> Path:
@@ -260,8 +257,7 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
     os.utime(empty, (0, 0))
-    dockerfile = request.dockerfile or _dockerfile_in(request.context)
-    ignored = read_ignore(request.context, dockerfile)
+    ignored = read_ignore(request.context)
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))
@@ -381,7 +377,7 @@ def _packed(out: Path, config: ImageConfig, rootfs: Path, *, keep_setuid: bool) 
             if layer.size_bytes > limits.max_bytes:
                 raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
             tree.begin_layer()
-            for entry in read_entries(layer, layer.size_bytes):
+            for entry in read_entries(layer.pread, layer.size_bytes):
                 tree.apply(entry)
             pack_tree(tree, [layer], config, rootfs)
     return tree

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.compose.data import ServiceBuild
 
-__all__ = ["ImportLimits", "default_name", "import_image"]
+__all__ = ["ImportLimits", "import_image"]
 
 Report: TypeAlias = Callable[[str], None]
 # What a small image takes; a large one that does not fit ends in one error all the same.
@@ -64,6 +63,11 @@ def import_image(
     source = printable(ref, max_chars=300)
     try:
         with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
+            # An archive can't name itself as the images that Belljar makes.
+            stated = [each for each in found.names if each not in MADE_HERE]
+            own = tuple(each for each in stated if not is_like_digest(each))
+            if not (names := (name,) if name else own):
+                raise LayerError("it has no name", hint="give it one with --name")
             rootfs, tree = scratch / "rootfs.sqfs", MergedTree(bounds, keep_setuid=keep_setuid)
             config, digest = _configuration(found, bounds)
             image_config = config_of(config)
@@ -71,10 +75,6 @@ def import_image(
                 layers = _merge(tree, opened, scratch, found, config, bounds, report=report)
                 report("packing")
                 pack_tree(tree, layers, image_config, rootfs)
-            # An archive can't name itself as the images that Belljar makes.
-            stated = [each for each in found.names if each not in MADE_HERE]
-            own = tuple(each for each in stated if not is_like_digest(each))
-            names = (name,) if name else own or (default_name(ref),)
             return Store(home).add(
                 rootfs,
                 image_config,
@@ -132,10 +132,8 @@ def _merge(
     if not isinstance(diff_ids, list):
         raise LayerError("a document is broken: diff_ids")
     if len(found.layers) > limits.max_layers or len(found.layers) != len(diff_ids):
-        raise LayerError(
-            f"it has {len(found.layers)} layers and {len(diff_ids)} in its configuration; at most "
-            f"{limits.max_layers}"
-        )
+        counts = f"{len(found.layers)} layers, and {len(diff_ids)} in its configuration"
+        raise LayerError(f"it has {counts}; at most {limits.max_layers}")
     left_bytes = limits.max_bytes
     for number, ((name, digest), diff_id) in enumerate(zip(found.layers, diff_ids, strict=True), 1):
         report(f"reading layer {number} of {len(diff_ids)}")
@@ -143,11 +141,10 @@ def _merge(
         layer = open_layer(blob, digest or None, max_bytes=left_bytes, scratch=scratch)
         layers.append(opened.enter_context(closing(layer)))
         if diff_id != f"sha256:{layer.diff_id}":
-            what = "not what the configuration says: its digest differs"
-            raise LayerError(f"layer {number} is {what}")
+            raise LayerError(f"layer {number} is not the one that the configuration names")
         left_bytes -= layer.size_bytes
         tree.begin_layer()
-        for entry in read_entries(layer, layer.size_bytes):
+        for entry in read_entries(layer.pread, layer.size_bytes):
             tree.apply(entry)
     return layers
 
@@ -201,15 +198,6 @@ _PLACES: Final = {
     ),
 }
 _MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
-
-
-def default_name(ref: str) -> str:
-    """The file's own name without its ending."""
-    file = ref.partition(":")[2].partition(":")[0]
-    stem = re.sub(
-        r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower()
-    )
-    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-") or "image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,12 +283,8 @@ def _fetched(
     if wanted.image in MADE_HERE:
         raise missing
     if IMAGE_ID.fullmatch(wanted.image):
-        raise HostError(
-            missing.what,
-            where=missing.where,
-            hint="a daemon and a registry give an image by its name: name it by `docker tag`, or "
-            "`docker save` it and import `docker-archive:FILE`",
-        )
+        hint = "a daemon and a registry give an image by its name: give it one by `docker tag`"
+        raise HostError(missing.what, where=missing.where, hint=hint)
     failed = list[BelljarError]()
     sources = ["docker-daemon:"] if has_daemon else []
     if not wanted.build:
@@ -315,6 +299,4 @@ def _fetched(
             report(f"not from {ref}: {error.what}")
     if wanted.build or not failed:
         raise missing
-    last = failed[-1]
-    also = "".join(f"; {each.where}: {each.what}" for each in failed[:-1])
-    raise HostError(last.what + also, where=last.where, hint=last.hint) from last
+    raise failed[-1]

@@ -95,7 +95,7 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
     )
     with closing(opened):
         found, links, text_bytes = dict[str, tuple[int, int]](), dict[str, str](), 0
-        for entry in read_entries(opened, opened.size_bytes, limits.max_entries):
+        for entry in read_entries(opened.pread, opened.size_bytes, limits.max_entries):
             name = os.fsdecode(b"/".join(entry.path))
             text_bytes += len(name) + len(entry.target)
             if text_bytes > MAX_TEXT_BYTES:

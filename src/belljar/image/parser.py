@@ -22,7 +22,7 @@ MAX_LINE_BYTES: Final = 65_000  # BuildKit's and buildah's readers drop what fol
 # Beyond the CPU seconds that the process has (`parser_process`), on a machine that is busy.
 _TIMEOUT_S: Final = 10
 _PROGRAM: Final = Path(__file__).with_name("parser_process.py")
-_DIRECTIVE: Final = re.compile(r"#\s*(syntax|escape|check)\s*=\s*(.+?)\s*", re.IGNORECASE)
+_ESCAPE: Final = re.compile(r"(?i)(?:\s*#\s*(?:syntax|check)\s*=.*\n)*\s*#\s*escape\s*=\s*[^\\\s]")
 
 
 class DockerfileError(ValueError):
@@ -47,7 +47,9 @@ class Instruction:
 def parse(text: str) -> tuple[Instruction, ...]:
     """The instructions of a Dockerfile. Raises `DockerfileError`."""
     text = text.removeprefix("\ufeff")
-    _check_directives(text)
+    # Only files for Windows have another one, which directives before all else name.
+    if _ESCAPE.match(text):
+        raise DockerfileError("`# escape=` is not read: use a backslash")
     try:
         raw = text.encode()
     except UnicodeEncodeError:
@@ -79,13 +81,3 @@ def parse(text: str) -> tuple[Instruction, ...]:
         Instruction(word, line, tuple(flags), tuple(values), is_json, text, tuple(map(tuple, docs)))
         for word, line, flags, values, is_json, text, docs in found
     )
-
-
-def _check_directives(text: str) -> None:
-    """Refuse another escape character than a backslash, which only files for Windows have."""
-    for number, line in enumerate(text.split("\n"), 1):
-        directive = _DIRECTIVE.fullmatch(line.strip())
-        if directive is None:
-            break
-        if directive[1].lower() == "escape" and directive[2] != "\\":
-            raise DockerfileError(f"line {number}: `# escape=` is not read: use a backslash")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from bisect import bisect_left
 
 # The parser is quadratic in places: only a file that was made for it needs seconds.
 _CPU_S = 3
@@ -28,14 +27,6 @@ def main() -> None:
 
     text = sys.stdin.buffer.read().decode()
 
-    def complaint(last: int) -> str:
-        """Return the parser's complaint about the text to line `last`, if any."""
-        try:
-            dockerfile.parse_string("\n".join(text.split("\n")[:last]))
-        except dockerfile.GoParseError as error:
-            return str(error)
-        return ""
-
     found: object
     try:
         commands = dockerfile.parse_string(text)
@@ -49,10 +40,7 @@ def main() -> None:
         if len(commands) > _MAX_INSTRUCTIONS:
             found = f"it has more than {_MAX_INSTRUCTIONS:,} instructions"
     except dockerfile.GoParseError as error:
-        what = str(error)  # without its line: it is the first that the text has this error with
-        lines = range(1, text.count("\n") + 1)
-        line = bisect_left(lines, 1, key=lambda last: int(complaint(last) == what))
-        found = f"line {line + 1}: {what}"
+        found = str(error)
     sys.stdout.write(json.dumps(found))
 
 

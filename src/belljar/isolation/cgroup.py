@@ -241,22 +241,12 @@ def memory_bytes(directory: Path) -> int | None:
 
 
 def cpu_s(directory: Path) -> float | None:
-    """CPU time of a group; None if unreadable.
-
-    In version 1 perhaps only of its living processes and their ended children.
-    """
+    """CPU time of a group; None if unreadable."""
     if (microseconds := _counted(directory / "cpu.stat", "usage_usec")) is not None:
         return microseconds / 1e6
     # Version 1 has it where cpuacct is mounted together with cpu.
-    if nanoseconds := _number(directory / "cpuacct.usage"):
-        return nanoseconds / 1e9
-    ticks, pids = 0, processes_in(directory, threads=False)
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):  # it has ended
-            # From the last bracket: a process's name may hold brackets and spaces itself.
-            fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime: proc(5)
-    return ticks / os.sysconf("SC_CLK_TCK") if pids else None
+    nanoseconds = _number(directory / "cpuacct.usage")
+    return nanoseconds / 1e9 if nanoseconds else None
 
 
 def memory_peak_bytes(directory: Path) -> int:
@@ -303,13 +293,12 @@ def try_group(parent: Path, limit_file: str) -> bool:
     trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
     try:
         trial.mkdir()
-    except OSError:
-        return False
-    is_writable = os.access(trial / limit_file, os.W_OK)
-    try:
+        is_writable = os.access(trial / limit_file, os.W_OK)
         trial.rmdir()
     except FileNotFoundError:  # swept from another PID namespace, which doesn't see this process
         return try_group(parent, limit_file)
+    except OSError:
+        return False
     return is_writable
 
 

@@ -54,7 +54,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillOrder:
-    """One kill; `rule`: a policy's `on`, or `operator`."""
+    """One kill; `rule`: a policy's `on`, `operator` or `self-test`."""
 
     kill_id: str
     scope: str
@@ -107,43 +107,37 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
 def hold(home: Path, reason: str = "") -> Hold:
     """Forbid new cells until `release`. Durable. Raises `HostError`."""
     held = Hold(reason=_bounded(reason), by=_whoami(), at=iso_time(time.time()))
-    draft: Path | None = None
-    try:
+    with _hold_errors(home, "free some space, or end the processes that make cells (`belljar ps`)"):
         make_store_dir(home)
         draft = home / owned_name(_DRAFT, "hold")
-        draft.write_text(json.dumps({"reason": held.reason, "by": held.by, "at": held.at}))
-        # A hold must outlast a power failure: first its contents, then its name.
-        sync_file(draft)
-        draft.replace(home / HOLD_FILE)
-        sync_file(home)
-    except OSError as exc:
-        if draft is not None:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-        raise HostError(
-            f"the hold can't be written: {exc.strerror}",
-            where=str(home / HOLD_FILE),
-            hint="free some space, or end the processes that make cells (`belljar ps`)",
-        ) from exc
+        try:
+            draft.write_text(json.dumps({"reason": held.reason, "by": held.by, "at": held.at}))
+            # A hold must outlast a power failure: first its contents, then its name.
+            sync_file(draft)
+            draft.replace(home / HOLD_FILE)
+            sync_file(home)
+        finally:
+            draft.unlink(missing_ok=True)
     return held
 
 
 def release(home: Path | None = None) -> Hold | None:
     """Lift the hold, if any. Raises `HostError`."""
     home = home or belljar_home()
-    held = read_hold(home)
-    if held is None:
-        return None
-    try:
-        (home / HOLD_FILE).unlink(missing_ok=True)
-        sync_file(home)
-    except OSError as exc:
-        raise HostError(
-            f"the hold can't be removed: {exc.strerror}",
-            where=str(home / HOLD_FILE),
-            hint="remove this file as the user who owns it",
-        ) from exc
+    if (held := read_hold(home)) is not None:
+        with _hold_errors(home, "remove this file as the user who owns it"):
+            (home / HOLD_FILE).unlink(missing_ok=True)
+            sync_file(home)
     return held
+
+
+@contextmanager
+def _hold_errors(home: Path, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        what = f"the hold can't be changed: {exc.strerror}"
+        raise HostError(what, where=str(home / HOLD_FILE), hint=hint) from exc
 
 
 def read_hold(home: Path) -> Hold | None:
@@ -193,9 +187,7 @@ def read_order(home: Path, name: str) -> KillOrder | None:
         # For want of descriptors nothing is known: it would be no order, and is looked for again
         if isinstance(exc, OSError) and exc.errno in CANNOT_LOOK:
             return None
-        return KillOrder(
-            kill_id="", scope="cells", reason="its kill order is damaged", by="", at=""
-        )
+        words = {"reason": "its kill order is damaged", "by": "", "at": ""}
     scope = words.get("scope", "")
     return KillOrder(
         kill_id=words.get("kill_id", ""),
@@ -212,11 +204,8 @@ def sweep_orders(directory: Path) -> None:
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
-            if (
-                is_old
-                and not path.with_suffix(".json").exists()
-                and not run_goes_on(directory.parent, path.stem)
-            ):
+            has_entry = path.with_suffix(".json").exists()
+            if is_old and not has_entry and not run_goes_on(directory.parent, path.stem):
                 path.unlink()
 
 

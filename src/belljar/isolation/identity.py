@@ -124,16 +124,9 @@ def user_range() -> HeldIdentity:
     jail = JailIdentity(
         host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False, uids=uids, gids=gids
     )
-    newuidmap, newgidmap = (shutil.which(name, path=SEARCH_PATH) for name in MAPPERS)
-    if newuidmap is None or newgidmap is None:
-        raise HostError(
-            f"{' or '.join(MAPPERS)} has just vanished",
-            where=SEARCH_PATH,
-            hint="install the package uidmap",
-        )
-    return HeldIdentity(
-        jail=jail, lock_fd=None, ids=cell_ids(jail, Path(newuidmap), Path(newgidmap))
-    )
+    # `ids_fact` has just found both.
+    mappers = [Path(shutil.which(name, path=SEARCH_PATH) or name) for name in MAPPERS]
+    return HeldIdentity(jail=jail, lock_fd=None, ids=cell_ids(jail, *mappers))
 
 
 def tree_identity() -> HeldIdentity:

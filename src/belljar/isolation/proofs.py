@@ -1,4 +1,4 @@
-"""Trials: a runtime starts a container, an accelerator boots a guest.
+"""Trials: a runtime starts a container, the kill switch halts one, an accelerator boots a guest.
 
 Only a guest agent that answered from the real jail is a proof: some hosts' /dev/kvm makes a VM that
 never runs a stock kernel.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,9 @@ import anyio.to_thread
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.host.runtimes import HostTrial
 from belljar.image.kernel import Kernel
+from belljar.isolation.hold import new_order
 from belljar.isolation.identity import TREE_IDS_START
+from belljar.isolation.kill import halt, order_all
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
@@ -41,11 +44,13 @@ from belljar.plan.qemu import (
     vmm_processes,
 )
 from belljar.policy.limits import Resources, Tier
-from belljar.store.journal import new_cell_id
+from belljar.store.journal import Journal, new_cell_id
 from belljar.store.scratch import owned_name
 
 _LIFETIME_S: Final = 40.0  # ends it though its owner is stopped
 _OPEN_FILES: Final = 1024
+# The rule of the order by which the kill switch tests itself.
+SELF_TEST: Final = "self-test"
 
 
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> HostTrial:
@@ -61,6 +66,36 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> HostTrial:
     except CellError as exc:
         return HostTrial(works=False, reason=exc.what, hint=exc.hint)
     return HostTrial(works=True)
+
+
+async def prove_switch(runtime: OciRuntime, *, home: Path) -> HostTrial:
+    """Start the same container, and have the kill switch halt it.
+
+    Raises `HostError`, `CellError`: there was none to halt.
+    """
+    spec = await anyio.to_thread.run_sync(_container_spec, runtime, home)
+    async with AsyncExitStack() as owner:
+        container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
+        if container.end() is not None:
+            raise CellError("what it was to halt ended by itself")
+        problems = await anyio.to_thread.run_sync(_halt, home, spec.cell_id)
+    if (destruction := container.destruction) is None:
+        raise RuntimeError("its owner has destroyed it")
+    problems += [*destruction.survivors, *map(str, destruction.unproven)]
+    return HostTrial(works=not problems, reason="; ".join(problems))
+
+
+def _halt(home: Path, cell_id: str) -> list[str]:
+    journal, began = Journal(home), time.monotonic()
+    entry = journal.read(cell_id)
+    if entry is None or entry.child is None:
+        return ["the journal does not name it"]
+    entries = (entry,)
+    order = new_order("cells", "the kill switch tests itself", rule=SELF_TEST)
+    problems = order_all(home, entries, order)
+    if cell_id not in halt(journal, entries, began):
+        problems.append("its processes were not halted")
+    return problems
 
 
 def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:

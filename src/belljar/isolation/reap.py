@@ -185,10 +185,10 @@ class CellListing:
 
     cell_id: str
     state: CellState
-    kind: str
-    owner_pid: int | None
-    supervisor_pid: int | None
     started_s_ago: float
+    kind: str = ""
+    owner_pid: int | None = None
+    supervisor_pid: int | None = None
     about: CellAbout = field(default_factory=CellAbout)
     memory_bytes: int | None = None
     cpu_s: float | None = None
@@ -197,33 +197,25 @@ class CellListing:
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
     """Oldest first. Raises `PermissionError`: another user's store."""
     journal = Journal(home or belljar_home())
-    listed = [_listing(journal, entry) for entry in journal.entries()]
-    damaged = [
+    listed = [
         CellListing(
-            cell_id=path.stem,
-            state="unreadable",
-            kind="",
-            owner_pid=None,
-            supervisor_pid=None,
-            started_s_ago=_age_s(path),
+            cell_id=entry.cell_id,
+            state="alive" if entry.owner_lives() else "orphaned",
+            kind=entry.kind,
+            owner_pid=entry.owner.pid,
+            supervisor_pid=entry.supervisor.pid if entry.supervisor else None,
+            started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
+            about=journal.about(entry.cell_id),
+            memory_bytes=next(filter(None, map(memory_bytes, entry.cgroups)), None),
+            cpu_s=next(filter(None, map(cpu_s, entry.cgroups)), None),
         )
+        for entry in journal.entries()
+    ]
+    damaged = [
+        CellListing(cell_id=path.stem, state="unreadable", started_s_ago=_age_s(path))
         for path in journal.unreadable()
     ]
     return (*listed, *damaged)
-
-
-def _listing(journal: Journal, entry: JournalEntry) -> CellListing:
-    return CellListing(
-        cell_id=entry.cell_id,
-        state="alive" if entry.owner_lives() else "orphaned",
-        kind=entry.kind,
-        owner_pid=entry.owner.pid,
-        supervisor_pid=entry.supervisor.pid if entry.supervisor else None,
-        started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
-        about=journal.about(entry.cell_id),
-        memory_bytes=next(filter(None, map(memory_bytes, entry.cgroups)), None),
-        cpu_s=next(filter(None, map(cpu_s, entry.cgroups)), None),
-    )
 
 
 def _age_s(path: Path) -> float:

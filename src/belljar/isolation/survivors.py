@@ -348,25 +348,19 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
 
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
     """Raise if processes no older hide their namespaces."""
-    since = (entry.supervisor or entry.owner).start_ticks
-    hidden = sum(
-        _hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit()
-    )
+    since_ticks, hidden = (entry.supervisor or entry.owner).start_ticks, 0
+    for pid in (directory.name for directory in PROC.iterdir() if directory.name.isdigit()):
+        try:
+            os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115 - as `namespaces_of`
+        except PermissionError:
+            # A refusal is the kernel's word for one that has just ended, too
+            process = identify(int(pid))
+            hidden += process is not None and process.start_ticks >= since_ticks
+        except OSError:
+            continue
     if hidden:
         raise _unseen(f"not those of {hidden} that hide them from this user")
     yield from ()
-
-
-def _hides(pid: str, since_ticks: int) -> bool:
-    try:
-        os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115 - as `namespaces_of`
-    except PermissionError:
-        # A refusal is the kernel's word for one that has just ended, too
-        process = identify(int(pid))
-        return process is not None and process.start_ticks >= since_ticks
-    except OSError:
-        return False
-    return False
 
 
 def _has_uid(entry: JournalEntry, pid: int) -> str:
@@ -384,12 +378,12 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
         for process in entry.processes
         if is_alive(process)
     )
-    yield from _processes(entry, _started_for)
 
+    def started_for(entry: JournalEntry, pid: int) -> str:
+        named = entry.cell_id in cells_named(read_start(pid, "cmdline"))
+        return "started for the cell" if named else ""
 
-def _started_for(entry: JournalEntry, pid: int) -> str:
-    named = entry.cell_id in cells_named(read_start(pid, "cmdline"))
-    return "started for the cell" if named else ""
+    yield from _processes(entry, started_for)
 
 
 def cells_named(cmdline: bytes) -> Iterator[str]:

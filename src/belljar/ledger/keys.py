@@ -106,22 +106,17 @@ def _load(path: Path) -> SigningKey:
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
-            raise LedgerError(
-                "the signing key is open to others",
-                where=str(path),
-                hint=f"chmod 600 it if you trust it, else move it away: {path}",
-            )
+            hint = f"chmod 600 it if you trust it, else move it away: {path}"
+            raise LedgerError("the signing key is open to others", where=str(path), hint=hint)
         content = file.read(_MAX_KEY_FILE_BYTES)
     private = None
     with contextlib.suppress(ValueError, TypeError):
         private = load_pem_private_key(content, password=None)
     if not isinstance(private, Ed25519PrivateKey):
         # Never replaced: that would orphan older runs silently.
-        raise LedgerError(
-            "the signing key is damaged, or not an Ed25519 key",
-            where=str(path),
-            hint="restore it, or move it away: a new one is made",
-        )
+        what = "the signing key is damaged, or not an Ed25519 key"
+        hint = "restore it, or move it away: a new one is made"
+        raise LedgerError(what, where=str(path), hint=hint)
     return SigningKey(private.private_bytes_raw(), private.public_key().public_bytes_raw().hex())
 
 

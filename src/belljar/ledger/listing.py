@@ -137,11 +137,9 @@ def read_events(run_dir: Path) -> Iterator[Line]:
         if isinstance(event, IncompleteLineError):
             return  # the last of a ledger that was not finished
         if isinstance(event, ValueError):
-            raise LedgerError(
-                f"not an event: {event}",
-                where=f"{run_dir / LEDGER}:{number}",
-                hint="run `belljar ledger verify` on it",
-            )
+            what = f"not an event: {event}"
+            hint = "run `belljar ledger verify` on it"
+            raise LedgerError(what, where=f"{run_dir / LEDGER}:{number}", hint=hint)
         yield event
 
 

@@ -122,17 +122,12 @@ def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
     if result.problem is not None:
         raise result.problem
     if result.status is Status.UNFINISHED:
-        raise LedgerError(
-            "only of a finished run can a part be left out",
-            where=str(run_dir),
-            hint="delete the whole directory of an unfinished one",
-        )
+        what = "only of a finished run can a part be left out"
+        hint = "delete the whole directory of an unfinished one"
+        raise LedgerError(what, where=str(run_dir), hint=hint)
     if result.key != key.fingerprint:
-        raise HostError(
-            "only the key that sealed the run can sign what is left out of it",
-            where=str(run_dir),
-            hint="do it on the host that made the run",
-        )
+        what = "only the key that sealed the run can sign what is left out of it"
+        raise HostError(what, where=str(run_dir), hint="do it on the host that made the run")
     with open_directory(run_dir) as root, open_beneath(root, CHECKPOINTS) as file:
         *_, (_, last, _) = raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS)
     return parse_checkpoint(last)

@@ -6,7 +6,7 @@ import platform
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from belljar.store.home import sync_file
 _T = TypeVar("_T")
 # What reads hostile bytes: a reader asks whether a version with a known hole made a run.
 LIBRARIES: Final = (
+    "anyio",
     "asyncssh",
     "cryptography",
     "dulwich",
@@ -41,8 +42,7 @@ LIBRARIES: Final = (
 )
 
 
-def library_versions() -> dict[str, str]:
-    """Return the versions of those of `LIBRARIES` that are installed."""
+def _library_versions() -> dict[str, str]:
     from importlib import metadata  # 20 ms, which only a command that makes a run pays
 
     found: dict[str, str] = {}
@@ -67,22 +67,15 @@ def create_run(
     argv: Sequence[str],
     *,
     what: str = "",
-    versions: Mapping[str, Any] | None = None,
     checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
 ) -> RunDirectory:
     """A new run directory under `home/runs`, to be entered.
 
-    `kind`: the command. `what`: its name in lists. `versions`: for `versions.json`.
-    Entering raises `HostError` for an unusable store, `LedgerError` for an unusable key.
+    `kind`: the command. `what`: its name in lists. Entering raises `HostError` for an unusable
+    store, `LedgerError` for an unusable key.
     """
-    return RunDirectory(
-        home,
-        kind,
-        tuple(argv),
-        what=what,
-        versions=dict(versions or {}),
-        checkpoint_interval_s=checkpoint_interval_s,
-    )
+    about: dict[str, JsonValue] = {"kind": kind, "argv": tuple(argv), "what": what}
+    return RunDirectory(home, about, checkpoint_interval_s)
 
 
 def new_run_id(time_ns: int, random: str) -> str:
@@ -104,17 +97,9 @@ class RunDirectory:
     is_sealed: bool
 
     def __init__(
-        self,
-        home: Path,
-        kind: str,
-        argv: tuple[str, ...],
-        *,
-        what: str,
-        versions: dict[str, Any],
-        checkpoint_interval_s: float,
+        self, home: Path, about: dict[str, JsonValue], checkpoint_interval_s: float
     ) -> None:
-        self._home, self._versions = home, versions
-        self._about: dict[str, JsonValue] = {"kind": kind, "argv": argv, "what": what}
+        self._home, self._about = home, about
         self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._details: dict[str, JsonValue] = {}
@@ -178,20 +163,20 @@ class RunDirectory:
                 self.recorder = on_failure.enter_context(
                     LedgerWriter(self.path, key, checkpoint_interval_s=self._checkpoint_interval_s)
                 )
+                libraries = _library_versions()
                 data: dict[str, JsonValue] = {
                     "run_id": self.run_id,
                     **self._about,
                     "key": self.recorder.key.fingerprint,
                     "belljar": __version__,
-                    "libraries": {**library_versions()},
+                    "libraries": {**libraries},
                 }
                 self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
-                versions = {
-                    "belljar": __version__,
+                system = {
                     "python": platform.python_version(),
                     "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
                 }
-                self.write_json("versions.json", versions | self._versions)
+                self.write_json("versions.json", {"belljar": __version__, **libraries, **system})
                 self._stack = on_failure.pop_all()
         except OSError as error:
             raise HostError(
@@ -227,14 +212,13 @@ class RunDirectory:
         self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
         self.recorder.end()
         try:
-            count, size = self.recorder.body_totals
             manifest = {
                 "v": SCHEMA_VERSION,
                 "run_id": self.run_id,
                 "key": self.recorder.key.fingerprint,
                 "public_key": self.recorder.key.public_key,
                 "files": digests_of(self.path, synced=self._synced),
-                "bodies": {"count": count, "bytes": size},
+                "bodies": self.recorder.body_totals,
             }
             content = canonical(manifest) + b"\n"
             # Under another name until the final checkpoint is on the disk: a manifest without one
@@ -245,11 +229,9 @@ class RunDirectory:
             sync_file(self.path)
             self.is_sealed = True
         except OSError as failure:
-            raise LedgerError(
-                f"the run can't be sealed: {failure.strerror}",
-                where=str(self.path),
-                hint="free disk space; the run stays unfinished",
-            ) from failure
+            what = f"the run can't be sealed: {failure.strerror}"
+            hint = "free disk space; the run stays unfinished"
+            raise LedgerError(what, where=str(self.path), hint=hint) from failure
 
     def _write(self, name: str, content: bytes) -> Path:
         if Path(name).name != name or name in {"", "..", MANIFEST, MANIFEST_PART}:
@@ -257,11 +239,9 @@ class RunDirectory:
         try:
             write_file(self.path / name, content)
         except OSError as error:
-            raise LedgerError(
-                f"can't be written: {error.strerror}",
-                where=str(self.path / name),
-                hint="check the free space",
-            ) from error
+            what = f"can't be written: {error.strerror}"
+            hint = "check the free space"
+            raise LedgerError(what, where=str(self.path / name), hint=hint) from error
         self._synced.add(name)
         return self.path / name
 

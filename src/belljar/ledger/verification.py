@@ -110,7 +110,13 @@ class Checker:
         except OSError:
             alive = False  # Missing or a symlink: opening it for reading says which.
         self.omissions = read_omissions(self.root)
-        with self._open(LEDGER) as ledger, self._open(CHECKPOINTS) as checkpoints:
+        for path in (LEDGER, CHECKPOINTS):
+            if not exists(self.root, path):
+                raise LedgerError("missing", where=path)
+        with (
+            open_beneath(self.root, LEDGER) as ledger,
+            open_beneath(self.root, CHECKPOINTS) as checkpoints,
+        ):
             statements = self._checkpoints(checkpoints)
             due = self._reached(statements, next(statements, None))
             for number, raw, complete in raw_lines(ledger, max_bytes=MAX_LINE_BYTES, name=LEDGER):
@@ -131,12 +137,6 @@ class Checker:
                     where=f"{LEDGER}:{self.tree.size + 1}",
                 )
         self._files(alive=alive)
-
-    def _open(self, path: str) -> BinaryIO:
-        try:
-            return open_beneath(self.root, path)
-        except FileNotFoundError as error:
-            raise LedgerError("missing", where=path) from error
 
     def _reached(
         self, statements: Iterator[Checkpoint], due: Checkpoint | None
@@ -185,10 +185,8 @@ class Checker:
                 f"event {line.seq} where {self.tree.size} is due: {what}", where=where
             )
         if line.prev != self.prev:
-            raise LedgerError(
-                "changed, or the line after it: its digest is not the one named there",
-                where=f"{LEDGER}:{max(number - 1, 1)}",
-            )
+            what = "changed, or the line after it: its digest is not the one named there"
+            raise LedgerError(what, where=f"{LEDGER}:{max(number - 1, 1)}")
         if int(line.mono_ns) < self.mono_ns:
             raise LedgerError("its time is before that of the event before it", where=where)
 
@@ -262,10 +260,8 @@ class Checker:
     def _check_signer(self, checkpoint: Checkpoint, where: str) -> None:
         if self.expected_key is not None and checkpoint.key != self.expected_key:
             self.key_mismatch = True
-            raise LedgerError(
-                f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected",
-                where=where,
-            )
+            what = f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected"
+            raise LedgerError(what, where=where)
         if self.expected_run is not None and checkpoint.run_id != self.expected_run:
             raise LedgerError(
                 f"of run {checkpoint.run_id}, in the place of {self.expected_run}", where=where
@@ -283,10 +279,8 @@ class Checker:
         if self.omissions:
             raise LedgerError("only of a finished run can a part be left out", where=OMISSIONS)
         if not alive and exists(self.root, MANIFEST):
-            raise LedgerError(
-                f"cut off: {MANIFEST} was written, but the final checkpoint is not there",
-                where=f"{CHECKPOINTS}:{self.checkpoints + 1}",
-            )
+            what = f"cut off: {MANIFEST} was written, but the final checkpoint is not there"
+            raise LedgerError(what, where=f"{CHECKPOINTS}:{self.checkpoints + 1}")
         for _ in walk_files(self.root):
             pass  # Refuses links and special files.
         died = "was not finished (its process died, or its end was removed)"

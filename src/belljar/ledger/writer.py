@@ -95,22 +95,17 @@ class BodyStore:
 
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / BODIES
-        self._sizes: dict[bytes, int] = {}
+        self.sizes: dict[bytes, int] = {}
         # Stored by a call that was interrupted before its line, or is about to write it.
         self._unnamed: set[str] = set()
         self._folders: set[str] = set()
         self._unsynced: list[str] = []
         self._root.mkdir(mode=0o700)
 
-    @property
-    def totals(self) -> tuple[int, int]:
-        """Count and bytes of what is stored."""
-        return len(self._sizes), sum(self._sizes.values())
-
     def keep(self, body: PreparedBody) -> None:
         """Store it whole, unless it is stored or empty. Raises `OSError`."""
         name = bytes.fromhex(body.digest)
-        if not body.content or name in self._sizes:
+        if not body.content or name in self.sizes:
             return
         self._unnamed.add(body.digest)
         folder, part = self._root / body.digest[:2], self._root / ".part"
@@ -128,7 +123,7 @@ class BodyStore:
         part.rename(folder / body.digest)
         # In this order: what counts as stored is synced, wherever an interrupt comes.
         self._unsynced.append(body.digest)
-        self._sizes[name] = len(body.content)
+        self.sizes[name] = len(body.content)
 
     def name(self, digests: Iterable[str]) -> None:
         """Note that a line names them."""
@@ -138,7 +133,7 @@ class BodyStore:
         """Remove what no line names: a reader would take it for added. Raises `OSError`."""
         for digest in self._unnamed:
             (self._root / digest[:2] / digest).unlink(missing_ok=True)
-            self._sizes.pop(bytes.fromhex(digest), None)
+            self.sizes.pop(bytes.fromhex(digest), None)
         (self._root / ".part").unlink(missing_ok=True)
         self._unsynced = [each for each in self._unsynced if each not in self._unnamed]
 
@@ -149,14 +144,9 @@ class BodyStore:
 
     def sync(self, digests: list[str]) -> None:
         """Force these bodies and their directories to the disk."""
-        for digest in digests:
-            fd = os.open(self._root / digest[:2] / digest, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        for folder in {digest[:2] for digest in digests}:
-            sync_file(self._root / folder)
+        folders = {self._root / digest[:2] for digest in digests}
+        for path in (*(self._root / each[:2] / each for each in digests), *folders):
+            sync_file(path)
         if digests:
             sync_file(self._root)
 
@@ -262,9 +252,10 @@ class LedgerWriter:
         return self._state.tree.size
 
     @property
-    def body_totals(self) -> tuple[int, int]:
+    def body_totals(self) -> dict[str, int]:
         """Count of distinct stored bodies, and their bytes."""
-        return self._bodies.totals
+        sizes = self._bodies.sizes.values()
+        return {"count": len(sizes), "bytes": sum(sizes)}
 
     def record(self, event: Event) -> int:
         """Record the event; returns its number, once the kernel has the line.
@@ -283,11 +274,9 @@ class LedgerWriter:
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
         except ValueError as error:
-            raise InvalidEventError(
-                f"an event that is not one: {error}",
-                where=str(event.kind),
-                hint="this is a fault of Belljar: report it",
-            ) from error
+            what = f"an event that is not one: {error}"
+            hint = "this is a fault of Belljar: report it"
+            raise InvalidEventError(what, where=str(event.kind), hint=hint) from error
         with self._lock, self._failing("the event can't be recorded"):
             return self._write(event, data, bodies)
 
@@ -323,9 +312,7 @@ class LedgerWriter:
     def _append(self, line: bytes, digests: list[str]) -> None:
         content = line + b"\n"
         if len(content) > MAX_LINE_BYTES:
-            raise LedgerError(
-                f"a line of {len(content)} bytes", hint="this is a fault of Belljar: report it"
-            )
+            raise LedgerError(f"a line of {len(content)} bytes: a fault of Belljar")
         self._pending = line, digests
         _write_once(self._ledger_fd, content)
         self._state = self._state.after(line)
@@ -433,19 +420,14 @@ def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, 
 
 
 def _spilled(canonical_data: bytes) -> PreparedBody:
-    if len(canonical_data) > MAX_SPILLED_BYTES:
-        raise ValueError(
-            f"{len(canonical_data)} bytes of data; an event has at most {MAX_SPILLED_BYTES}"
-        )
-    size, digest = len(canonical_data), sha256_hex(canonical_data)
-    return prepare_body(
-        Body(name=SPILLED_BODY, content=canonical_data, total_bytes=size, sha256=digest)
-    )
+    if (size := len(canonical_data)) > MAX_SPILLED_BYTES:
+        raise ValueError(f"{size} bytes of data; an event has at most {MAX_SPILLED_BYTES}")
+    body = Body(name=SPILLED_BODY, content=canonical_data, total_bytes=size, sha256="")
+    return prepare_body(body)
 
 
 def _write_once(fd: int, content: bytes) -> None:
     """One write per line, so that readers and crashes see no mixed lines."""
-    written = os.write(fd, content)
-    if written != len(content):
+    if (written := os.write(fd, content)) != len(content):
         what = f"only {written} of {len(content)} bytes were taken: the disk is full"
         raise OSError(errno.ENOSPC, what)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
@@ -89,26 +90,21 @@ class _Usage(BaseModel):
 
 
 class _Link:
-    """A stream to the server, which carries one request at a time."""
+    """A stream to the server, which carries one request until `give_up`."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        self.owner = AsyncExitStack()
-        self.is_silent = True  # nothing of the answer has come
-        self._stream = stream
+    def __init__(self, stream: ByteStream, give_up: float) -> None:
+        self._stream, self._give_up = stream, give_up
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._received_bytes = self._allowed_bytes = 0
-        self._give_up = 0.0
+        self._received_bytes, self._allowed_bytes = 0, 2 * MAX_HEAD_BYTES
 
-    async def send(self, question: Question, give_up: float) -> h11.Response:
+    async def send(self, question: Question) -> h11.Response:
         """Send the question; return the head of the answer."""
-        self._give_up, self.is_silent = give_up, True
-        self._allowed_bytes = self._received_bytes + 2 * MAX_HEAD_BYTES
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
-        headers.append(("Content-Type", "application/json"))
+        headers += [("Content-Type", "application/json"), ("Connection", "close")]
         request = h11.Request(method=question.method, target=question.path, headers=headers)
         events = (request, h11.Data(data=question.body), h11.EndOfMessage())
         data = b"".join(self._http.send(each) or b"" for each in events)
-        with anyio.fail_after(max(0.0, give_up - anyio.current_time())):
+        with anyio.fail_after(max(0.0, self._give_up - anyio.current_time())):
             try:
                 await self._stream.send(data)
             except anyio.BrokenResourceError:
@@ -131,7 +127,6 @@ class _Link:
                         data = await self._stream.receive(MAX_HEAD_BYTES)
                     except anyio.EndOfStream:
                         data, has_ended = b"", True
-                self.is_silent = self.is_silent and has_ended
                 self._received_bytes += len(data)
                 if self._received_bytes > self._allowed_bytes:
                     raise ServerViolationError("the server's answer is mostly framing")
@@ -144,13 +139,6 @@ class _Link:
         if isinstance(event, h11.Data):
             self._allowed_bytes += 2 * len(event.data)
         return event
-
-    def may_go_on(self) -> bool:
-        """Make it ready for another request. False: it must be closed."""
-        if self._http.their_state is not h11.DONE or self._http.trailing_data[0]:
-            return False
-        self._http.start_next_cycle()
-        return True
 
 
 class ServerAnswer:
@@ -224,13 +212,10 @@ class ServerAnswer:
             await self._take_json(data)
 
     async def _take_json(self, data: bytes) -> None:
-        if sum(map(data.count, (b",", b"[", b"{"))) > MAX_MARKS:
-            raise ServerViolationError("the server's answer has too many values")
+        parse = partial(parse_json, data, MAX_DEPTH, max_commas=MAX_MARKS)
         try:
-            if len(data) > _INLINE_BYTES:  # other samples go on meanwhile
-                document = await anyio.to_thread.run_sync(parse_json, data, MAX_DEPTH)
-            else:
-                document = parse_json(data, MAX_DEPTH)
+            is_large = len(data) > _INLINE_BYTES  # other samples go on meanwhile
+            document = await anyio.to_thread.run_sync(parse) if is_large else parse()
         except ValueError as error:
             what = f"the server's answer is not JSON: {printable(str(error), max_chars=100)}"
             raise ServerViolationError(what) from None
@@ -245,48 +230,21 @@ class ServerAnswer:
             self.tokens |= usage.model_dump(include=set(self.tokens), exclude_unset=True)
 
 
-class Client:
-    """Asks one server. Idle streams carry later requests: a new one is a process in the cell."""
+@asynccontextmanager
+async def ask_server(
+    connect: Connect, question: Question, *, max_bytes: int, timeout_s: float
+) -> AsyncIterator[ServerAnswer]:
+    """Send the question and give its answer, whose body is read inside the block.
 
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
-        self._idle: list[_Link] = []
+    `max_bytes`: of the answer's body. Leaving the block ends the connection, by which a server
+    stops its work. No cancel scope is open across the yield: each wait has its own, until the
+    request's one deadline.
 
-    @asynccontextmanager
-    async def ask(
-        self, question: Question, *, max_bytes: int, timeout_s: float
-    ) -> AsyncIterator[ServerAnswer]:
-        """Send the question and give its answer, whose body is read inside the block.
-
-        `max_bytes`: of the answer's body. Leaving the block early ends the connection, by which a
-        server stops its work. No cancel scope is open across the yield: each wait has its own,
-        until the request's one deadline.
-
-        Raises `ServerViolationError`, `BrokenOffError`, `TimeoutError`, and `OSError` and
-        `CellError` of `connect`.
-        """
-        give_up = anyio.current_time() + timeout_s
-        async with AsyncExitStack() as owner:
-            head = None
-            if self._idle:
-                link = self._idle.pop()
-                owner.push_async_exit(link.owner)
-                try:
-                    head = await link.send(question, give_up)
-                except BrokenOffError:
-                    if not link.is_silent:
-                        raise
-                    await owner.aclose()  # the server ended it while it was idle
-            if head is None:
-                link = _Link(await owner.enter_async_context(self._connect()))
-                head = await link.send(question, give_up)
-            answer = ServerAnswer(link, head, max_bytes, may_be_empty=question.may_be_empty)
-            yield answer
-            if answer.is_whole and link.may_go_on():
-                link.owner = owner.pop_all()
-                self._idle.append(link)
-
-    async def aclose(self) -> None:
-        """Close the idle streams."""
-        while self._idle:
-            await self._idle.pop().owner.aclose()
+    Raises `ServerViolationError`, `BrokenOffError`, `TimeoutError`, and `OSError` and `CellError`
+    of `connect`.
+    """
+    give_up = anyio.current_time() + timeout_s
+    async with connect() as stream:
+        link = _Link(stream, give_up)
+        head = await link.send(question)
+        yield ServerAnswer(link, head, max_bytes, may_be_empty=question.may_be_empty)

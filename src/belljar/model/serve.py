@@ -30,11 +30,11 @@ from belljar.image.store import MODEL_IMAGE, Store, find_images
 from belljar.model.http import (
     KEEP_BYTES,
     BrokenOffError,
-    Client,
     Question,
     ServerAnswer,
     ServerError,
     ServerViolationError,
+    ask_server,
     is_api,
 )
 from belljar.model.weights import StoredWeights, find_weights, verify_weights
@@ -126,11 +126,6 @@ def model_of(policy: LoadedPolicy) -> ModelBlock:
     return policy.policy.model
 
 
-def missing_devices(paths: tuple[str, ...], root: Path = Path("/")) -> list[str]:
-    """Those that are no character device below `root`."""
-    return [path for path in paths if not (root / path.lstrip("/")).is_char_device()]
-
-
 def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
     """The policy of a model cell, with its weights found in the store. Starts nothing.
 
@@ -139,13 +134,10 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
     """
     loaded = resolve_here(policy)
     model = model_of(loaded)
-    if missing := missing_devices(model.devices):
-        raise HostError(
-            f"this host has no {', '.join(missing)}",
-            where=f"{loaded.source}: model.gpu",
-            hint="load NVIDIA's driver (`nvidia-smi` and `nvidia-modprobe -u` make the files), or "
-            "leave `gpu` out",
-        )
+    if missing := [path for path in model.devices if not Path(path).is_char_device()]:
+        hint = "load NVIDIA's driver (`nvidia-modprobe -u` makes the files), or leave `gpu` out"
+        where = f"{loaded.source}: model.gpu"
+        raise HostError(f"this host has no {', '.join(missing)}", where=where, hint=hint)
     stored = find_weights(model.weights.sha256, home=home)
     find_images(Store(home or belljar_home()), loaded.policy.images)
     return replace(loaded, weights=stored.path)
@@ -165,7 +157,7 @@ class ModelCell:
     ) -> None:
         self.cell, self.policy, self.command = cell, policy, command
         self.model = model_of(policy)
-        self.client = Client(partial(cell.connect, self.model.port))
+        self.connect = partial(cell.connect, self.model.port)
         self.health = HealthWatch(cell, recorder.record)
         self.problem: CellError | None = None
         self._recorder, self._requests = recorder, 0
@@ -201,7 +193,7 @@ class ModelCell:
             body = body_of("request", question.body, KEEP_BYTES)
             self._record(Kind.MODEL_REQUEST_STARTED, shown, body)
             max_bytes, timeout_s = self.model.answer, self.model.request_timeout
-            asking = self.client.ask(question, max_bytes=max_bytes, timeout_s=timeout_s)
+            asking = ask_server(self.connect, question, max_bytes=max_bytes, timeout_s=timeout_s)
             failure = "the caller gave it up"
             try:
                 async with asking as answer:
@@ -316,7 +308,6 @@ async def _end(served: ModelCell, run: RunDirectory, watching: anyio.CancelScope
     """End a server's cell; also when `model serve` is interrupted."""
     watching.cancel()
     with anyio.CancelScope(shield=True), suppress(CellError):
-        await served.client.aclose()
         if served.cell.destruction is None:  # the verdict knows that a dead one has no probe
             await served.health.look("end")
             await _probe(served.cell, run, "end")
@@ -339,7 +330,8 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
     give_up = anyio.current_time() + timeout_s
     why = "it did not listen"
     while anyio.current_time() < give_up and served.command.running:
-        asking = served.client.ask(HEALTH, max_bytes=KEEP_BYTES, timeout_s=_HEALTH_TIMEOUT_S)
+        bound_s = _HEALTH_TIMEOUT_S
+        asking = ask_server(served.connect, HEALTH, max_bytes=KEEP_BYTES, timeout_s=bound_s)
         try:
             async with asking as answer:
                 while await answer.next_part() is not None:

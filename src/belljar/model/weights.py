@@ -3,9 +3,8 @@
     weights/<digest>/{data/…,weights.json,disk.sqfs}
 
 A file's digest is its SHA-256; a directory's is that of its sorted lines `sha256  path`. Adding
-makes a reflink, else a hard link, else a copy. A hard link shares its inode with the file that was
-added: what the kernel says of each file (size, inode, times of content and inode) is compared at
-each use, and the digest computed again where it differs.
+makes a reflink, else a copy. What the kernel says of each file (size, inode, times of content and
+inode) is compared at each use, and the digest computed again where it differs.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.descriptors import NO_ROOM
+from belljar.descriptors import NO_ROOM, open_plain_file
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
 from belljar.isolation.microvm.data_disk import is_as_made
@@ -51,7 +49,6 @@ _FETCH_TIMEOUT_S: Final = 3600.0
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _FICLONE: Final = 0x40049409  # linux/fs.h
-_READABLE: Final = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH  # a cell's ids are none of this host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +87,7 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
         total_bytes = sum(each.stat().st_size for each in found.values())
         make_store_dir(home)
         make_store_dir(parent)
-        is_directory, known = source.is_dir(), _stamps(found)
-        for entry in list_weights(home):  # one more link would change what a running cell holds
-            has_name = entry.stamps == known or not is_directory  # a file's own doesn't matter
-            same = has_name and [*entry.stamps.values()] == [*known.values()]
-            if same and entry.is_directory == is_directory:
-                return entry
+        is_directory = source.is_dir()
         with owned_dir(parent, prefix=MAKING) as scratch:
             for name, path in found.items():
                 _take(path, scratch / "data" / name)
@@ -112,12 +104,10 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
                 scratch.rename(parent / digest)
             return find_weights(digest, home=home)
     except OSError as error:
-        may_not = "check that this user may read the weights and write the store"
-        raise HostError(
-            f"the weights can't be added: {error.strerror}",
-            where=printable(str(error.filename or source)),
-            hint=HINT_SPACE if error.errno in NO_ROOM else may_not,
-        ) from error
+        where = printable(str(error.filename or source))
+        hint = HINT_SPACE if error.errno in NO_ROOM else "check who may read it and write the store"
+        what = f"the weights can't be added: {error.strerror}"
+        raise HostError(what, where=where, hint=hint) from error
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
@@ -142,7 +132,7 @@ def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 
 
 def list_weights(home: Path | None = None) -> list[StoredWeights]:
-    """All entries that can be read, by name."""
+    """Return all entries that can be read, by name."""
     found = []
     for file in (home or belljar_home()).glob(f"{DIRECTORY}/{'[0-9a-f]' * 64}/weights.json"):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -195,21 +185,9 @@ def verify_weights(
     except (OSError, PolicyError) as error:
         raise HostError(f"they can't be read: {error}", where=where, hint=hint) from error
     if digest != weights.digest:
-        names = [*weights.stamps, *stamps]
-        wrong = [name for name in names if stamps.get(name) != weights.stamps.get(name)]
-        what = f"{printable(wrong[0])} is not what was added: missing, truncated or changed"
+        what = "they are not what was added: missing, truncated or changed"
         raise HostError(what, where=where, hint=hint)
-    # The same bytes: a hard link was made or removed elsewhere, or a time was set
-    known = weights.path / "weights.json"
-    with (
-        suppress(OSError, HostError),  # then it is computed again the next time
-        owned_dir(weights.path.parent, prefix=MAKING) as scratch,
-    ):
-        (scratch / known.name).write_text(
-            json.dumps({**json.loads(known.read_text()), "stamps": stamps})
-        )
-        (scratch / known.name).replace(known)
-    return replace(weights, stamps=stamps)
+    return replace(weights, stamps=stamps)  # The same bytes: a store that was moved
 
 
 # ---- files
@@ -237,35 +215,16 @@ def _files(source: Path) -> dict[str, Path]:
     return {path.relative_to(source).as_posix(): path for path in paths}
 
 
-def open_plain_file(path: Path) -> BufferedReader:
-    """Open a regular file, never a link, or a pipe that would block. Raises `OSError`."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    file = open(os.open(path, flags), "rb")  # noqa: SIM115, PTH123 - a descriptor; the caller's
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(0, "it is not a regular file", str(path))
-    return file
-
-
 def _take(source: Path, target: Path) -> None:
-    """Make a reflink, a hard link or a copy of a file.
-
-    Only files of this user's that a cell can read are linked: their owner can change them.
-    """
+    """Make a reflink or a copy of a file, which a cell can read."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_plain_file(source) as file, target.open("xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
-        with suppress(OSError):  # another file system, or one without shared blocks
+        try:
             fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
-            return
-        found, link = os.fstat(file.fileno()), target.with_name(f"{target.name}.link")
-        if found.st_mode & _READABLE == _READABLE and found.st_uid == os.geteuid():
-            with suppress(OSError):
-                os.link(source, link, follow_symlinks=False)
-                link.replace(target)
-                return
-        need_space(target.parent, found.st_size, "a copy of the weights")
-        shutil.copyfileobj(file, copy, 1 << 20)
+        except OSError:  # another file system, or one without shared blocks
+            need_space(target.parent, os.fstat(file.fileno()).st_size, "a copy of the weights")
+            shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, list[int]]:

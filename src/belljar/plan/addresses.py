@@ -30,6 +30,8 @@ _USUAL: Final = (
     *("10.0.0.0/16", "10.88.0.0/16", "172.17.0.0/16"),
     *("192.168.0.0/23", "192.168.64.0/23", "192.168.122.0/24"),
 )
+# Prefixes that are drawn from one pool before the next: of the largest, a quarter.
+_TRIES: Final = 4096
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 # The network's first address, where a router usually is: it is every cell's next hop, too.
 _RESOLVER_HOST: Final = 1
@@ -159,16 +161,13 @@ def _shuffled(numbers: Iterable[int], stream: Iterator[int]) -> list[int]:
 
 def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
     avoided = [IPv4Network(item, strict=False) for item in (*avoid, *_USUAL)]
-    spans = [(int(item.network_address), int(item.broadcast_address)) for item in avoided]
     stream = _stream(random_bytes, "prefix")
     for pool in _POOLS:
-        first, last = int(pool.network_address), int(pool.broadcast_address)
-        start = first + next(stream) % (pool.num_addresses // _SIZE) * _SIZE
-        found = _first_free(start, last, spans)
-        if found is None:
-            found = _first_free(first, start - 1, spans)
-        if found is not None:
-            return IPv4Network((found, _PREFIX_LENGTH))
+        for _ in range(_TRIES):
+            at = int(pool.network_address) + next(stream) % (pool.num_addresses // _SIZE) * _SIZE
+            found = IPv4Network((at, _PREFIX_LENGTH))
+            if not any(found.overlaps(other) for other in avoided):
+                return found
     raise HostError(
         "this host has routes to all private networks (10.0.0.0/8, 172.16.0.0/12, "
         "192.168.0.0/16), so a range's addresses would be mistaken for theirs",
@@ -176,16 +175,6 @@ def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
         hint="narrow a route (`ip -4 route show table all`), or run in a network namespace of "
         "its own",
     )
-
-
-def _first_free(start: int, last: int, spans: Sequence[tuple[int, int]]) -> int | None:
-    at = start
-    while at + _SIZE - 1 <= last:
-        ends = [end for begin, end in spans if begin < at + _SIZE and end >= at]
-        if not ends:
-            return at
-        at = (max(ends) // _SIZE + 1) * _SIZE
-    return None
 
 
 def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Iterator[CellPort]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError
 from belljar.host.model import HostFacts
-from belljar.plan.model import REAL, Obstacle, ObstacleCode, OciPlan, Plan
+from belljar.plan.model import REAL, Obstacle, OciPlan, Plan
 from belljar.plan.obstacles import KVM_STATES, cores_warning
 from belljar.policy.limits import Tier
 from belljar.units import printable
@@ -43,17 +43,10 @@ def refusal(refused: Mapping[Tier, Obstacle]) -> ObstacleError:
 
 
 def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ...]:
-    """A sentence for the skipped tiers of each kind of obstacle; `belljar doctor` has the hints."""
-    tiers: dict[ObstacleCode, list[str]] = {}
-    for weaker, obstacle in refused.items():
-        tiers.setdefault(obstacle.code, []).append(weaker.value)
-    what = {obstacle.code: obstacle.what for obstacle in refused.values()}
+    """A sentence for each skipped tier; `belljar doctor` has the hints."""
     return tuple(
-        printable(
-            f"using tier {tier}: {', '.join(named)} can't be used here (see `belljar doctor`): "
-            f"{what[code]}"
-        )
-        for code, named in tiers.items()
+        printable(f"using tier {tier}: {weaker} can't be used here (`belljar doctor`): {each.what}")
+        for weaker, each in refused.items()
     )
 
 

@@ -198,7 +198,7 @@ def jail_argv(
         *("--lifeline", str(fds.lifeline), "--status", str(fds.status)),
         *("--lifetime-ms", str(round(spec.limits.lifetime_s * 1000))),
         *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
-        *(word for bind in spec.binds for word in _bind(bind)),
+        *(word for bind in spec.binds for word in ("--bind", str(bind.source), bind.target)),
         *(word for mount in spec.mounts for word in _mount(mount)),
         *(word for path in spec.cgroups for word in ("--cgroup", str(path))),
         *(word for name, value in _rlimits(spec) for word in ("--rlimit", name, str(value))),
@@ -226,10 +226,6 @@ def _identity(spec: JailSpec, *, is_nested: bool) -> tuple[str, ...]:
         *(("--newuidmap", str(ids.newuidmap)) if ids.newuidmap else ()),
         *(("--newgidmap", str(ids.newgidmap)) if ids.newgidmap else ()),
     )
-
-
-def _bind(bind: JailBind) -> tuple[str, str, str]:
-    return ("--bind", str(bind.source), bind.target)
 
 
 def _mount(mount: JailMount) -> tuple[str, ...]:

@@ -109,19 +109,13 @@ def make_plan(
     sentences = explain.skipped_tiers(isolation.tier, skipped)
     warnings = (*sentences, *warnings)
     if image is None:
-        todo = "run `belljar setup` or `belljar image build`; user, workdir and env may differ"
-        warnings = (f"image {printable(policy.image)} is not built: {todo}", *warnings)
+        warnings = (f"image {printable(policy.image)} is not built", *warnings)
     return isolation.plan(
         policy=policy,
         risk=policy.risk,
         demanded_tier=demanded,
-        tier=isolation.tier,
-        emulated=isolation.emulated,
         image=image,
-        layers=isolation.layers,
-        jail=isolation.jail,
         jail_controllers=facts.cgroup.controllers,
-        memory_by_rlimit=isolation.memory_by_rlimit,
         user=user,
         workdir=policy.workdir or (image.workdir if image else "/"),
         env=env,
@@ -138,7 +132,6 @@ def make_plan(
         ),
         warnings=warnings,
         network=network,
-        rights=isolation.rights,
         skipped_tiers=sentences,
         obstacles={tier.value: obstacle for tier, obstacle in skipped.items()},
     )
@@ -176,19 +169,18 @@ def _choose(
         if found := (*asked, *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
-        resources, has_data = policy.resources, policy.model is not None
         isolation = isolation_of(
             tier,
-            resources,
+            policy.resources,
             facts,
             has_port=has_port,
             rights=policy.rights,
-            has_data=has_data,
+            has_data=policy.model is not None,
             devices=devices,
         )
         # The tier could run here; whether this policy fits it is another question.
         hardware = hardware_obstacle(facts) if needs_hardware(policy.risk) else None
-        sizes = size_obstacles(resources, isolation.jail.memory_max_bytes, facts)
+        sizes = size_obstacles(policy.resources, isolation.jail.memory_max_bytes, facts)
         unfit = hardware or next(sizes, None)
         if unfit is None:
             return isolation, refused
@@ -215,6 +207,8 @@ class Isolation:
 
     def plan(self, **fields: Any) -> Plan:  # noqa: ANN401 - those of `CellPlan`
         """The tier's kind of plan, with the fields that all have."""
+        own = ("tier", "jail", "layers", "emulated", "memory_by_rlimit", "rights")
+        fields |= {name: getattr(self, name) for name in own}
         if isinstance(self.shape, OciShape):
             return OciPlan(oci=self.shape, **fields)
         vm, guest = self.shape

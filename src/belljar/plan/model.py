@@ -1,6 +1,4 @@
-"""The plan: what this host will do about a policy, as frozen data that a run directory keeps as it
-is.
-"""
+"""The plan: what this host will do about a policy, as frozen data that a run directory keeps."""
 
 from __future__ import annotations
 
@@ -28,11 +26,9 @@ LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What the plan needs to know of an image: `digest` in hex, and how its maker meant its
-    processes to start.
+    """What the plan needs to know of an image.
 
-    `program`: its entrypoint and command, "" where they only wait. `has_check`: it has a health
-    check of its own.
+    `program`: its entrypoint and command, "" where they only wait. `has_check`: a health check.
     """
 
     digest: str
@@ -46,9 +42,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One wall between the workload and the host: what it is, what makes it hold, and how far it
-    can be relied on.
-    """
+    """One wall between the workload and the host, and what makes it hold."""
 
     name: str
     what: str
@@ -58,9 +52,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The most of one resource a cell can take: `most` for people, and everything that holds it
-    there, the nearest to the workload first.
-    """
+    """The most of one resource a cell can take, and what holds it there, nearest first."""
 
     what: str
     most: str
@@ -171,18 +163,12 @@ class CellPlan:
 
         `oci` is null in the microvm tier, `vm` and `guest` in the others.
         """
-        shown = {
-            name: json_of(getattr(self, name))
-            for name in field_names(type(self))
-            if name != "policy"
-        }
+        names = [name for name in field_names(type(self)) if name != "policy"]
         return {
             "version": PLAN_FORMAT,
             "policy": self.policy.to_json(),
-            "vm": None,
-            "guest": None,
-            "oci": None,
-            **shown,
+            **dict.fromkeys(("vm", "guest", "oci")),
+            **{name: json_of(getattr(self, name)) for name in names},
         }
 
 

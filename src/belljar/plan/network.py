@@ -114,45 +114,28 @@ class NetworkBounds:
 
     packet_record_bytes: int = 512 << 20
     """More of what cells send is not recorded, which voids the sample."""
-    recorded_bytes: int = 1 << 30
-    """Of events and bodies: a further one ends the range."""
-    recorded_body_bytes: int = 64 << 10
-    """Kept of each body: the rest is counted."""
+    recorded_bytes: int = 1 << 30  # of events and bodies: a further one ends the range
+    recorded_body_bytes: int = 64 << 10  # kept of each body: the rest is counted
     recorded_stream_bytes: int = 4 << 10
     """Kept of each direction of a raw stream: the rest is counted."""
-    connections: int = 10_000
-    """Open at one time at the gateway: more are closed."""
-    connections_per_cell: int = 1_000
-    """Likewise, of one cell."""
-    cell_connections: int = 1_000
-    """Likewise, between cells."""
-    new_connections_per_s: int = 500
-    """Of one cell: a further one is refused (`rate`)."""
+    connections: int = 10_000  # open at one time at the gateway: more are closed
+    connections_per_cell: int = 1_000  # likewise, of one cell
+    cell_connections: int = 1_000  # likewise, between cells
+    new_connections_per_s: int = 500  # of one cell: a further one is refused (`rate`)
     new_connections_burst: int = 1_000
-    queries_per_s: int = 500
-    """Of one cell to the resolver, likewise."""
+    queries_per_s: int = 500  # of one cell to the resolver, likewise
     queries_burst: int = 1_000
-    refusals_per_s: int = 1_000
-    """Of one cell: a further one is dropped and counted."""
+    refusals_per_s: int = 1_000  # of one cell: a further one is dropped and counted
     refusals_burst: int = 2_000
-    header_bytes: int = 64 << 10
-    """Of one request's head: 431."""
-    body_bytes: int = 64 << 20
-    """Of one request: 413."""
-    header_timeout_s: float = 10.0
-    """From the begin to a request's whole head: closed."""
-    idle_timeout_s: float = 60.0
-    """Nothing received and nothing sent: closed."""
-    gateway_memory_bytes: int = 256 << 20
-    """Of the gateway: it dies, and the range with it."""
-    supervisor_memory_bytes: int = 256 << 20
-    """Of the range supervisor, likewise."""
-    group_memory_bytes: int = 768 << 20
-    """Of the range's control group: the range ends."""
-    group_cpu_percent: int = 150
-    """100 is one core; the gateway has one thread."""
-    group_processes: int = 32
-    """Likewise of processes and threads."""
+    header_bytes: int = 64 << 10  # of one request's head: 431
+    body_bytes: int = 64 << 20  # of one request: 413
+    header_timeout_s: float = 10.0  # from the begin to a request's whole head: closed
+    idle_timeout_s: float = 60.0  # nothing received and nothing sent: closed
+    gateway_memory_bytes: int = 256 << 20  # of the gateway: it dies, and the range with it
+    supervisor_memory_bytes: int = 256 << 20  # of the range supervisor, likewise
+    group_memory_bytes: int = 768 << 20  # of the range's control group: the range ends
+    group_cpu_percent: int = 150  # 100 is one core; the gateway has one thread
+    group_processes: int = 32  # likewise of processes and threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,18 +192,18 @@ class NetworkPlan:
     @property
     def has_tls(self) -> bool:
         """Whether the gateway needs certificates."""
-        served = (item for item in self.stand_ins if not item.is_target)
-        protocols = {port.protocol for item in served for port in item.ports}
         is_web = self.default == "simulate" or bool(self.upstreams)
-        return is_web or bool(protocols & {"tls", "smtps"})
+        return is_web or any(port.protocol in ("tls", "smtps") for port in self._served())
 
     def gateway_ports(self) -> tuple[int, ...]:
         """The gateway's TCP ports without the resolver's, sorted."""
-        served = (item for item in self.stand_ins if not item.is_target)
-        answered = (port.number for item in served for port in item.ports)
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
-        simulated = (port.number for port in CATCH_ALL_PORTS) if self.default == "simulate" else ()
-        return tuple(sorted({*answered, *dialled, *simulated}))
+        return tuple(sorted({*(port.number for port in self._served()), *dialled}))
+
+    def _served(self) -> tuple[PortPlan, ...]:
+        served = (item for item in self.stand_ins if not item.is_target)
+        simulated = CATCH_ALL_PORTS if self.default == "simulate" else ()
+        return (*(port for item in served for port in item.ports), *simulated)
 
 
 def plan_network(
@@ -300,13 +283,12 @@ def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
     if field_name:
         if base is None:
             raise PolicyError(
-                f"the stand-in `{name}` has files, and this policy has no directory of its own",
+                "the stand-in has files, and this policy has no directory of its own",
                 where=f"network.stand_ins.{name}.{field_name}",
                 hint="write the policy to a file beside them",
             )
         directory = base / own
-        # The gateway sees the directory at another place: the host's path is no setting of a
-        # stand-in.
+        # The gateway sees the directory at another place: the host's path is no setting.
         del settings[field_name]
         if field_name == item.file_field:
             settings[field_name], directory = directory.name, directory.parent
@@ -334,25 +316,20 @@ def _service(decoy: DecoySpec) -> StandInPlan:
 
 def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:
     """The named ports, and whether all can be reached."""
-    pairs = tuple(spoken)
-    named = tuple(
-        PortPlan(number=number, protocol=protocol)
-        for number, protocol in pairs
-        if number != ALL_PORTS
-    )
-    return named, len(named) < len(pairs)
+    ports = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in spoken)
+    named = tuple(port for port in ports if port.number != ALL_PORTS)
+    return named, named != ports
 
 
 def _own_cell(own: OwnCell) -> StandInPlan:
     """The range's own cell, like a target cell."""
     ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
-    settings = {} if own.networks is None else {"networks": list(own.networks)}
     return StandInPlan(
         id=OWN_CELL,
         kind="cell",
         names=own.names,
         ports=ports,
-        settings=settings,
+        settings={} if own.networks is None else {"networks": list(own.networks)},
         all_ports=all_ports,
     )
 

@@ -35,6 +35,15 @@ def match(left: Statement, right: Any, op: str = "==") -> Statement:  # noqa: AN
     return {"match": {"op": op, "left": left, "right": right}}
 
 
+DADDR: Final = field("ip", "daddr")
+TCP: Final = match(L4PROTO, "tcp")
+
+
+def marked(mark: int) -> Statement:
+    """Marks the packet."""
+    return {"mangle": {"key": MARK, "value": mark}}
+
+
 def option(name: str) -> Statement:
     """Goes on when the packet has this IPv4 option."""
     return match({"ip option": {"name": name}}, right=True)
@@ -42,7 +51,7 @@ def option(name: str) -> Statement:
 
 def destination() -> Statement:
     """Where a packet goes, as a set's element."""
-    return {"concat": [field("ip", "daddr"), L4PROTO, field("th", "dport")]}
+    return {"concat": [DADDR, L4PROTO, field("th", "dport")]}
 
 
 def source() -> Statement:

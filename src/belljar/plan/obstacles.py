@@ -115,20 +115,14 @@ def _no_groups(tier: Tier, missing: list[str], facts: HostFacts) -> Obstacle:
     if facts.cgroup.version is CgroupVersion.NONE:
         code, hint = ObstacleCode.CGROUPS_NOT_MOUNTED, "mount the control groups"
     elif facts.is_root:
+        hint = "run where root may make control groups, and the kernel has these controllers"
         code = ObstacleCode.CGROUPS_NOT_IN_KERNEL
-        hint = (
-            f"run where root may make control groups, with {', '.join(missing)} among the kernel's "
-            "controllers"
-        )
     elif facts.cgroup.version is CgroupVersion.V2:
+        hint = "start it as: systemd-run --user --scope -p Delegate=yes belljar …; or run as root"
         code = ObstacleCode.CGROUPS_NOT_DELEGATED
-        hint = (
-            "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes belljar "
-            "…; or run as root"
-        )
     because = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
-    what = f"limits need the control groups {', '.join(missing)}, which can't be used here"
-    return Obstacle(code, f"the {tier} tier's {what}{because}", hint)
+    what = f"the {tier} tier's limits need the control groups {each}, which can't be used here"
+    return Obstacle(code, f"{what}{because}", hint)
 
 
 def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
@@ -141,16 +135,14 @@ def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
 
 def _foreign(tier: Tier, known: tuple[str, ...], facts: HostFacts) -> Obstacle:
     what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"
-    hint = "use such a host; nothing weaker is used instead"
-    return Obstacle(ObstacleCode.ARCHITECTURE, what, hint)
+    return Obstacle(ObstacleCode.ARCHITECTURE, what, "use such a host")
 
 
 def _lack(tool: ToolFact) -> Obstacle:
     hint = tool.hint or f"run `belljar setup`, or install {tool.name}"
     if not tool.path:
         return Obstacle(ObstacleCode.TOOL_MISSING, f"{tool.name} is missing", hint)
-    version = tool.version or "unknown"
-    what = f"{tool.name} is version {version}; {tool.needed_min} or newer is needed"
+    what = f"{tool.name} is version {tool.version or 'unknown'}; {tool.needed_min} is needed"
     return Obstacle(ObstacleCode.TOOL_TOO_OLD, what, hint)
 
 
@@ -245,16 +237,10 @@ def size_obstacles(
         yield Obstacle(ObstacleCode.TOO_FEW_PROCESSORS, what, hint, "resources.cpus")
     host_bytes = facts.memory_total_mib << 20
     if memory_max_bytes > host_bytes:
-        overhead_bytes = memory_max_bytes - resources.memory_bytes - resources.disk_bytes
-        yield Obstacle(
-            ObstacleCode.TOO_LITTLE_MEMORY,
-            f"a cell of this policy may take {format_size(memory_max_bytes)} (memory "
-            f"{format_size(resources.memory_bytes)} + disk {format_size(resources.disk_bytes)} + "
-            f"{format_size(overhead_bytes)} for what holds the cell), and this host has "
-            f"{format_size(host_bytes)}",
-            "lower `memory` or `disk` (all a cell writes is held in memory), or use a larger host",
-            "resources.memory",
-        )
+        needed = resources.memory_sum(memory_max_bytes)
+        what = f"a cell may take {needed}, and this host has {format_size(host_bytes)}"
+        hint = "lower `memory` or `disk` (all a cell writes is held in memory)"
+        yield Obstacle(ObstacleCode.TOO_LITTLE_MEMORY, what, hint, "resources.memory")
 
 
 # ---- a range's network

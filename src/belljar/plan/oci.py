@@ -136,16 +136,10 @@ def oci_shape(
     rights: Granted = NOTHING_GRANTED,
     devices: tuple[str, ...] = (),
 ) -> OciShape:
-    """The container for these resources. Raises `ValueError` for the microvm tier.
-
-    `open_files_max`: this host's.
-    """
-    if tier is Tier.MICROVM:
-        raise ValueError("the microvm tier has no OCI runtime")
-    memory_bytes = resources.memory_bytes + resources.disk_bytes
+    """The container for these resources. `open_files_max`: this host's."""
     return OciShape(
         runtime=runtime,
-        memory_max_bytes=memory_bytes,
+        memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
         disk_bytes=resources.disk_bytes,
         disk_inodes=writable_inodes(resources),
         processes=resources.processes,
@@ -177,9 +171,8 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     # In place of gVisor's own tmpfs: of two mounts at one place only the last is seen.
     if cell.tmp:
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
-        config["mounts"].append(
-            _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev") | {"source": cell.tmp}
-        )
+        tmp = _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev")
+        config["mounts"].append(tmp | {"source": cell.tmp})
     if cell.has_port:
         # runc leaves the container in the stage's, over which the container's users have no right.
         # runsc must be told of it, and copies what it finds there into its own network.
@@ -244,6 +237,9 @@ def _config(
 ) -> dict[str, Any]:
     gvisor = tier is Tier.GVISOR
     shm_bytes = (resources.memory_bytes + resources.disk_bytes) // SHM_SHARE
+    capabilities = [*AGENT_CAPABILITIES, *(f"CAP_{name}" for name in rights.capabilities)]
+    # No runtime can raise a hard limit above its own without a capability (setrlimit(2)).
+    soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
     id_lines = [{"containerID": 0, "hostID": WORKLOAD_ROOT, "size": ID_COUNT}]
     own: Sequence[dict[str, Any]] = _SYS_OF_HOST
     if gvisor:  # its sysfs has nothing of the host; its default /tmp has no bound
@@ -254,7 +250,18 @@ def _config(
         )
     return {
         "ociVersion": OCI_VERSION,
-        "process": _process(open_files_max, rights),
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": [],
+            "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            "cwd": "/",
+            "capabilities": {
+                kind: list(capabilities) for kind in ("bounding", "effective", "permitted")
+            },
+            "rlimits": [{"type": "RLIMIT_NOFILE", "soft": soft, "hard": hard}],
+            "noNewPrivileges": True,
+        },
         "root": {"path": "", "readonly": False},
         "hostname": "",
         "mounts": [*_mounts(shm_bytes), *own],
@@ -269,24 +276,6 @@ def _config(
             "readonlyPaths": [] if gvisor else list(READ_ONLY_PROC),
             "seccomp": seccomp_profile(arch, gvisor=gvisor, rights=rights),
         },
-    }
-
-
-def _process(open_files_max: int, rights: Granted) -> dict[str, Any]:
-    capabilities = [*AGENT_CAPABILITIES, *(f"CAP_{name}" for name in rights.capabilities)]
-    # No runtime can raise a hard limit above its own without a capability (setrlimit(2)).
-    soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
-    return {
-        "terminal": False,
-        "user": {"uid": 0, "gid": 0},
-        "args": [],
-        "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
-        "cwd": "/",
-        "capabilities": {
-            kind: list(capabilities) for kind in ("bounding", "effective", "permitted")
-        },
-        "rlimits": [{"type": "RLIMIT_NOFILE", "soft": soft, "hard": hard}],
-        "noNewPrivileges": True,
     }
 
 

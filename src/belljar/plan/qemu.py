@@ -77,8 +77,7 @@ class VmShape:
     accel: Accel
     cpu_model: str
     nic: bool = False
-    data_disk: bool = False
-    """A second disk, read-only; see `WEIGHTS_IN_CELL`."""
+    data_disk: bool = False  # A second disk, read-only; see `WEIGHTS_IN_CELL`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +88,7 @@ class GuestLimits:
     disk_bytes: int
     disk_inodes: int
     processes: int
-    capabilities: int = 0
-    """Of the workload's root beside the usual ones; the kernel's mask."""
+    capabilities: int = 0  # of the workload's root beside the usual ones; the kernel's mask
     debugger_calls: bool = False
     setuid_programs: bool = False
 
@@ -139,12 +137,9 @@ def qemu_argv(
         name: the cell id, by which the host's tools find the process.
         counter_khz: the host's time-stamp counter, for an emulated guest; 0: it measures.
     """
-    if (fds.kvm is not None) != (shape.accel == "kvm"):
-        raise ValueError("the kvm descriptor goes with accel=kvm, and only with it")
-    if (fds.state is not None) != (role is Role.CLONE):
-        raise ValueError("the state descriptor goes with a clone, and only with it")
-    if (fds.net is not None) != shape.nic:
-        raise ValueError("the network's descriptor goes with a network device, and only with it")
+    needed = (shape.accel == "kvm", role is Role.CLONE, shape.nic)
+    if tuple(fd is not None for fd in (fds.kvm, fds.state, fds.net)) != needed:
+        raise ValueError("the descriptors of kvm, state and net don't fit the machine and its role")
     return (
         program,
         *("-name", f"guest={name}", "-sandbox", _SANDBOX),
@@ -236,13 +231,6 @@ class TemplateInputs:
     guest: GuestLimits
     data_digest: str = ""
     preload: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Raises `ValueError` when a digest is none."""
-        for name in ("image_digest", "kernel_digest", "initramfs_digest", "vmm_digest"):
-            digest = getattr(self, name)
-            if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-                raise ValueError(f"{name} is not a SHA-256 in lower-case hex: {digest!r}")
 
     def document(self) -> dict[str, object]:
         """What the key is the digest of."""

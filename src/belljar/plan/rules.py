@@ -64,39 +64,28 @@ class DropReason(StrEnum):
     Those of `LET_THROUGH` are no refusals.
     """
 
-    SPOOFED = "spoofed"
-    """Another source address or MAC than the port's."""
+    SPOOFED = "spoofed"  # another source address or MAC than the port's
     IPV6 = "ipv6"
-    ARP = "arp"
-    """Neighbours are fixed. Counted, not logged."""
+    ARP = "arp"  # neighbours are fixed. Counted, not logged
     FRAGMENT = "fragment"
     SOURCE_ROUTE = "source_route"
-    OPTIONS = "options"
-    """IPv4 options other than source routes."""
+    OPTIONS = "options"  # IPv4 options other than source routes
     MULTICAST = "multicast"
     BROADCAST = "broadcast"
-    FORBIDDEN = "forbidden"
-    """An address that no policy can allow."""
+    FORBIDDEN = "forbidden"  # an address that no policy can allow
     NEIGHBOUR = "neighbour"
     """A cell of the range, and not one of its named ports, or one that the sender is kept apart
     from.
     """
-    PORT = "port"
-    """A stand-in's address, another port."""
-    ADDRESS = "address"
-    """An address that nobody has."""
+    PORT = "port"  # A stand-in's address, another port
+    ADDRESS = "address"  # an address that nobody has
     UDP = "udp"
     ICMP = "icmp"
-    PROTOCOL = "protocol"
-    """Neither TCP, UDP nor ICMP."""
-    RATE = "rate"
-    """Too many new connections or queries a second."""
-    STRAY = "stray"
-    """To this namespace without `prerouting`'s consent."""
-    FORWARDED = "forwarded"
-    """From cell to cell: nothing is forwarded."""
-    OUTPUT = "output"
-    """Sent by the range's own namespace, and no answer."""
+    PROTOCOL = "protocol"  # neither TCP, UDP nor ICMP
+    RATE = "rate"  # too many new connections or queries a second
+    STRAY = "stray"  # to this namespace without `prerouting`'s consent
+    FORWARDED = "forwarded"  # from cell to cell: nothing is forwarded
+    OUTPUT = "output"  # sent by the range's own namespace, and no answer
     CONNECTION = "connection"
     """A connection to a target cell begins: let in when the target takes it."""
 
@@ -184,39 +173,34 @@ class _Services:
     """Who listens where: (address, protocol, port)."""
 
     def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
+        cells = network.reached_cells
         ports = {item.id: tuple(port.number for port in item.ports) for item in network.stand_ins}
         ports |= {upstream.id: upstream.ports for upstream in network.upstreams}
-        targets = {item.id for item in network.reached_cells}
+        address = {item.id: layout.cell(item.id).address for item in cells}
         named = [
             (name.address, port)
             for name in layout.names
-            if name.stand_in not in targets
+            if name.stand_in not in address
             for port in ports[name.stand_in]
         ]
         if layout.catch_all is not None:
             named += [(layout.catch_all, port.number) for port in CATCH_ALL_PORTS]
-        tcp = {(address, "tcp", port) for address, port in named}
         # UDP alone: no answer is too long for it.
-        self.answered = sorted(tcp | {(layout.resolver, "udp", DNS_PORT)})
+        dns = (layout.resolver, "udp", DNS_PORT)
+        self.answered = sorted({dns, *((address, "tcp", port) for address, port in named)})
         self.of_cells: list[tuple[str, str, object]] = sorted(
-            (layout.cell(item).address, "tcp", port)
-            for item in targets
-            for port in set(ports[item])
+            (address[item.id], "tcp", port) for item in cells for port in set(ports[item.id])
         )
-        open_cells = sorted(
-            layout.cell(item.id).address for item in network.reached_cells if item.all_ports
-        )
+        open_cells = sorted(address[item.id] for item in cells if item.all_ports)
         self.has_intervals = bool(open_cells)
-        self.of_cells += [(address, "tcp", {"range": [1, 65535]}) for address in open_cells]
-        self.targets = targets
-        cells = network.reached_cells
-        apart = {one.id: [other.id for other in cells if one.is_apart_from(other)] for one in cells}
-        self.apart = {
-            name: sorted(layout.cell(other).address for other in of)
-            for name, of in apart.items()
-            if of
+        self.of_cells += [(each, "tcp", {"range": [1, 65535]}) for each in open_cells]
+        self.targets = set(address)
+        apart = {
+            one.id: sorted(address[other.id] for other in cells if one.is_apart_from(other))
+            for one in cells
         }
-        """By cell, the addresses that it must not reach, if any."""
+        # By cell, the addresses that it must not reach, if any.
+        self.apart = {name: of for name, of in apart.items() if of}
 
 
 def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any shape
@@ -264,7 +248,7 @@ def _chains(
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in DropReason:
         if reason not in LET_THROUGH | {DropReason.ARP}:
-            yield _to(reason), _end(reason, *refused)
+            yield _chain_of(reason), _end(reason, *refused)
     yield _CHECK, list(_checked())
     yield _UNNAMED, list(_unnamed(layout))
     for port in layout.cells:
@@ -274,16 +258,23 @@ def _chains(
         [port.outer_device, nft.goto(f"from_{port.outer_device}")] for port in layout.cells
     ]
     verdicts = {"vmap": {"key": nft.IIFNAME, "data": {"set": by_device}}}
-    entering = _entering(layout.proxy_port) if layout.proxy_port is not None else ()
-    first = [*([[verdicts]] if by_device else []), *entering]
-    yield "prerouting", [*first, [nft.goto(_to(DropReason.STRAY))]]
+    first: list[Rule] = [[verdicts]] if by_device else []
+    if layout.proxy_port is not None:  # first segments that the supervisor sends again
+        again = [nft.match(nft.IIFNAME, "lo"), nft.TCP]
+        first.append([*again, nft.match(nft.MARK, ENTER_MARK), *_taken_by(layout.proxy_port)])
+        first.append([*again, nft.match(nft.MARK, REFUSE_MARK), nft.TCP_RESET])
+    yield "prerouting", [*first, [_to(DropReason.STRAY)]]
     yield "input", list(_input(layout))
-    yield "forward", [[nft.goto(_to(DropReason.FORWARDED))]]
+    yield "forward", [[_to(DropReason.FORWARDED)]]
     yield "output", list(_output(layout))
 
 
-def _to(reason: DropReason) -> str:
+def _chain_of(reason: DropReason) -> str:
     return f"{'refuse' if reason in ANSWERED else 'drop'}_{reason}"
+
+
+def _to(reason: DropReason) -> nft.Statement:
+    return nft.goto(_chain_of(reason))
 
 
 def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
@@ -293,67 +284,55 @@ def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
     rules: list[Rule] = [[nft.counter(reason.counter)], [excess, nft.DROP], _log(reason)]
     if reason not in ANSWERED:
         return [*rules, [nft.DROP]]
-    return [*rules, [nft.match(nft.L4PROTO, "tcp"), nft.TCP_RESET], [nft.UNREACHABLE]]
+    return [*rules, [nft.TCP, nft.TCP_RESET], [nft.UNREACHABLE]]
 
 
 def _checked() -> Iterator[Rule]:
     """What no packet of a cell may be, whatever its destination."""
-    yield [nft.FRAGMENT, nft.goto(_to(DropReason.FRAGMENT))]
+    yield [nft.FRAGMENT, _to(DropReason.FRAGMENT)]
     # Before all other options, so that an attempt to be routed past the rules has its own name.
-    yield [nft.option("lsrr"), nft.goto(_to(DropReason.SOURCE_ROUTE))]
-    yield [nft.option("ssrr"), nft.goto(_to(DropReason.SOURCE_ROUTE))]
+    yield [nft.option("lsrr"), _to(DropReason.SOURCE_ROUTE)]
+    yield [nft.option("ssrr"), _to(DropReason.SOURCE_ROUTE)]
     # A header of five words has no options (RFC 791).
-    yield [nft.match(nft.field("ip", "hdrlength"), 5, "!="), nft.goto(_to(DropReason.OPTIONS))]
+    yield [nft.match(nft.field("ip", "hdrlength"), 5, "!="), _to(DropReason.OPTIONS)]
     multicast = {"prefix": {"addr": "224.0.0.0", "len": 4}}
-    yield [nft.match(nft.field("ip", "daddr"), multicast), nft.goto(_to(DropReason.MULTICAST))]
-    yield [
-        nft.match(nft.field("ip", "daddr"), "255.255.255.255"),
-        nft.goto(_to(DropReason.BROADCAST)),
-    ]
+    yield [nft.match(nft.DADDR, multicast), _to(DropReason.MULTICAST)]
+    yield [nft.match(nft.DADDR, "255.255.255.255"), _to(DropReason.BROADCAST)]
     # By the frame's address, too: a frame for many may carry a packet for one.
-    yield [nft.match(nft.PKTTYPE, "multicast"), nft.goto(_to(DropReason.MULTICAST))]
-    yield [nft.match(nft.PKTTYPE, "broadcast"), nft.goto(_to(DropReason.BROADCAST))]
-    yield [nft.match(nft.field("ip", "daddr"), "@forbidden"), nft.goto(_to(DropReason.FORBIDDEN))]
+    yield [nft.match(nft.PKTTYPE, "multicast"), _to(DropReason.MULTICAST)]
+    yield [nft.match(nft.PKTTYPE, "broadcast"), _to(DropReason.BROADCAST)]
+    yield [nft.match(nft.DADDR, "@forbidden"), _to(DropReason.FORBIDDEN)]
 
 
 def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
     """Packets to what no cell and no stand-in has."""
-    tcp = nft.match(nft.L4PROTO, "tcp")
-    yield [nft.match(nft.L4PROTO, "udp"), nft.goto(_to(DropReason.UDP))]
-    yield [nft.match(nft.L4PROTO, "icmp"), nft.goto(_to(DropReason.ICMP))]
-    yield [nft.match(nft.L4PROTO, "tcp", "!="), nft.goto(_to(DropReason.PROTOCOL))]
-    yield [nft.match(nft.field("ip", "daddr"), "@cells"), nft.goto(_to(DropReason.NEIGHBOUR))]
+    yield [nft.match(nft.L4PROTO, "udp"), _to(DropReason.UDP)]
+    yield [nft.match(nft.L4PROTO, "icmp"), _to(DropReason.ICMP)]
+    yield [nft.match(nft.L4PROTO, "tcp", "!="), _to(DropReason.PROTOCOL)]
+    yield [nft.match(nft.DADDR, "@cells"), _to(DropReason.NEIGHBOUR)]
     if layout.sink_port is not None:
-        yield [tcp, *_taken_by(layout.sink_port)]
-    yield [nft.match(nft.field("ip", "daddr"), "@addresses"), nft.goto(_to(DropReason.PORT))]
-    yield [nft.goto(_to(DropReason.ADDRESS))]
+        yield [nft.TCP, *_taken_by(layout.sink_port)]
+    yield [nft.match(nft.DADDR, "@addresses"), _to(DropReason.PORT)]
+    yield [_to(DropReason.ADDRESS)]
 
 
 def _taken_by(port: int) -> Rule:
     """The listener at this port gets it, whatever its destination (TCP alone)."""
-    mark = {"mangle": {"key": nft.MARK, "value": LOCAL_MARK}}
-    return [{"tproxy": {"family": "ip", "port": port}}, mark, nft.ACCEPT]
-
-
-def _entering(proxy_port: int) -> Iterator[Rule]:
-    """First segments that the supervisor sends again."""
-    again = [nft.match(nft.IIFNAME, "lo"), nft.match(nft.L4PROTO, "tcp")]
-    yield [*again, nft.match(nft.MARK, ENTER_MARK), *_taken_by(proxy_port)]
-    yield [*again, nft.match(nft.MARK, REFUSE_MARK), nft.TCP_RESET]
+    return [{"tproxy": {"family": "ip", "port": port}}, nft.marked(LOCAL_MARK), nft.ACCEPT]
 
 
 def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
     """What is answered, as much as the bounds allow this port."""
-    bounds = network.bounds
-    to_rate = nft.goto(_to(DropReason.RATE))
-    yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
-    queries = nft.over(bounds.queries_per_s, bounds.queries_burst)
-    yield [nft.match(nft.L4PROTO, "udp"), queries, to_rate]
+    most = network.bounds
+    too_many = nft.over(most.new_connections_per_s, most.new_connections_burst)
+    yield [nft.FIRST, too_many, _to(DropReason.RATE)]
+    queries = nft.over(most.queries_per_s, most.queries_burst)
+    yield [nft.match(nft.L4PROTO, "udp"), queries, _to(DropReason.RATE)]
     if layout.proxy_port is not None:
         of_cell = nft.match(nft.destination(), "@of_cells")
         counted = nft.counter(DropReason.CONNECTION.counter)
         yield [of_cell, nft.FIRST, counted, *_log(DropReason.CONNECTION), nft.DROP]
-        yield [of_cell, nft.match(nft.L4PROTO, "tcp"), *_taken_by(layout.proxy_port)]
+        yield [of_cell, nft.TCP, *_taken_by(layout.proxy_port)]
     yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
     yield [nft.goto(_UNNAMED)]
 
@@ -365,35 +344,28 @@ def _log(reason: DropReason) -> Rule:
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
     """What comes from one cell: its sender is checked first."""
-    yield [
-        nft.match(nft.field("ether", "saddr"), port.mac, "!="),
-        nft.goto(_to(DropReason.SPOOFED)),
-    ]
-    yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(DropReason.IPV6))]
-    yield [
-        nft.match(nft.field("ip", "saddr"), port.address, "!="),
-        nft.goto(_to(DropReason.SPOOFED)),
-    ]
+    yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), _to(DropReason.SPOOFED)]
+    yield [nft.match(nft.NFPROTO, "ipv6"), _to(DropReason.IPV6)]
+    yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), _to(DropReason.SPOOFED)]
     yield [nft.jump(_CHECK)]
     if port.name in services.apart:  # before answers are let through: a forged one is none
-        apart = nft.match(nft.field("ip", "daddr"), f"@apart_{port.outer_device}")
-        yield [apart, nft.goto(_to(DropReason.NEIGHBOUR))]
+        apart = nft.match(nft.DADDR, f"@apart_{port.outer_device}")
+        yield [apart, _to(DropReason.NEIGHBOUR)]
     if port.name in services.targets:
-        to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
-        answer = [nft.match(nft.source(), "@of_cells"), to_cell, nft.NOT_FIRST]
-        yield [*answer, {"mangle": {"key": nft.MARK, "value": LOCAL_MARK}}, nft.ACCEPT]
+        answer = [nft.match(nft.source(), "@of_cells"), nft.match(nft.DADDR, "@cells")]
+        yield [*answer, nft.NOT_FIRST, nft.marked(LOCAL_MARK), nft.ACCEPT]
     yield [nft.goto(f"open_{port.outer_device}")]
 
 
 def _input(layout: RangeLayout) -> Iterator[Rule]:
     from_cell = nft.match(nft.IIFNAME, "@devices")
     yield [from_cell, nft.match(nft.destination(), "@answered"), nft.ACCEPT]
-    taken = [nft.match(nft.MARK, LOCAL_MARK), nft.match(nft.L4PROTO, "tcp"), nft.ACCEPT]
+    taken = [nft.match(nft.MARK, LOCAL_MARK), nft.TCP, nft.ACCEPT]
     if layout.proxy_port is not None or layout.sink_port is not None:
         yield [from_cell, *taken]
     if layout.proxy_port is not None:  # what came by loopback, marked as entering
         yield [nft.match(nft.IIFNAME, "lo"), *taken]
-    yield [nft.goto(_to(DropReason.STRAY))]
+    yield [_to(DropReason.STRAY)]
 
 
 def _output(layout: RangeLayout) -> Iterator[Rule]:
@@ -419,4 +391,4 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
         yield [*taken, nft.match(nft.source(), "@of_cells"), nft.NOT_FIRST, nft.ACCEPT]
     if layout.sink_port is not None:
         yield [*taken, nft.NOT_FIRST, nft.ACCEPT]
-    yield [nft.goto(_to(DropReason.OUTPUT))]
+    yield [_to(DropReason.OUTPUT)]

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.policy.limits import NOTHING_GRANTED, Granted
 
 # Of most arguments the kernel looks at the lower 32 bits alone.
@@ -19,41 +19,20 @@ ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentCondition:
-    """`argument` & `mask` (None: all 64 bits) is `value`; `differs`: is not."""
-
-    argument: int
-    value: int
-    mask: int | None = _WORD
-    differs: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallGroup:
     """Calls that are treated alike, and why.
 
-    `any_of`: alternative sets of conditions; none: always. `error` None: allowed; 0: pretended.
+    `any_of`: alternative sets of OCI's `args`; none: always. `error` None: allowed; 0: pretended.
     """
 
     why: str
     calls: tuple[str, ...]
-    any_of: tuple[tuple[ArgumentCondition, ...], ...] = ()
+    any_of: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     error: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The whole file."""
-
-    allow: tuple[CallGroup, ...]
-    agent: tuple[CallGroup, ...]
-    pretend: tuple[CallGroup, ...]
-    refuse: tuple[CallGroup, ...]
-    gvisor: tuple[CallGroup, ...]
-
-    def allowed(self) -> frozenset[str]:
-        """Every allowed call, some only under conditions."""
-        return frozenset(call for group in (*self.allow, *self.agent) for call in group.calls)
+# The part of a group's answer that its table doesn't write out.
+_ERRORS: Final = {"pretend": 0, "refuse": errno.EPERM}
 
 
 def seccomp_profile(
@@ -66,20 +45,20 @@ def seccomp_profile(
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
     rules = load_rules()
-    groups = (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+    groups = tuple(
+        group for name in ("allow", "agent", "pretend", "refuse") for group in rules[name]
+    )
     if gvisor:  # what it answers itself is allowed whatever the others say of it
-        own = {call for group in rules.gvisor for call in group.calls}
-        groups = (*rules.gvisor, *(_without(group, own) for group in groups))
+        own = {call for group in rules["gvisor"] for call in group.calls}
+        groups = (*rules["gvisor"], *(_without(group, own) for group in groups))
     if rights.calls:
         opened = CallGroup(why="rights of the plan", calls=rights.calls)
         groups = (opened, *(_without(group, set(rights.calls)) for group in groups))
     # Tools that set up or watch a network need packet sockets: the right brings them along.
     if "NET_ADMIN" in rights.capabilities:
-        packets = (ArgumentCondition(argument=0, value=socket.AF_PACKET),)
-        groups = (
-            CallGroup(why="rights of the plan", calls=("socket",), any_of=(packets,)),
-            *groups,
-        )
+        packets = ((_masked(0, socket.AF_PACKET),),)
+        opened = CallGroup(why="rights of the plan", calls=("socket",), any_of=packets)
+        groups = (opened, *groups)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
@@ -89,53 +68,41 @@ def seccomp_profile(
 
 
 @cache
-def load_rules() -> Rules:
-    """Return the package's rules."""
+def load_rules() -> Mapping[str, tuple[CallGroup, ...]]:
+    """Return the package's rules, by their table's name."""
     import tomllib  # here: the microvm tier needs no profile
 
     data = tomllib.loads(Path(__file__).with_name("seccomp.toml").read_text())
-    return Rules(
-        allow=tuple(_group(item, error=None) for item in data["allow"]),
-        agent=tuple(_group(item, error=None) for item in data["agent"]),
-        pretend=tuple(_group(item, error=0) for item in data["pretend"]),
-        refuse=tuple(_group(item, error=errno.EPERM) for item in data["refuse"]),
-        gvisor=tuple(_group(item, error=None) for item in data["gvisor"]),
-    )
+    return {
+        name: tuple(_group(item, _ERRORS.get(name)) for item in items)
+        for name, items in data.items()
+    }
 
 
-def _group(item: Mapping[str, Any], *, error: int | None) -> CallGroup:
-    given = item.get("error")
+def _group(item: Mapping[str, Any], error: int | None) -> CallGroup:
+    any_of = [tuple(map(_argument, conditions)) for conditions in item.get("when", [])]
+    if unless := item.get("unless"):
+        # Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one
+        # argument in a rule, so "not this and not that" can't be said.
+        allowed = prefixes_without(frozenset(unless["values"]), 0, 32)
+        any_of += [(_masked(unless["argument"], value, mask),) for value, mask in allowed]
     return CallGroup(
         why=item["why"],
         calls=tuple(item["calls"]),
-        any_of=(
-            *(_all_but(item["unless"]) if "unless" in item else ()),
-            *(tuple(map(_condition, conditions)) for conditions in item.get("when", [])),
-        ),
-        error=error if given is None else int(getattr(errno, given)),
+        any_of=tuple(any_of),
+        error=int(getattr(errno, item["error"])) if "error" in item else error,
     )
 
 
-def _condition(item: Mapping[str, int]) -> ArgumentCondition:
-    if "whole" in item:
-        return ArgumentCondition(argument=item["argument"], value=item["whole"], mask=None)
-    if "whole_not" in item:
-        return ArgumentCondition(
-            argument=item["argument"], value=item["whole_not"], mask=None, differs=True
-        )
-    return ArgumentCondition(
-        argument=item["argument"], value=item["is"], mask=item.get("mask", _WORD)
-    )
+def _argument(item: Mapping[str, int]) -> dict[str, Any]:
+    for word, op in (("whole", "SCMP_CMP_EQ"), ("whole_not", "SCMP_CMP_NE")):
+        if word in item:
+            return {"index": item["argument"], "value": item[word], "op": op}
+    return _masked(item["argument"], item["is"], item.get("mask", _WORD))
 
 
-def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[ArgumentCondition, ...], ...]:
-    # Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one argument
-    # in a rule, so "not this and not that" can't be said
-    argument, values = unless["argument"], frozenset(unless["values"])
-    return tuple(
-        (ArgumentCondition(argument=argument, value=value, mask=mask),)
-        for value, mask in prefixes_without(values, 0, 32)
-    )
+def _masked(index: int, value: int, mask: int = _WORD) -> dict[str, Any]:
+    return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
 def prefixes_without(
@@ -151,31 +118,12 @@ def prefixes_without(
 
 
 def _without(group: CallGroup, taken: set[str]) -> CallGroup:
-    calls = tuple(call for call in group.calls if call not in taken)
-    return CallGroup(why=group.why, calls=calls, any_of=group.any_of, error=group.error)
+    return replace(group, calls=tuple(call for call in group.calls if call not in taken))
 
 
 def _entries(group: CallGroup) -> Iterator[dict[str, Any]]:
-    action: dict[str, Any] = (
-        {"action": "SCMP_ACT_ALLOW"}
-        if group.error is None
-        else {"action": "SCMP_ACT_ERRNO", "errnoRet": group.error}
-    )
-    for conditions in group.any_of or ((),):
-        args = [_argument(item) for item in conditions]
-        yield {"names": list(group.calls), **action, **({"args": args} if args else {})}
-
-
-def _argument(item: ArgumentCondition) -> dict[str, Any]:
-    if item.mask is None:
-        return {
-            "index": item.argument,
-            "value": item.value,
-            "op": "SCMP_CMP_NE" if item.differs else "SCMP_CMP_EQ",
-        }
-    return {
-        "index": item.argument,
-        "value": item.mask,
-        "valueTwo": item.value,
-        "op": "SCMP_CMP_MASKED_EQ",
-    }
+    action: dict[str, Any] = {"action": "SCMP_ACT_ALLOW"}
+    if group.error is not None:
+        action = {"action": "SCMP_ACT_ERRNO", "errnoRet": group.error}
+    for args in group.any_of or ((),):
+        yield {"names": list(group.calls), **action, **({"args": list(args)} if args else {})}

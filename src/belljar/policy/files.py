@@ -42,9 +42,6 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class OutsideError(ValueError):
     """A path or link leads out of its directory."""
 
-    def __init__(self) -> None:
-        super().__init__("a link leads out of its directory")
-
 
 @contextmanager
 def open_beneath(directory: Path, name: str) -> Iterator[int]:
@@ -57,8 +54,6 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
         OSError: it can't be opened; `ELOOP` for a loop of links.
         OutsideError: the path or a link in it leads out. ValueError: a null byte in a name.
     """
-    # The directory itself is trusted, and may be a link: only what lies below it is looked up
-    # strictly.
     at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = _opened(at, name)
@@ -108,7 +103,7 @@ def _opened(at: int, name: str) -> int:
         if (number := ctypes.get_errno()) != errno.EAGAIN:
             break
     if number == errno.EXDEV:
-        raise OutsideError
+        raise OutsideError("a link leads out of its directory")
     raise OSError(number, os.strerror(number), name)
 
 
@@ -177,10 +172,10 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
     """
     entries: list[Entry] = []
     with open_beneath(root, source) as fd:
-        for entry in _entries(fd, max_entries):
-            if len(entries) >= max_entries:
-                raise _too_many(max_entries)
+        for entry in _entries(fd, "", os.fstat(fd), max_entries):
             entries.append(entry)
+            if len(entries) > max_entries:
+                raise _too_many(max_entries)
     return Tree(source=source, entries=tuple(entries))
 
 
@@ -197,50 +192,42 @@ def read_entry(root: Path, tree: Tree, entry: Entry) -> bytes:
     return contents
 
 
-def _entries(fd: int, max_entries: int) -> Iterator[Entry]:
-    found = os.fstat(fd)
+def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Iterator[Entry]:
+    """What is open, and all below it."""
     mode = stat.S_IMODE(found.st_mode) & 0o777
     if stat.S_ISREG(found.st_mode):
-        yield Entry(path="", kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
-    elif stat.S_ISDIR(found.st_mode):
-        yield Entry(path="", kind=EntryKind.DIRECTORY, mode=mode)
-        yield from _below(fd, "", 1, max_entries)
-    else:
-        raise ValueError("it is not a regular file or directory")
-
-
-def _below(fd: int, path: str, depth: int, max_entries: int) -> Iterator[Entry]:
-    if depth > MAX_DEPTH:
+        yield Entry(path=path, kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{printable(path) or 'it'} is not a regular file, directory or link")
+    if path.count("/") >= MAX_DEPTH - 1:
         raise ValueError(f"more than {MAX_DEPTH} directories deep")
+    yield Entry(path=path, kind=EntryKind.DIRECTORY, mode=mode)
     with os.scandir(fd) as listed:  # no more names are read than are allowed, and one
         names = sorted(entry.name for entry in islice(listed, max_entries + 1))
     if len(names) > max_entries:
         raise _too_many(max_entries)
     for name in names:
         at = f"{path}/{name}" if path else name
-        # A link is kept as a link: what it leads to is the cell's own, never the host's.
-        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        mode = stat.S_IMODE(found.st_mode) & 0o777
         # Bytes that are no UTF-8 come as surrogates, which neither JSON nor the cell's files can
         # hold.
         if any("\ud800" <= character <= "\udfff" for character in name):
             raise ValueError(f"{printable(at)} is not a name in UTF-8")
-        if stat.S_ISLNK(found.st_mode):
+        # A link is kept as a link: what it leads to is the cell's own, never the host's.
+        below = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if stat.S_ISLNK(below.st_mode):
             link = os.readlink(name, dir_fd=fd)
             if not link_stays(at, link):  # it must not tell where the host keeps the tree
                 raise ValueError(f"the link {printable(at)} leads out of its directory")
             yield Entry(path=at, kind=EntryKind.LINK, link=link)
-        elif stat.S_ISDIR(found.st_mode):
-            yield Entry(path=at, kind=EntryKind.DIRECTORY, mode=mode)
+        elif stat.S_ISDIR(below.st_mode):
             inner = os.open(name, _DIRECTORY, dir_fd=fd)
             try:
-                yield from _below(inner, at, depth + 1, max_entries)
+                yield from _entries(inner, at, below, max_entries)
             finally:
                 os.close(inner)
-        elif stat.S_ISREG(found.st_mode):
-            yield Entry(path=at, kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
         else:
-            raise ValueError(f"{printable(at)} is not a regular file, directory or link")
+            yield from _entries(fd, at, below, max_entries)
 
 
 def _too_many(max_entries: int) -> ValueError:

@@ -91,14 +91,10 @@ class DecoySpec:
 class Place(StrEnum):
     """Where the guard looks."""
 
-    RANGE = "range"
-    """What a cell sends to a stand-in or another cell of its range."""
-    UPSTREAM = "upstream"
-    """What would be sent to a real service."""
-    OUTPUT = "output"
-    """Files and output taken out of a cell."""
-    MODEL = "model"
-    """What the harness is about to send to the model's provider."""
+    RANGE = "range"  # what a cell sends to a stand-in or another cell of its range
+    UPSTREAM = "upstream"  # what would be sent to a real service
+    OUTPUT = "output"  # files and output taken out of a cell
+    MODEL = "model"  # what the harness is about to send to the model's provider
 
 
 class Action(StrEnum):
@@ -164,8 +160,7 @@ class Trigger(StrEnum):
     DECOY_TOUCHED = "decoy_touched"
     DECOY_TAKEN = "decoy_taken"
     DECOY_USED = "decoy_used"
-    SENT = "sent"
-    """A decoy's value or protected data, on its way to any endpoint."""
+    SENT = "sent"  # A decoy's value or protected data, on its way to any endpoint
     BREACH = "breach"
 
 

@@ -64,18 +64,10 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
     """The asked tier, or the risk's least. Raises `PolicyError`."""
     least = least_tier(risk)
     if asked is not None and asked < least:
+        what = f"tier `{asked}` is less than risk `{risk}` demands, which is `{least}`"
         hint = f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower"
-        raise PolicyError(lowered(risk, asked), where="tier", hint=hint)
+        raise PolicyError(f"{what}; a tier can only be raised", where="tier", hint=hint)
     return asked or least
-
-
-def lowered(risk: Risk, asked: Tier) -> str:
-    """The sentence that refuses a tier below what the risk demands."""
-    least = least_tier(risk)
-    return (
-        f"tier `{asked}` is less than risk `{risk}` demands, which is `{least}`; a tier can only "
-        f"be raised"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +96,11 @@ class Resources:
 
     def memory_sum(self, limit_bytes: int) -> str:
         """A limit on a cell's memory, as a sum."""
-        memory, disk = self.memory_bytes, self.disk_bytes
-        parts = {"memory": memory, "disk": disk, "overhead": limit_bytes - memory - disk}
-        shown = " + ".join(f"{name} {format_size(part)}" for name, part in parts.items())
-        return f"{format_size(limit_bytes)} ({shown})"
+        overhead_bytes = limit_bytes - self.memory_bytes - self.disk_bytes
+        return (
+            f"{format_size(limit_bytes)} (memory {format_size(self.memory_bytes)} + disk "
+            f"{format_size(self.disk_bytes)} + overhead {format_size(overhead_bytes)})"
+        )
 
 
 # ---- tools of the evaluation that act outside of a cell

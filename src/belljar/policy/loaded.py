@@ -22,8 +22,6 @@ from belljar.policy.limits import (
     Tier,
     default_host_tools,
     demanded_tier,
-    least_tier,
-    lowered,
 )
 from belljar.units import format_size, printable, quoted
 
@@ -211,16 +209,12 @@ def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
         hint = f"use one of {', '.join(map(str, Tier))}"
         what = f"there is no tier {quoted(str(tier))}"
         raise PolicyError(what, where="tier", hint=hint) from None
-    policy = loaded.policy
-    least = demanded_tier(policy.risk, policy.tier)
+    least = demanded_tier(loaded.policy.risk, loaded.policy.tier)
     if asked < least:
         what = (
-            f"tier `{asked}` is less than this policy demands, which is `{policy.tier}`; a tier "
-            f"can only be raised"
+            f"tier `{asked}` is less than this policy demands, which is `{least}`; a tier can only "
+            f"be raised"
         )
-        if asked < least_tier(policy.risk):
-            what = lowered(policy.risk, asked)
-        able = " or ".join(f"`{tier}`" for tier in Tier if tier >= least)
-        hint = f"ask for {able} or leave it out"
+        hint = f"ask for `{least}` or a stronger tier, or leave it out"
         raise PolicyError(what, where=printable(loaded.source), hint=hint)
     return _with(loaded, tier=asked)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WrapSerializer, field_validator
 
+from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy.fields import AtError, Strict
 from belljar.policy.guarding import GuardRules
@@ -21,8 +22,6 @@ from belljar.policy.limits import (
     Tier,
     default_host_tools,
     demanded_tier,
-    least_tier,
-    lowered,
 )
 from belljar.policy.network import Network, check_services, read_network
 from belljar.policy.sections import (
@@ -98,16 +97,15 @@ class Policy(Strict):
     rights: Rights | None = Field(
         default=None,
         description="What the workload may do inside its cell beyond an ordinary container's. "
-        "Granted by a tier whose kernel is the cell's own, refused in a container.",
+        "Granted by a tier whose kernel is the cell's own.",
     )
     host: HostRules | None = Field(
         default=None, description="What the host must be for a cell to run on it. Default: nothing."
     )
     host_tools: HostToolsField = Field(
         default=None,
-        description="Tools of the evaluation that act outside of a cell: MCP servers that run "
-        "elsewhere, web search, hosted code. Default refuse for risk high and critical, report "
-        "below.",
+        description="Tools of the evaluation that act outside of the cell (MCP servers, web "
+        "search). Default refuse for risk high and critical, report below.",
     )
     decoys: DecoysField = Field(
         default=(),
@@ -122,18 +120,16 @@ class Policy(Strict):
     )
     keystrokes: bool = Field(
         default=False,
-        description="Whether what an operator types in a terminal of the cell has its times on "
-        "record, and is exported and replayed. The record has the bytes in any case.",
+        description="Whether what an operator types in a terminal has its times on record.",
     )
     snapshots: Annotated[bool | Literal["with_secrets"], BeforeValidator(_read_snapshots)] = Field(
         default=False,
-        description="Whether a cell in use may be saved and forked. The monitor of a virtual "
-        "machine stays open for that. with_secrets: also one with decoys or a `secret` file.",
+        description="Whether a cell in use may be saved and forked. with_secrets: also one with "
+        "a `secret` file.",
     )
     model: ModelBlock | None = Field(
         default=None,
-        description="Makes this the policy of a model cell: the server and its weights. It has no "
-        "network.",
+        description="Makes this the policy of a model cell, which has no network.",
     )
     on: StopsField = Field(
         default_factory=dict,
@@ -144,8 +140,11 @@ class Policy(Strict):
     @classmethod
     def _only_raised(cls, tier: Tier | None, info: ValidationInfo) -> Tier | None:
         risk = info.data.get("risk")
-        if tier is not None and risk is not None and tier < least_tier(risk):
-            raise ValueError(f"{lowered(risk, tier)}. Leave `tier` out or raise it")
+        if risk is not None:
+            try:
+                demanded_tier(risk, tier)
+            except PolicyError as error:
+                raise ValueError(error.what) from None
         return tier
 
     @field_validator("network", mode="after")

@@ -19,7 +19,6 @@ from belljar.policy.stand_ins import (
     AnyStandIn,
     CellNetworks,
     MetadataStandIn,
-    StandIn,
     TargetStandIn,
 )
 from belljar.units import did_you_mean, listed, quoted
@@ -57,21 +56,18 @@ class Upstream(Strict):
     """A real service that the gateway may dial, within a budget. Risk low and medium only."""
 
     host: Annotated[str, hosts.HOST] = Field(description="Exactly this host name.")
-    ports: Annotated[
-        tuple[Annotated[int, hosts.PORT_NUMBER], ...],
-        list_of(MAX_PORTS),
-    ] = Field(description="TCP ports, as numbers: HTTP at 80, HTTPS at the others.")
+    ports: Annotated[tuple[Annotated[int, hosts.PORT_NUMBER], ...], list_of(MAX_PORTS)] = Field(
+        description="TCP ports, as numbers: HTTP at 80, HTTPS at the others."
+    )
     methods: Annotated[tuple[Annotated[str, hosts.METHOD], ...], list_of(len(hosts.METHODS))] = (
         Field(description="HTTP methods that are passed on.")
     )
     budget: Annotated[int, kinds.size("1KiB", "100GiB")] = Field(
-        description="The most bytes of each sample, in both directions together; a dial costs "
-        "512. From 1KiB to 100GiB."
+        description="The most bytes of each sample, both directions; a dial costs 512."
     )
     run_budget: Annotated[int, kinds.size("1KiB", "100TiB")] | None = Field(
         default=None,
-        description=f"The most bytes of all samples of a run together. Default: {RUN_BUDGETS} "
-        f"times `budget`. From 1KiB to 100TiB.",
+        description=f"The most of all samples of a run. Default: {RUN_BUDGETS} times `budget`.",
     )
     reason: Annotated[str, _REASON] = Field(
         description="Why a stand-in would not do, in a sentence; shown in plan and report."
@@ -94,26 +90,22 @@ class Record(Strict):
 
     packets: Annotated[int, kinds.size("1MiB", "64GiB")] = Field(
         default=512 << 20,
-        description="The packet record at most; what cells send beyond it is counted, and the "
-        "sample is void. From 1MiB to 64GiB.",
+        description="The packet record at most; a cell that sends more makes the sample void.",
         json_schema_extra={"default": "512MiB"},
     )
     events: Annotated[int, kinds.size("16MiB", "1TiB")] = Field(
         default=1 << 30,
-        description="The range's events and kept bodies at most; a further one ends the range. "
-        "From 16MiB to 1TiB.",
+        description="The range's events and kept bodies at most; a further one ends the range.",
         json_schema_extra={"default": "1GiB"},
     )
     bodies: Annotated[int, kinds.size("1KiB", "64KiB")] = Field(
         default=64 << 10,
-        description="Kept of each request's and each answer's body; the rest is counted. From "
-        "1KiB to 64KiB.",
+        description="Kept of each request's and each answer's body; the rest is counted.",
         json_schema_extra={"default": "64KiB"},
     )
     streams: Annotated[int, kinds.size("1KiB", "4KiB")] = Field(
         default=4 << 10,
-        description="Kept of each direction of a raw TCP connection; the rest is counted. From "
-        "1KiB to 4KiB.",
+        description="Kept of each direction of a raw TCP connection; the rest is counted.",
         json_schema_extra={"default": "4KiB"},
     )
 
@@ -129,22 +121,11 @@ def _read_ids(value: object) -> object:
         except ValueError as error:
             raise AtError(str(error), str(name)) from None
         if name == OWN_CELL:
-            raise AtError(
-                f"`{OWN_CELL}` is the name of the sample's own cell; use another name", name
-            )
-        if isinstance(body, Mapping):
-            kind = body.get("kind")
-            if kind is None:
-                raise AtError(f"is missing. One of {listed(MODELS)}", name, "kind")
-            # A kind of earlier versions: its policies are told what to write instead.
-            if kind == "openapi":
-                why = "is no longer a kind: write its routes as `http`, or serve it as `python`"
-                raise AtError(f"`openapi` {why}", name, "kind")
-            if not isinstance(kind, str) or kind not in MODELS:
-                hint = did_you_mean(str(kind), MODELS)
-                raise AtError(f"{quoted(kind)} is not one of {listed(MODELS)}{hint}", name, "kind")
-        elif not isinstance(body, StandIn):
-            raise AtError(str(kinds.expected("a mapping of fields to values", body)), name)
+            raise AtError(f"`{OWN_CELL}` is the name of the sample's own cell", name)
+        kind = body.get("kind") if isinstance(body, Mapping) else getattr(body, "kind", None)
+        if not isinstance(kind, str) or kind not in MODELS:
+            hint = did_you_mean(str(kind), MODELS)
+            raise AtError(f"is not one of {listed(MODELS)}{hint}", name, "kind")
     return value
 
 
@@ -166,8 +147,7 @@ class Network(Strict):
     )
     sink: bool = Field(
         default=False,
-        description="TCP to a port that nobody has reaches a sink that records the first bytes "
-        "and closes, instead of being refused.",
+        description="TCP to a port that nobody has is recorded and closed, not refused.",
     )
     stand_ins: Annotated[
         Mapping[str, AnyStandIn],
@@ -177,9 +157,7 @@ class Network(Strict):
         default=(), description="REAL services that the gateway may dial. Risk low and medium only."
     )
     own_cell: OwnCell | None = Field(
-        default=None,
-        description="Where the target cells reach the cell that the sample works in. Default: "
-        "nowhere.",
+        default=None, description="Where target cells reach the sample's own. Default: nowhere."
     )
     record: Record = Field(
         default=Record(),
@@ -195,8 +173,9 @@ class Network(Strict):
                 f"{len(patterns)} names in all; at most {MAX_NAMES} are allowed", "stand_ins"
             )
         seen: dict[str, str] = {}
-        items = self.stand_ins.items()
-        services = [name for name, item in items if isinstance(item, MetadataStandIn)]
+        services = [
+            name for name, item in self.stand_ins.items() if isinstance(item, MetadataStandIn)
+        ]
         if len(services) > 1:
             raise AtError("only one metadata service is allowed", "stand_ins", services[1], "kind")
         for pattern, owner, path in patterns:
@@ -204,14 +183,23 @@ class Network(Strict):
                 why = f"{quoted(pattern)} is already a name of {quoted(seen[pattern])}"
                 raise AtError(why, *path)
             seen[pattern] = owner
-            known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
+            is_known = any(hosts.covers(pattern, name) for name in hosts.METADATA_NAMES)
             may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, TargetStandIn))
-            if known and path[0] != "own_cell" and not may_be_one:
-                why = f"{quoted(known)} is the name of a metadata service"
-                raise AtError(f"{why}: use a stand-in of kind `metadata`", *path)
-        # Target cells start in the order in which they are written: one can only await those before
-        # it.
-        _check_targets(self)
+            if is_known and path[0] != "own_cell" and not may_be_one:
+                raise AtError("is a metadata service's: use a stand-in of kind `metadata`", *path)
+        # Target cells start in the order in which they are written: one can only await those
+        # before it.
+        before: set[str] = set()
+        for name, item in self.stand_ins.items():
+            if not isinstance(item, TargetStandIn):
+                continue
+            for index, awaited in enumerate(item.awaits or ()):
+                if awaited not in before:
+                    why = f"{quoted(awaited)} is not a target cell that is listed before this one"
+                    raise AtError(why, "stand_ins", name, "awaits", index)
+            before.add(name)
+            if len(before) > MAX_TARGETS:
+                raise AtError(f"at most {MAX_TARGETS} target cells are allowed", "stand_ins", name)
         return self
 
     @property
@@ -232,20 +220,6 @@ class Network(Strict):
             yield pattern, "own_cell", ("own_cell", "names", at)
         for index, upstream in enumerate(self.upstreams):
             yield upstream.host, f"upstreams[{index}]", ("upstreams", index, "host")
-
-
-def _check_targets(network: Network) -> None:
-    targets = {k: item for k, item in network.stand_ins.items() if isinstance(item, TargetStandIn)}
-    before: set[str] = set()
-    for name, item in targets.items():
-        for index, awaited in enumerate(item.awaits or ()):
-            if awaited not in before:
-                why = f"{quoted(awaited)} is not a target cell that is listed before this one"
-                raise AtError(why, "stand_ins", name, "awaits", index)
-        before.add(name)
-    if len(targets) > MAX_TARGETS:
-        why = f"{len(targets)} target cells; at most {MAX_TARGETS} are allowed"
-        raise AtError(why, "stand_ins", list(targets)[MAX_TARGETS])
 
 
 def read_network(value: object) -> object:
@@ -270,26 +244,15 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
         if not decoy.is_service:
             continue
         if network is None or not network.has_cells:
-            raise AtError(
-                f"{quoted(decoy.id)} is a service, which needs a network; write `network: "
-                f"{{default: deny}}`",
-                index,
-                "kind",
-            )
+            raise AtError("a service needs a network (`network: {default: deny}`)", index, "kind")
         if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
-            raise AtError(
-                f"{quoted(decoy.id)} is already the name of a cell or stand-in", index, "id"
-            )
+            raise AtError(f"{quoted(decoy.id)} is already a cell or stand-in", index, "id")
         if decoy.kind is DecoyKind.METADATA:
             if metadata:
-                why = f"only one metadata service is allowed, and {quoted(metadata[0])} is one"
-                raise AtError(why, index, "kind")
+                raise AtError("only one metadata service is allowed", index, "kind")
             metadata.append(decoy.id)
             continue
-        if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
-            why = f"{quoted(decoy.host)} is already a name in this network"
+        if decoy.host in names or decoy.host in hosts.METADATA_NAMES or len(names) >= MAX_NAMES:
+            why = f"{quoted(decoy.host)} is already a name in this network, or one too many"
             raise AtError(why, index, "place")
         names.add(decoy.host)
-        if len(names) > MAX_NAMES:
-            why = f"{len(names)} names in all; at most {MAX_NAMES} are allowed"
-            raise AtError(why, index, "place")

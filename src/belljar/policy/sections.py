@@ -249,53 +249,46 @@ def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
 # ---- tools of the evaluation that act outside of a cell
 
 
-_TOOL_NAME: Final = kinds.checked(
-    "a tool's name",
-    f"is not a valid name of a tool: use at most {MAX_TOOL_CHARS} printable characters",
-    lambda text: 0 < len(text) <= MAX_TOOL_CHARS and text.isprintable(),
-)
-
-
-class HostToolsText(Strict):
-    """The tools and MCP servers that may act outside of a cell; `*` stands for all."""
-
-    allow: Annotated[
-        tuple[Annotated[str, _TOOL_NAME], ...],
-        list_of(MAX_TOOLS),
-    ] = Field(description="Names of tools, or of MCP servers.")
-
-
-_TOOL_RULES: Final = {"refuse": REFUSE, "report": REPORT}
-
-
-def _read_host_tools(value: object) -> object:
-    if isinstance(value, str) and value in _TOOL_RULES:
-        value = _TOOL_RULES[value]
-    if isinstance(value, HostTools):
-        return HostToolsText.model_construct(allow=value.allow)
-    if value is None or isinstance(value, dict):
+def _read_host_tools(value: object) -> HostTools | None:
+    if value is None or isinstance(value, HostTools):
         return value
-    what = "`refuse`, `report` or a mapping with `allow`"
-    raise kinds.expected(what, value)
+    if value in ("refuse", "report"):
+        return REFUSE if value == "refuse" else REPORT
+    allow = value.get("allow") if isinstance(value, dict) and len(value) == 1 else None
+    names = [
+        name
+        for name in (allow if isinstance(allow, list | tuple) else ())
+        if isinstance(name, str) and 0 < len(name) <= MAX_TOOL_CHARS and name.isprintable()
+    ]
+    if not isinstance(allow, list | tuple) or not 0 < len(names) == len(allow) <= MAX_TOOLS:
+        raise ValueError(
+            f"write `refuse`, `report`, or `allow` with 1 to {MAX_TOOLS} names of tools or MCP "
+            f"servers, each of at most {MAX_TOOL_CHARS} printable characters"
+        )
+    return HostTools(allow=tuple(names))
 
 
 def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
-    if rule is None:
-        return None
-    named = (word for word, each in _TOOL_RULES.items() if each == rule)
-    return next(named, {"allow": list(rule.allow)})
+    if rule in (None, REFUSE, REPORT):
+        return None if rule is None else "refuse" if rule == REFUSE else "report"
+    return {"allow": list(rule.allow)}
 
 
-if TYPE_CHECKING:
-    HostToolsField: TypeAlias = HostTools | None
-else:
-    HostToolsField = Annotated[
-        HostToolsText | None,
-        BeforeValidator(
-            _read_host_tools, json_schema_input_type=Literal["refuse", "report"] | HostToolsText
-        ),
-        AfterValidator(lambda text: None if text is None else HostTools(allow=text.allow)),
-        PlainSerializer(
-            _written_host_tools, return_type=Literal["refuse", "report"] | dict[str, Any] | None
-        ),
-    ]
+# The tools and MCP servers that may act outside of a cell; `*` stands for all.
+HOST_TOOLS: Final = kinds.FieldKind(
+    read=_read_host_tools,
+    schema={
+        "anyOf": [
+            {"enum": ["refuse", "report"]},
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["allow"],
+                "properties": {"allow": {"type": "array", "items": {"type": "string"}}},
+            },
+        ]
+    },
+)
+HostToolsField: TypeAlias = Annotated[
+    HostTools | None, HOST_TOOLS, PlainSerializer(_written_host_tools)
+]

@@ -81,8 +81,8 @@ class DecoyText(Strict):
     )
     place: Annotated[str, kinds.text_kind(_read_place)] = Field(
         default="",
-        description="Its path in the cell; `~/` is the home of the cell's user. Default: the "
-        "kind's usual place. Of a service: its host name, or NAME:PORT.",
+        description="Its path in the cell (`~/` is the user's home; default the kind's usual "
+        "place), or a service's host name or NAME:PORT.",
     )
     count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
         default=1, description="How many records it has, where its kind holds several."
@@ -94,35 +94,30 @@ class DecoyText(Strict):
     )
     service: Id = Field(
         default="",
-        description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; "
-        "of an `ssh_key`: the id of an `ssh`.",
+        description="Of a `dotenv` or `text`: the decoy service whose login it holds; of an "
+        "`ssh_key`: an `ssh`.",
     )
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> DecoyText:
         is_service, is_text = self.kind in SERVICE_PORTS, self.kind is DecoyKind.TEXT
         has_host = bool(self.place) and not self.place.startswith(("/", "~/"))
-        if self.kind is DecoyKind.METADATA and self.place:
-            raise AtError("leave it out: a metadata service is at 169.254.169.254", "place")
-        if self.kind is not DecoyKind.METADATA and is_service != has_host:
-            services = listed(SERVICE_PORTS)
-            why = f"write a host name for a service ({services}), and a path for a file"
+        # A metadata service is at its address.
+        if (is_service and self.kind is not DecoyKind.METADATA) != has_host or (
+            self.kind is DecoyKind.METADATA and self.place
+        ):
+            why = "write a host name for a service (none for `metadata`), and a path for a file"
             raise AtError(why, "place")
         if self.service and self.kind not in _COMPANIONS:
             able = listed(sorted(_COMPANIONS))
             raise AtError(f"only {able} can have the login of a service", "service")
-        if is_text != bool(self.template):
-            raise AtError("is needed for kind `text`, and not allowed for others", "template")
+        if is_text != bool(self.template) or (is_text and not self.place):
+            raise AtError("`template` and `place` are needed for kind `text` alone", "template")
         secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
         if is_text and not any(secret in self.template for secret in secrets):
-            raise AtError(
-                "must contain `{secret}`, so that its value can be recognised", "template"
-            )
-        if is_text and not self.place:
-            raise AtError("is needed for kind `text`", "place")
+            raise AtError("must contain `{secret}`, to be recognised", "template")
         if self.kind in LOGIN_SERVICES and "count" in self.model_fields_set:
-            why = f"leave it out: a `{self.kind.value}` decoy has no rows; it logs in and refuses"
-            raise AtError(why, "count")
+            raise AtError("leave it out: this decoy has no rows; it logs in and refuses", "count")
         return self
 
     def spec(self) -> DecoySpec:
@@ -151,15 +146,10 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
         if decoy.id in seen:
             raise AtError(f"{quoted(decoy.id)} is already the id of another decoy", index, "id")
         seen.add(decoy.id)
-    for index, decoy in enumerate(decoys):
-        if not decoy.service:
-            continue
-        if decoy.service not in services:
-            why = f"there is no decoy service with the id {quoted(decoy.service)}"
-            raise AtError(why, index, "service")
-        # Only a server of that kind has a key for the file to hold.
-        if decoy.kind is DecoyKind.SSH_KEY and services[decoy.service] is not DecoyKind.SSH:
-            why = f"an `ssh_key` needs a service of kind `ssh`, and {quoted(decoy.service)} is none"
+        # Only a server of that kind has a key for a key's file to hold.
+        able = {DecoyKind.SSH} if decoy.kind is DecoyKind.SSH_KEY else SERVICE_PORTS.keys()
+        if decoy.service and services.get(decoy.service) not in able:
+            why = f"{quoted(decoy.service)} is not the id of a decoy service that can have it"
             raise AtError(why, index, "service")
     return tuple(decoy.spec() for decoy in decoys)
 

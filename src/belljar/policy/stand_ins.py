@@ -68,20 +68,15 @@ class StandIn(Strict):
 
     protocols: ClassVar[tuple[str, ...]] = ("http", "tls")
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
-    file_field: ClassVar[str] = ""
-    """Names an author's file; the stand-in sees its directory."""
-    directory_field: ClassVar[str] = ""
-    """Names an author's directory."""
+    file_field: ClassVar[str] = ""  # names an author's file; the stand-in sees its directory
+    directory_field: ClassVar[str] = ""  # names an author's directory
 
     kind: str
     names: Names = Field(
-        description="Host names, exact or `*.` and a name (one more label). An exact name wins "
-        "over a wildcard."
+        description="Host names, exact or `*.` and a name (one more label); an exact name wins."
     )
     ports: Ports | None = Field(
-        default=None,
-        description="TCP ports: a number, or NUMBER/PROTOCOL with http, tls, tcp, smtp or smtps. "
-        "Default by kind.",
+        default=None, description="TCP ports: NUMBER or NUMBER/PROTOCOL. Default by kind."
     )
 
     @model_validator(mode="after")
@@ -89,11 +84,8 @@ class StandIn(Strict):
         seen: set[int] = set()
         for index, port in enumerate(self.ports or ()):
             if port.protocol and port.protocol not in self.protocols:
-                what = (
-                    f"a stand-in of kind `{self.kind}` serves {listed(self.protocols)}, not "
-                    f"`{port.protocol}`"
-                )
-                raise AtError(what, "ports", index)
+                why = f"kind `{self.kind}` serves {listed(self.protocols)}, not `{port.protocol}`"
+                raise AtError(why, "ports", index)
             if port.number in seen:
                 raise AtError(f"port {port.number} is listed twice", "ports", index)
             seen.add(port.number)
@@ -193,13 +185,10 @@ class MetadataStandIn(StandIn):
         Field(default=(), description="Host names. Default: none, only the address.")
     )
     tokens: Literal["optional", "required"] | None = Field(
-        default=None,
-        description="Whether it wants a token of each request (IMDSv2). Default optional.",
+        default=None, description="Whether it wants tokens (IMDSv2). Default optional."
     )
     data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
-        default=None,
-        max_length=MAX_WORDS,
-        description="What is answered at a path, over what Amazon's would.",
+        default=None, max_length=MAX_WORDS, description="What is answered at a path."
     )
 
 
@@ -207,9 +196,7 @@ class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
     kind: Literal["openai"] = Field(description="What it plays.")
-    model: Line | None = Field(
-        default=None, description="The model's name as it is shown; any is taken."
-    )
+    model: Line | None = Field(default=None, description="The model's name; any is taken.")
     api_key: Line | None = Field(default=None, description="The key it wants. Default: any.")
 
 
@@ -217,9 +204,7 @@ class Health(Strict):
     """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
     answers with less than 400, or the image's own check."""
 
-    command: Words | None = Field(
-        default=None, description="A command in the cell, as a list of words."
-    )
+    command: Words | None = Field(default=None, description="A command in the cell, as words.")
     http: Annotated[str, kinds.URL_PATH] | None = Field(
         default=None, description="A path, asked for at `port`."
     )
@@ -227,14 +212,12 @@ class Health(Strict):
         default=None, description="The port of `http`."
     )
     image: bool | None = Field(
-        default=None,
-        description="`true`: the image's own check, which it must have; `false`: none, also "
-        "where the image has one.",
+        default=None, description="`true`: the image's own check; `false`: none, whatever it has."
     )
     times: Times | None = Field(
         default=None,
-        description="With `image: true`: what replaces the image's own, in seconds (`2s`), as in a "
-        "compose file; `retries` is a number.",
+        description="With `image: true`: what replaces the image's own, in seconds (`2s`); "
+        "`retries` is a number.",
     )
     interval: Annotated[float, kinds.duration("100ms", "5m")] = Field(
         default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
@@ -245,8 +228,7 @@ class Health(Strict):
     retries: Annotated[int, Field(ge=1, le=1000)] = Field(default=30, description="Tries at most.")
     within: Annotated[float, kinds.duration("1s", "1d")] | None = Field(
         default=None,
-        description="From the first try to the end of the last. Default: as long as the tries "
-        "take.",
+        description="From the first try to the end of the last. Default: as long as they take.",
     )
 
     @model_validator(mode="after")
@@ -261,11 +243,7 @@ class Health(Strict):
 
 
 HealthField: TypeAlias = Annotated[
-    Health | None,
-    Field(
-        description="How it is known that it serves. Default the image's own check, where it has "
-        "one."
-    ),
+    Health | None, Field(description="How it is known that it serves. Default: the image's check.")
 ]
 
 
@@ -300,8 +278,7 @@ class TargetStandIn(StandIn):
         Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NAMES, min_count=0)] | None
     ) = Field(
         default=None,
-        description="The target cells before it that must be healthy when it starts. Default: "
-        "all. The range's own cell awaits all of them.",
+        description="The target cells before it that must be healthy when it starts. Default: all.",
     )
     resources: ResourcesField = Field(
         default=Resources(),
@@ -309,8 +286,7 @@ class TargetStandIn(StandIn):
         json_schema_extra={"default": {}},
     )
     rights: Rights | None = Field(
-        default=None,
-        description="What it may do inside its cell beyond an ordinary container's workload.",
+        default=None, description="What it may do inside beyond an ordinary container's workload."
     )
 
 
@@ -319,30 +295,25 @@ class ServiceProgram(Strict):
 
     health: HealthField = None
     command: AnyWords | None = Field(
-        default=None,
-        description="What runs in it, as a list of words; `[]`: nothing. Default the image's.",
+        default=None, description="What runs in it; `[]`: nothing. Default the image's."
     )
     arguments: AnyWords | None = Field(
-        default=None,
-        description="What stands behind the image's entrypoint, in place of the image's command.",
+        default=None, description="Behind the image's entrypoint, instead of its command."
     )
     directories: Annotated[tuple[Annotated[str, DIRECTORY], ...], list_of(MAX_PORTS)] | None = (
         Field(
             default=None,
-            description="Made, as root's with mode 0755, before its program runs, where the image "
-            "does not have them. With a mode, uid or gid (`/scratch:mode=1777,uid=1000`) the "
-            "image's gets them, too.",
+            description="Made, as root's with mode 0755, where the image does not have them; a "
+            "mode, uid or gid (`/scratch:mode=1777,uid=1000`) is given to the image's, too.",
         )
     )
     restart: Annotated[str, RESTART] | None = Field(
         default=None,
-        description="When a program that ends before it is ready is started again, as Docker has "
-        "it: `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`. At most ten "
-        "times, and never once it is ready. Default `no`.",
+        description="When a program that ends before it is ready is started again, at most ten "
+        "times: `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`.",
     )
     completes: bool = Field(
-        default=False,
-        description="Its program ends, with status 0, before what comes after it is started.",
+        default=False, description="Its program ends, with status 0, before what comes after it."
     )
 
     @model_validator(mode="after")

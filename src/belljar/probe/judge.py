@@ -159,35 +159,18 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
 
 def _take(line: bytes, asked: Collection[str], into: dict[str, AttemptReport]) -> list[str]:
     """Add a line's answer; of two for one name the worse stays. Says what is wrong with it."""
-    name, answer = _line(line)
-    if answer is None:
-        return (
-            [f"a line is malformed: {printable(line, max_chars=60)}"]
-            if line and line.split(b"\t", 1)[0] != END
-            else []
-        )
+    fields = line.split(b"\t", 2)
+    try:
+        name, outcome = fields[0].decode("ascii"), AttemptOutcome(fields[1].decode("ascii"))
+        detail = printable(fields[2], max_chars=MAX_DETAIL_CHARS)
+    except (IndexError, ValueError):
+        is_harmless = not line or fields[0] == END
+        return [] if is_harmless else [f"a line is malformed: {printable(line, max_chars=60)}"]
     if name not in asked:
         return [f"{printable(name, max_chars=60)} was not asked for"]
-    known = into.get(name)
-    into[name] = (
-        answer
-        if known is None
-        else max(known, answer, key=lambda each: _BADNESS.index(each.outcome))
-    )
+    answer, known = AttemptReport(outcome=outcome, detail=detail), into.get(name)
+    into[name] = max(known or answer, answer, key=lambda each: _BADNESS.index(each.outcome))
     return [f"{name} answered twice"] if known is not None else []
-
-
-def _line(line: bytes) -> tuple[str, AttemptReport | None]:
-    fields = line.split(b"\t", 2)
-    if len(fields) != 3 or not fields[0].isascii():
-        return "", None
-    try:
-        outcome = AttemptOutcome(fields[1].decode("ascii"))
-    except ValueError:
-        return "", None
-    return fields[0].decode("ascii"), AttemptReport(
-        outcome=outcome, detail=printable(fields[2], max_chars=MAX_DETAIL_CHARS)
-    )
 
 
 def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
@@ -198,11 +181,9 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
     # Drawn for this run: no report that was prepared before has it.
     if not secrets.compare_digest(fields[2], nonce.encode()):
         return ["it ended with another nonce"]
-    return (
-        []
-        if fields[1] == str(count).encode()
-        else ["it counted its attempts otherwise than they came"]
-    )
+    if fields[1] != str(count).encode():
+        return ["it counted its attempts otherwise than they came"]
+    return []
 
 
 # Probes that a sink answers: reaching it is no way out.
@@ -263,11 +244,12 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
     """Which of the probes are answered by the policy's own will, and why."""
-    sink = (
-        {f"network.{name}": "the range's sink takes what no other host has" for name in _TCP}
-        if sinks
-        else {}
-    )
-    simulated = {"network.dns_configured": "the range simulates unknown names"} if simulates else {}
-    service = {"network.metadata": "a stand-in of the range has that address"} if metadata else {}
-    return {**sink, **simulated, **service}
+    known: dict[str, str] = {}
+    if sinks:
+        sink = "the range's sink takes what no other host has"
+        known |= {f"network.{name}": sink for name in _TCP}
+    if simulates:
+        known["network.dns_configured"] = "the range simulates unknown names"
+    if metadata:
+        known["network.metadata"] = "a stand-in of the range has that address"
+    return known

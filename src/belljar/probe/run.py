@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -31,7 +31,7 @@ from belljar.probe.judge import (
     routed,
 )
 from belljar.probe.model import Probe, ProbeReport, Verdict, Witness
-from belljar.probe.witness import LaidOut, watch
+from belljar.probe.witness import watch
 from belljar.process import namespaces_of
 from belljar.units import printable
 
@@ -82,14 +82,6 @@ class Probed(Protocol):
         Raises `CellError` when the cell is dead.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
-    """One run of the program has brought its output, and the reading of it."""
-
-    output: bytes
-    answers: Answers
 
 
 def chosen(probes: Sequence[Probe], which: str | Sequence[str]) -> tuple[Probe, ...]:
@@ -150,20 +142,19 @@ async def probe_cell(
     about: dict[str, JsonValue] = {"which": ",".join(words), "phase": phase, "user": user or ""}
     recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=cell.id, actor=actor, data=about))
     began = time.monotonic()
-    attempt = _nothing("it was interrupted")
+    output, answers = b"", Answers(by_name={}, problem="it was interrupted")
     seen: dict[Witness, Sight] = {}
     try:
         parameters = {
             **cell_parameters(cell.plan, fresh=phase != END, router=router),
             **host_parameters(whole=which != QUICK),
         }
-        attempt = await _attempt(
+        output, answers = await _attempt(
             cell, wanted, words, parameters, router, user, seen, alone=phase == END
         )
     # Also when it is cancelled: each probing that began has its end on record.
     finally:
-        findings = judge(wanted, attempt.answers, seen, tier=cell.tier)
-        problem = attempt.answers.problem
+        findings, problem = judge(wanted, answers, seen, tier=cell.tier), answers.problem
         report = ProbeReport(
             verdict=overall(findings, problem),
             findings=findings,
@@ -172,7 +163,7 @@ async def probe_cell(
             user=user or "",
             duration_ms=(time.monotonic() - began) * 1000,
         )
-        recorder.record(_completed(cell, report, attempt.output, phase=phase, actor=actor))
+        recorder.record(_completed(cell, report, output, phase=phase, actor=actor))
     return report
 
 
@@ -200,7 +191,7 @@ async def _attempt(
     seen: dict[Witness, Sight],
     *,
     alone: bool,
-) -> _Attempt:
+) -> tuple[bytes, Answers]:
     """Run the program, and note in `seen` what the host saw, also when it is cancelled."""
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
@@ -223,11 +214,7 @@ async def _attempt(
         finally:
             seen.update(watched.look())
     if output is None:
-        return _nothing(problem)
-    return _Attempt(output=output.stdout, answers=_answers(output, wanted, watched))
-
-
-def _answers(output: ExecOutput, wanted: Sequence[Probe], watched: LaidOut) -> Answers:
+        return b"", Answers(by_name={}, problem=problem)
     answers = parse_answers(
         output.stdout, asked=[probe.name for probe in wanted], nonce=watched.nonce
     )
@@ -240,11 +227,8 @@ def _answers(output: ExecOutput, wanted: Sequence[Probe], watched: LaidOut) -> A
         if output.stdout_dropped_bytes
         else ""
     )
-    return replace(answers, problem="; ".join(part for part in (problem, answers.problem) if part))
-
-
-def _nothing(problem: str) -> _Attempt:
-    return _Attempt(output=b"", answers=Answers(by_name={}, problem=problem))
+    problem = "; ".join(part for part in (problem, answers.problem) if part)
+    return output.stdout, replace(answers, problem=problem)
 
 
 def _completed(

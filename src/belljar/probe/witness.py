@@ -38,10 +38,7 @@ _MAX_PROCESSES: Final = 64
 # Signals are numbered from 1 in /proc's masks, too.
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
 # A directory of our own with a random name is made in it.
-_PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108
-# A socket's path has at most 107 bytes (unix(7)): what a watch puts below its place needs some 35
-# of them.
-_LONGEST_PLACE_BYTES: Final = 64
+_PLACES: Final = ("/tmp", "/var/tmp")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,23 +337,13 @@ def _own_directory() -> Iterator[Path]:
 
 
 def _public_place() -> Path:
-    """The temporary directory, or another if an escaped process could not get there."""
-    chosen = Path(tempfile.gettempdir()).absolute()
-    public = [
-        place
-        for place in (chosen, *map(Path, _PLACES))
-        if len(os.fsencode(place)) <= _LONGEST_PLACE_BYTES
-        and _open_to_all(place)
-        and os.access(place, os.W_OK)
-    ]
-    return public[0] if public else chosen
-
-
-def _open_to_all(place: Path) -> bool:
-    try:
-        return all(each.stat().st_mode & 0o001 for each in (place, *place.parents))
-    except OSError:
-        return False
+    """A temporary directory that an escaped process could get to, whatever TMPDIR says."""
+    for place in map(Path, _PLACES):
+        with contextlib.suppress(OSError):
+            is_open = all(each.stat().st_mode & 0o001 for each in (place, *place.parents))
+            if is_open and os.access(place, os.W_OK):
+                return place
+    return Path(tempfile.gettempdir()).absolute()
 
 
 def sweep_watches(place: Path | None = None) -> list[str]:

@@ -298,34 +298,6 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
     return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most)
 
 
-# --- views of all of the data ---
-
-
-def turned(data: bytes) -> Iterator[Decoded]:
-    """Small data backwards or by rot13, if promising."""
-    size = len(data)
-    if size <= SMALL and _REVERSED_MARK.search(data):
-        yield Decoded(
-            ("reversed",), data[::-1], 0, size, lambda left, right: (size - right, size - left)
-        )
-    if size <= SMALL and _ROT13_MARK.search(data):
-        yield Decoded(("rot13",), data.translate(ROT13), 0, size, lambda left, right: (left, right))
-
-
-# Escapes and magic numbers as they look backwards.
-_REVERSED_MARK: Final = re.compile(
-    rb"[0-9A-Fa-f]{2}%|;[0-9a-zA-Z]{2,6}#&|;(?:pma|tl|tg|touq)&|[0-9A-Fa-fn-s]{2}[xk]\\"
-    rb"|[0-9A-Fa-fn-s]{4}[uh]\\|[0-7]{3}\\"
-    rb"|[0-9A-F]{2}=[0-9A-F]{2}=|\x08\x8b\x1f|[\x9c\x01\xda\x5e]\x78\Z|\xfd\x2f\xb5\x28"
-    rb"|[0-9a-f]{2}x0[, ]"
-)
-# Escapes whose letters were turned, in forms that ordinary text hardly has.
-_ROT13_MARK: Final = re.compile(
-    rb"%(?:[0-9][N-Sn-s]|[N-Sn-s][0-9N-Sn-s])|&#k[0-9n-s]{2}|\\[hk][0-9n-s]{2}|=[0-9][N-S]="
-    rb"|0k[0-9n-s]{2}"
-)
-
-
 # --- what is worth decoding further ---
 
 
@@ -343,7 +315,7 @@ def promising(data: bytes) -> bool:
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
-    if _ZLIB.search(data, 0, WINDOW) or data.endswith(_ENDS) or _STARTS.search(data):
+    if _ZLIB.search(data, 0, WINDOW) or _STARTS.search(data):
         return True
     if b"a" * MIN_RUN in data.translate(IS_ENCODED):
         return True
@@ -360,8 +332,6 @@ _CONTROL: Final = bytes((*range(32), 127))
 _ZLIB: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name == "zlib"))
 # Three or four bytes: rare enough to be looked for anywhere.
 _STARTS: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name != "zlib"))
-# Of data that was written backwards.
-_ENDS: Final = tuple(magic[::-1] for _, magic in MAGIC)
 
 
 # --- look-alikes ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -271,31 +271,18 @@ _KINDS: Final[Mapping[Contact, Kind]] = {
 
 
 def event_of(
-    part: Carried,
-    hit: Hit,
-    *,
-    cell_id: str | None,
-    evidence: int,
-    action: Action,
-    lineage: Collection[str] = (),
+    part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
 ) -> Event:
-    """Return what to record of a hit; `lineage`: ids of the cells that come from one with it."""
+    """Return what to record of a hit."""
     if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     value_id, origin = hit.value_id, {}
-    contact = contact_of(part, hit)
-    kind = _KINDS[contact]
+    kind = _KINDS[contact_of(part, hit)]
     if hit.source == ValueSource.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
-        if from_cell in lineage:
-            origin["lineage"] = contact.value
-    about: dict[str, JsonValue] = {
-        "decoy": value_id.partition("/")[0],
-        "value": value_id,
-        "evidence": evidence,
-    }
-    about["decoding"] = list(hit.decoding)
+    about: dict[str, JsonValue] = {"decoy": value_id.partition("/")[0], "value": value_id}
+    about |= {"evidence": evidence, "decoding": list(hit.decoding)}
     return _guest(kind, cell_id, {**_where(part), **about, **origin})
 
 
@@ -424,8 +411,6 @@ def trigger_of(event: Event) -> Trigger | None:
             return Trigger.BREACH if data.get("verdict") == "breached" else None
         case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
             return Trigger.BREACH if data.get("survivors") else None
-        case Kind.DECOY_CARRIED if "lineage" in data:  # as if it were the cell's own
-            return _TRIGGERS[_KINDS[Contact(str(data["lineage"]))]]
     return _TRIGGERS.get(event.kind)
 
 

@@ -23,9 +23,6 @@ _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 _HEX_RUN: Final = re.compile(rb"[0-9a-fA-F]{%d,}" % MIN_HEX)
 # One case at a time: in mixed case it is base64, or words.
 _BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, MIN_BASE32))
-# Of groups: `-` and `_` may stand between them, or belong to them.
-_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/=]+")
-_URLSAFE_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/_=-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ def runs(data: bytes) -> Iterator[Run]:
         at = marks.find(needle, end)
     if pieces:
         yield from _joined(data, pieces)
-    yield from _groups(data, marks)
+    yield from _groups(data)
 
 
 # Words and numbers that are too short for the shortest value in base32 or hex.
@@ -119,56 +116,43 @@ def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Iterator[Run]:
     yield Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
 
 
-# Characters of a group, and how many groups must follow each other.
-_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4, 8: 3, 10: 3}
-# The commonest: single characters, hex pairs, base64's groups of four. Large data has no others.
-_GROUPS_OF_LARGE: Final = ((1, 1), (2, 1), (4, 1))
-# By size and separators between groups (-1: one, and `_-` belong to groups): the marks to look
-# for, whether `-` and `_` belong to groups, and what is read from there on.
-_GROUPS: Final = {
-    (size, gap): (
-        (b"a" * size + b" " * abs(gap)) * times,
-        gap < 0,
+# Characters of a group, and how many groups must follow each other, with one character between
+# them: single characters, hex pairs, base64's groups of four and short lines.
+_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4}
+# The marks to look for, and what is read from there on.
+_GROUPS: Final = [
+    (
+        (b"a" * size + b" ") * times,
         re.compile(
-            rb"[A-Za-z0-9+/=%s]{%d}([^A-Za-z0-9+/=%s]{1,8})(?:[A-Za-z0-9+/=%s]{%d,%d}(?:\1|[\r\n"
-            rb"]+)){2,}[A-Za-z0-9+/=%s]{0,%d}"
-            % (dash, size, dash, dash, max(1, size - 1), size, dash, size)
+            rb"[A-Za-z0-9+/=]{%d}([^A-Za-z0-9+/=]{1,8})(?:[A-Za-z0-9+/=]{%d,%d}(?:\1|[\r\n]+)){2,}"
+            rb"[A-Za-z0-9+/=]{0,%d}" % (size, max(1, size - 1), size, size)
         ),
     )
     for size, times in _SIZES.items()
-    for gap, dash in ((1, b""), (2, b""), (3, b""), (-1, b"_-"))
-}
-# As `IS_ENCODED`, for groups that `-` and `_` stand between.
+]
+# As `IS_ENCODED`, but `-` and `_` stand between groups.
 _PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for byte in range(256))
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/=]+")
+# Short words look like groups: those in one case, or with a capital first, are prose.
+_PROSE: Final = re.compile(
+    rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?"
+)
 
 
-def _groups(data: bytes, marks: bytes) -> Iterator[Run]:
+def _groups(data: bytes) -> Iterator[Run]:
     """Groups with one short separator (`QU tJ`, `41:4b`)."""
-    plain = data.translate(_PLAIN)
-    for kind, (needle, urlsafe, pattern) in _GROUPS.items():
-        if len(data) > SMALL and kind not in _GROUPS_OF_LARGE:
-            continue
-        token, text = (_URLSAFE_TOKEN, marks) if urlsafe else (_TOKEN, plain)
-        at = text.find(needle)
+    marks = data.translate(_PLAIN)
+    for needle, pattern in _GROUPS:
+        at = marks.find(needle)
         while at >= 0:
             found = pattern.match(data, at)
             end = found.end() if found else at + 1
-            is_prose = end - at < 256 and _PROSE[urlsafe].fullmatch(data, at, end)
+            is_prose = end - at < 256 and _PROSE.fullmatch(data, at, end)
             if end - at >= MIN_RUN and not is_prose:
-                words = list(token.finditer(data, at, end))
+                words = list(_TOKEN.finditer(data, at, end))
                 pieces = tuple((word.start(), len(word[0])) for word in words)
                 yield Run(b"".join(word[0] for word in words), pieces, split=True)
-            at = text.find(needle, end)
-
-
-# Short words look like groups: those in one case, or with a capital first, are prose.
-_PROSE: Final = tuple(
-    re.compile(
-        rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=%s]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?"
-        % dash
-    )
-    for dash in (b"", b"_-")
-)
+            at = marks.find(needle, end)
 
 
 def decode_run(run: Run) -> Iterator[Decoded]:

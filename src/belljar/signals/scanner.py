@@ -6,22 +6,18 @@ A bound that ends the scan makes its result incomplete.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from belljar.dataclass import dataclass, field
 from belljar.signals.decoders import (
-    WINDOW,
     Decoded,
     Locate,
     compressed,
     deflated,
     escapes,
     promising,
-    turned,
 )
 from belljar.signals.detectors import WEAK, Patterns
 from belljar.signals.known import KnownValues
@@ -30,10 +26,7 @@ from belljar.signals.values import Hit, Scanned, ScanSpec
 
 MAX_HITS: Final = 10_000  # Of one scan.
 MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.
-BATCH: Final = 1024
-BATCH_BYTES: Final = 256 << 10  # Small decoded pieces are searched together.
 _TURNED: Final = frozenset({"reversed", "rot13"})
-SEPARATOR: Final = b"\xff\xfe\xff"  # In no text, so in no value.
 SLICE: Final = 1 << 20  # How much is searched between two looks at the clock.
 # A scan has a limit of processor time; by the clock it may take so many times as long, as the host
 # may be busy.
@@ -108,7 +101,7 @@ class _Scan:
         """Breadth first: the least encoded comes first."""
         try:
             self._views.append(_View(data))
-            self._search([data], [self._views[0]].__getitem__)
+            self._search(self._views[0])
             while self._views:
                 view = self._views.popleft()
                 if _TURNED.isdisjoint(view.names):
@@ -135,60 +128,32 @@ class _Scan:
         if time.thread_time() > self._deadline or time.monotonic() > self._wall_deadline:
             raise _ExceededError("time")
 
-    def _search(self, pieces: list[bytes], view_of: Callable[[int], _View]) -> None:
-        """Find known values, in many pieces at once."""
-        self._tick()
-        data = pieces[0] if len(pieces) == 1 else SEPARATOR.join(pieces)
-        starts: list[int] = []
-        for at in range(0, max(1, len(data)), SLICE):
-            for found in self._known.find(data, at, at + SLICE):
-                starts = starts or list(
-                    accumulate((len(one) + len(SEPARATOR) for one in pieces[:-1]), initial=0)
-                )
-                index = bisect_right(starts, found.start) - 1
-                view, start, value = view_of(index), starts[index], found.value
-                place = (found.start - start, found.end - start)
+    def _search(self, view: _View) -> None:
+        """Find known values."""
+        for at in range(0, max(1, len(view.data)), SLICE):
+            self._tick()
+            for found in self._known.find(view.data, at, at + SLICE):
+                value, place = found.value, (found.start, found.end)
                 view.known.append(place)
                 about = {"value_id": value.id, "source": value.source.value}
                 self._add(view, place, found.names, found.text, cls=value.cls, **about)
-            self._tick()
 
     def _decode(self, view: _View) -> None:
         """Search what a view may encode."""
-        batch: list[Decoded] = []
-        size = 0
         for decoded in self._decoded(view):
             if not self._is_new(view, decoded):
                 continue
-            batch.append(decoded)
-            size += len(decoded.data)
-            if size > BATCH_BYTES or len(batch) >= BATCH:
-                self._finish(view, batch)
-                batch, size = [], 0
-        if batch:
-            self._finish(view, batch)
-
-    def _finish(self, parent: _View, batch: list[Decoded]) -> None:
-        views: dict[int, _View] = {}
-
-        def view_of(index: int) -> _View:
-            if index not in views:
-                views[index] = _inner(parent, batch[index])
-            return views[index]
-
-        self._search([decoded.data for decoded in batch], view_of)
-        for index, decoded in enumerate(batch):
+            inner = _inner(view, decoded)
+            self._search(inner)
             if promising(decoded.data):
-                self._views.append(view_of(index))
-                continue
+                self._views.append(inner)
             # Raw deflate has no mark: it is tried on what else is garbage.
-            names = parent.names + decoded.names
-            if _TURNED.isdisjoint(names) and _depth(parent, decoded) < self._spec.bounds.depth:
+            elif _TURNED.isdisjoint(inner.names) and inner.depth < self._spec.bounds.depth:
                 found = deflated(decoded.data, self._left)
-                if found and self._is_new(view_of(index), found):
-                    child = _inner(view_of(index), found)
-                    self._search([child.data], [child].__getitem__)
-                    self._views.append(child)
+                if found and self._is_new(inner, found):
+                    unpacked = _inner(inner, found)
+                    self._search(unpacked)
+                    self._views.append(unpacked)
 
     def _add(
         self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
@@ -212,10 +177,6 @@ class _Scan:
                 self._runs.add(run.text)
                 yield from decode_run(run)
         yield from escapes(view.data)
-        # These multiply whatever else is undone: in a larger text once, below one encoding at most.
-        is_first = view.depth <= 1 and _TURNED.isdisjoint(view.names)
-        if is_first or len(view.data) <= WINDOW:
-            yield from turned(view.data)
         yield from compressed(view.data, self._room)
 
     def _room(self) -> int:

@@ -11,11 +11,12 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass, field, json_of, replace
+from belljar.dataclass import dataclass, field, from_json, json_of, replace
 from belljar.descriptors import patiently
 from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_process
 from belljar.store.home import sync_file
@@ -97,29 +98,19 @@ class JournalEntry:
     def from_json(cls, data: Mapping[str, Any]) -> JournalEntry:
         """Inverse of `to_json`. Raises `ValueError`."""
         try:
-            if (
-                data["version"] != _FORMAT
-                or data["kind"] not in _IDS
-                or _IDS[data["kind"]].fullmatch(data["cell_id"]) is None
-            ):
-                raise ValueError("not an entry of this version")
-            return cls(
-                cell_id=data["cell_id"],
-                kind=data["kind"],
-                boot_id=str(data["boot_id"]),
-                owner=_process(data["owner"]),
-                cgroups=_own_paths(data["cgroups"], data["cell_id"]),
-                directories=_own_paths(data["directories"], data["cell_id"]),
-                host_uid=None if data["host_uid"] is None else int(data["host_uid"]),
-                uid_count=int(data.get("uid_count", 1)),
-                supervisor=None if data["supervisor"] is None else _process(data["supervisor"]),
-                child=None if data["child"] is None else _process(data["child"]),
-                namespaces={str(name): int(inode) for name, inode in data["namespaces"].items()},
-                processes=tuple(_process(process) for process in data.get("processes", ())),
-                part_of=str(data.get("part_of", "")),
+            entry: JournalEntry = from_json(
+                cls, {name: value for name, value in data.items() if name != "version"}
             )
+            if data["version"] != _FORMAT or _IDS[entry.kind].fullmatch(entry.cell_id) is None:
+                raise ValueError("not an entry of this version")
         except (KeyError, TypeError, AttributeError, OverflowError) as exc:
             raise ValueError(f"not a journal entry: {exc!r}") from exc
+        # A damaged entry must not remove others' paths.
+        for path in (*entry.cgroups, *entry.directories):
+            is_odd = "\0" in str(path) or ".." in path.parts
+            if is_odd or not path.is_absolute() or entry.cell_id not in path.name:
+                raise ValueError(f"{path} does not belong to cell {entry.cell_id}")
+        return entry
 
 
 def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry:  # noqa: ANN401
@@ -189,15 +180,11 @@ class Journal:
         try:
             if path.stat().st_size > _MAX_ENTRY_BYTES:
                 return CellAbout()
-            read = json.loads(path.read_text())
-            found = CellAbout(**read)
-        except (OSError, ValueError, TypeError, RecursionError) as exc:
+            about: CellAbout = from_json(CellAbout, json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as exc:
             raise_if_blind(exc)
             return CellAbout()
-        # A dataclass checks no types: a damaged file must not pass a list off as a name.
-        kinds = {name: type(value) for name, value in json_of(CellAbout()).items()}
-        is_typed = all(type(value) is kinds[name] for name, value in read.items())
-        return found if is_typed else CellAbout()
+        return about
 
     def entries(self) -> tuple[JournalEntry, ...]:
         """Readable entries, oldest first. Raises `PermissionError`: another user's."""
@@ -235,15 +222,10 @@ class Journal:
             names = os.listdir(self.directory)  # noqa: PTH208 - glob reads a closed one as empty
         except FileNotFoundError:
             return []
-        for path in (
-            self.directory / name
-            for name in names
-            if name.endswith(".json") and not name.startswith(".")
-        ):
-            try:
-                found.append((path.stat().st_mtime, path))
-            except FileNotFoundError:
-                continue
+        for path in (self.directory / name for name in names):
+            if path.suffix == ".json" and not path.name.startswith("."):
+                with suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime, path))
         return [path for _, path in sorted(found)]
 
     def _path(self, cell_id: str) -> Path:
@@ -262,17 +244,3 @@ def _read(path: Path) -> JournalEntry | None:
         return None
     # A copied or renamed file must not stand for another cell.
     return entry if path.name == f"{entry.cell_id}.json" else None
-
-
-def _process(data: Mapping[str, Any]) -> ProcessId:
-    return ProcessId(pid=int(data["pid"]), start_ticks=int(data["start_ticks"]))
-
-
-def _own_paths(words: list[str], cell_id: str) -> tuple[Path, ...]:
-    """A damaged entry must not remove others' paths."""
-    paths = tuple(Path(word) for word in words)
-    for path in paths:
-        is_odd = "\0" in str(path) or ".." in path.parts
-        if is_odd or not path.is_absolute() or cell_id not in path.name:
-            raise ValueError(f"{path} does not belong to cell {cell_id}")
-    return paths

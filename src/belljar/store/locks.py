@@ -8,8 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from belljar.store.home import make_store_dir
 # Enough for `in_use`, which has the lock for an instant.
 _CLAIM_TIMEOUT_S: Final = 0.5
 _RETRY_S: Final = 0.001
+_POLL_S: Final = 0.05
 
 
 @contextmanager
@@ -32,6 +33,21 @@ def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@asynccontextmanager
+async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
+    """As `locked`, waiting without blocking: it can be cancelled."""
+    import anyio
+
+    with ExitStack() as lock:
+        while True:
+            try:
+                lock.enter_context(locked(home, name, wait=False))
+                break
+            except BlockingIOError:
+                await anyio.sleep(_POLL_S)
+        yield
 
 
 @contextmanager

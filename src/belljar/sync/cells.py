@@ -17,7 +17,6 @@ from typing import (
     Generic,
     ParamSpec,
     TypeVar,
-    overload,
 )
 
 import anyio
@@ -60,11 +59,6 @@ class _Facade(Generic[_Inner_co]):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if self._is_fact(name):
-            raise AttributeError(f"{name!r} can't be set")
-        super().__setattr__(name, value)
-
     def _is_fact(self, name: str) -> bool:
         return any(name in vars(each).get("__annotations__", {}) for each in type(self).__mro__)
 
@@ -97,11 +91,6 @@ def _at_once(
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
     """The same method, which waits for nothing."""
     return _mirrored(method, lambda call, _loop: call())
-
-
-async def _called(call: Callable[[], _T]) -> _T:
-    """Call it in the loop, where it may start tasks."""
-    return call()
 
 
 @contextmanager
@@ -176,24 +165,7 @@ class Snapshot(_Facade[AsyncSnapshot]):
         """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
         return self._inner
 
-    @overload
-    def fork(self) -> AbstractContextManager[Cell]: ...
-
-    @overload
-    def fork(self, count: int) -> AbstractContextManager[tuple[Cell, ...]]: ...
-
-    def fork(
-        self, count: int | None = None
-    ) -> AbstractContextManager[Cell] | AbstractContextManager[tuple[Cell, ...]]:
-        """See `belljar.Snapshot.fork`."""
-        if count is None:
-            return _entered(self._inner.fork(), Cell, self._loop)
-
-        return _entered(
-            self._inner.fork(count),
-            lambda cells, loop: tuple(Cell(each, loop) for each in cells),
-            self._loop,
-        )
+    fork = _mirrored(AsyncSnapshot.fork, lambda call, loop: _entered(call(), Cell, loop))
 
 
 class Cell(_Facade[AsyncCell]):
@@ -261,7 +233,6 @@ class Pool(_Facade[AsyncPool]):
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
-    refill = _mirrored(AsyncPool.refill, lambda call, loop: loop.call(_called, call))
     filled = _waiting(AsyncPool.filled)
 
 

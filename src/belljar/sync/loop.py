@@ -33,8 +33,7 @@ class _Job(Generic[T]):
 
     def __init__(self, function: Callable[[], Awaitable[T]], portal: BlockingPortal) -> None:
         self.done: Future[T] = Future()
-        self._function = function
-        self._portal = portal
+        self._function, self._portal = function, portal
         self._scope: anyio.CancelScope | None = None
 
     def start(self) -> None:
@@ -70,6 +69,26 @@ class _Job(Generic[T]):
         if not self.done.done():
             self.done.set_exception(error)
 
+    def wait(self, act: Callable[[], None], future: Future[Any] | None = None) -> None:
+        """Act, and wait for its end, or for `future`. An interrupt meanwhile cancels it, and is
+        raised once it has ended; but a breach that was found is raised instead."""
+        interrupt, awaited = None, future or self.done
+        while True:
+            try:
+                act()
+                # Python sees a signal that comes just before a thread waits only after the wait
+                while not awaited.done():
+                    wait([awaited], timeout=_LOOK_S)
+                if interrupt is None:
+                    return
+                break
+            except BaseException as signalled:  # noqa: BLE001
+                # A signal handler's: raised below.
+                interrupt, act, awaited = interrupt or signalled, self.cancel, self.done
+        if isinstance(error := self.done.exception(), ContainmentBreach):
+            raise error from interrupt
+        raise interrupt
+
 
 class Loop:
     """Made by `own_loop`."""
@@ -86,7 +105,7 @@ class Loop:
         called in the loop itself (from a callback).
         """
         job = self._job(partial(function, *args, **kwargs))
-        _raise_interrupt(_settled(job.done, job.cancel, act=job.start), job.done)
+        job.wait(job.start)
         return job.done.result()
 
     @contextmanager
@@ -107,40 +126,38 @@ class Loop:
 
         def end(error: Exception | None) -> None:
             left.append(error)
-            leaving = partial(self._portal.call, lambda: leave[0].set())
-            _raise_interrupt(_settled(job.done, job.cancel, act=leaving), job.done)
+            job.wait(partial(self._portal.call, lambda: leave[0].set()))
             job.done.result()
+
+        def fail(done: Future[Any]) -> None:
+            if not value.done():
+                value.set_exception(done.exception() or CellError("it ended before it was ready"))
 
         job = self._job(hold)
         # Who waits for `value` must also hear of a manager that failed before it was entered.
-        job.done.add_done_callback(partial(_fail_with, value))
-        # Started within `_settled`, so that an interrupt just after the start still cancels it.
-        interrupt = _settled(value, job.cancel, act=job.start)
-        if interrupt is not None:
-            _settled(job.done, job.cancel)
-            _raise_interrupt(interrupt, job.done)
+        job.done.add_done_callback(fail)
+        job.wait(job.start, value)
         try:
             yield value.result()
         except Exception as error:
             end(error)
             raise
-        except BaseException as signalled:  # noqa: BLE001 - raised again, or a breach is
-            _settled(job.done, job.cancel, act=job.cancel)
-            _raise_interrupt(signalled, job.done)
+        except BaseException as signalled:
+            with suppress(BaseException):  # one more interrupt changes nothing
+                job.wait(job.cancel)
+            if isinstance(found := job.done.exception(), ContainmentBreach):
+                raise found from signalled
+            raise
         else:
             end(None)
 
     def _job(self, function: Callable[[], Awaitable[T]]) -> _Job[T]:
         if threading.get_ident() == self._thread:
             raise RuntimeError(
-                "a callback can't call its cell: it runs in the cell's own event loop, which "
-                "would wait for itself"
+                "a callback can't call its cell: its event loop would wait for itself"
             )
         if self.is_closed:
-            raise CellError(
-                "it is closed: its `with` block was left",
-                hint="keep what you do with it within the block, or open another",
-            )
+            raise CellError("it is closed: its `with` block was left")
         return _Job(function, self._portal)
 
 
@@ -160,8 +177,7 @@ def own_loop() -> Iterator[Loop]:
         is_in_a_loop = not hasattr(sys, "ps1")
     if is_in_a_loop:
         raise RuntimeError(
-            "belljar.sync would block the event loop that runs in this thread: use `async with "
-            "belljar.open_cell(...)` there, or call this by `anyio.to_thread.run_sync`"
+            "belljar.sync would block this thread's event loop: use `async with belljar.open_cell`"
         )
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal("asyncio", name="belljar-sync"))
@@ -177,39 +193,3 @@ def own_loop() -> Iterator[Loop]:
             yield loop
         finally:
             loop.is_closed = True
-
-
-def _settled(
-    future: Future[Any], cancel: Callable[[], None], *, act: Callable[[], None] = lambda: None
-) -> BaseException | None:
-    """Act, wait until `future` is done, and return the first interrupt that came meanwhile.
-
-    Each one cancels.
-    """
-    interrupt: BaseException | None = None
-    while True:
-        try:
-            act()
-            # Python sees a signal that comes just before a thread waits only after the wait
-            while not future.done():
-                wait([future], timeout=_LOOK_S)
-        except BaseException as signalled:  # noqa: BLE001
-            # A signal handler's: the caller raises it.
-            interrupt, act = interrupt or signalled, cancel
-        else:
-            return interrupt
-
-
-def _raise_interrupt(interrupt: BaseException | None, done: Future[Any]) -> None:
-    """Raise it, if there was one; but a breach that was found meanwhile is raised instead."""
-    if interrupt is None:
-        return
-    error = done.exception()
-    if isinstance(error, ContainmentBreach):
-        raise error from interrupt
-    raise interrupt
-
-
-def _fail_with(value: Future[Any], done: Future[Any]) -> None:
-    if not value.done():
-        value.set_exception(done.exception() or CellError("it ended before it was ready"))

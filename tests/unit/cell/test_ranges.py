@@ -70,7 +70,7 @@ def layout(tmp_path: Path) -> RangeLayout:
     [
         (None, False, "the plan's"),
         (ContainmentBreach("a rule is missing"), True, "a rule is missing"),
-        (CellError("the keeper does not answer"), None, "does not answer"),
+        (CellError("the supervisor does not answer"), None, "does not answer"),
     ],
 )
 def test_what_a_look_at_the_router_means(

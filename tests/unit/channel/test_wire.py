@@ -77,8 +77,8 @@ CONFIGURED = g.frame(g.CONFIGURED, 0, struct.pack("<I", 2) + g.text("why"))
 COMPLETE: dict[str, tuple[Callable[[], HostConnection], bytes]] = {
     "READY": (HostConnection, READY),
     "WELCOME": (asked(lambda wire: wire.send_hello(NONCE), HostConnection), welcome()),
-    "CONFIGURED": (asked(lambda wire: wire.send_config(b"x")), CONFIGURED),
-    "RENEWED": (asked(lambda wire: wire.send_renew(RENEWAL)), RENEWED),
+    "CONFIGURED": (asked(lambda wire: wire.ask(frames.FrameType.CONFIG, b"x")), CONFIGURED),
+    "RENEWED": (asked(lambda wire: wire.ask(frames.FrameType.RENEW, RENEWAL)), RENEWED),
     "PONG": (asked(lambda wire: wire.send_ping(7)), g.frame(g.PONG, 0, struct.pack("<Q", 7))),
     "FATAL": (HostConnection, g.frame(g.FATAL, 0, g.text("over"))),
     "STARTED": (lambda: with_exec(started=False), g.frame(g.STARTED, 1, STARTED)),
@@ -202,9 +202,9 @@ def test_frozen_answers_one_freeze() -> None:
     wire = renewed()
     refused(renewed(), g.frame(g.FROZEN, 0, bytes(4)), "not asked for")
     for code in (0, 16):
-        assert wire.send_freeze(on=not code, realtime_ns=1)
+        assert wire.ask(frames.FrameType.FREEZE, b"x")
         with pytest.raises(RuntimeError):
-            wire.send_freeze(on=True, realtime_ns=1)
+            wire.ask(frames.FrameType.FREEZE, b"x")
         assert wire.feed(g.frame(g.FROZEN, 0, code.to_bytes(4, "little"))) == [Frozen(errno=code)]
-    wire.send_freeze(on=True, realtime_ns=1)
+    wire.ask(frames.FrameType.FREEZE, b"x")
     refused(wire, g.frame(g.FROZEN, 0, b"\xff" * 4), "errno")

@@ -63,18 +63,18 @@ def test_an_exec() -> None:
 def test_output_needs_started_and_an_open_stream() -> None:
     """No output before STARTED, after EOF, on stdin, or on a stream that the operation doesn't
     have; and no DATA without content, or without a stream."""
-    refused(with_exec(started=False), data(1, b"x"), "not begun")
-    refused(with_exec(started=False), g.frame(g.EOF, 1, b"\1"), "not begun")
+    refused(with_exec(started=False), data(1, b"x"), "not open")
+    refused(with_exec(started=False), g.frame(g.EOF, 1, b"\1"), "not open")
     for stream in (0, 3, 255):
-        refused(with_exec(), data(stream, b"x"), "does not exist")
-        refused(with_exec(), g.frame(g.EOF, 1, bytes((stream,))), "does not exist")
+        refused(with_exec(), data(stream, b"x"), "not open")
+        refused(with_exec(), g.frame(g.EOF, 1, bytes((stream,))), "not open")
     for late in (data(1, b"x"), g.frame(g.EOF, 1, b"\1")):
         wire = with_exec()
         wire.feed(g.frame(g.EOF, 1, b"\1"))
-        refused(wire, late, "has ended")
-    refused(with_exec(pty=True), data(2, b"x"), "does not exist")
-    refused(ready_read(), data(2, b"x"), "does not exist")
-    refused(ready_write(), data(1, b"x"), "does not exist")
+        refused(wire, late, "not open")
+    refused(with_exec(pty=True), data(2, b"x"), "not open")
+    refused(ready_read(), data(2, b"x"), "not open")
+    refused(ready_write(), data(1, b"x"), "not open")
     refused(with_exec(), g.frame(g.DATA, 1, b"\1"), "without a byte")
     refused(with_exec(), g.frame(g.DATA, 1, b""), "without a byte")
 

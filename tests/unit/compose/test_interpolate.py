@@ -161,7 +161,7 @@ def test_what_is_written_out_wins(tmp_path: Path) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     """It is refused, unless it need not be there, which is reported; so is a name without a
     value."""
-    with pytest.raises(CannotKeepError, match=r"\.env: it does not exist"):
+    with pytest.raises(CannotKeepError, match=r"\.env: no such file"):
         composed(tmp_path, env_file=".env")
     found = composed(tmp_path, env_file=[{"path": ".env", "required": False}])
     assert [fact.key for fact in found.differences] == ["env_file"]

@@ -184,15 +184,6 @@ def test_what_means_nothing_or_is_true_anyway_is_no_difference() -> None:
         assert facts(**fields) == set(), fields
 
 
-def test_a_tmpfs_is_a_directory() -> None:
-    """Of the cell: anybody's, unless its options say otherwise."""
-    assert shop(tmpfs=["/run:size=64m,mode=700,uid=1000", "/var/../tmp"])["directories"] == [
-        "/run:mode=700,uid=1000",
-        "/tmp:mode=1777",
-    ]
-    assert shop(tmpfs="/cache", volumes=["/v"])["directories"] == ["/v", "/cache:mode=1777"]
-
-
 def test_an_image_is_never_built() -> None:
     """Refused with what to do; where the image has a name, the one of that name in the store is it,
     and that is said."""
@@ -282,15 +273,6 @@ def test_rights_inside_the_machine_are_granted() -> None:
     for key, value, rights in rows:
         assert shop(**{key: value})["rights"] == rights
         assert facts(**{key: value}) == {(DifferenceKind.GRANTED, key)}
-
-
-def test_what_root_has_anyway_is_no_right() -> None:
-    """The usual capabilities are not asked for again; no device is made, whoever may."""
-    assert facts(cap_add=["CHOWN"], privileged=False) == set()
-    assert facts(cap_add=["NET_RAW"]) == {(DifferenceKind.CHANGED, "cap_add")}
-    assert facts(cap_add=["NET_RAW", "NET_ADMIN"]) == {(DifferenceKind.GRANTED, "cap_add")}
-    assert facts(cap_add=["MKNOD"]) == {(DifferenceKind.DROPPED, "cap_add")}
-    assert "rights" not in shop(cap_add=["CHOWN", "MKNOD"])
 
 
 @pytest.mark.promise("2.4")

@@ -116,15 +116,6 @@ def test_names_differ_by_more_than_case() -> None:
         read_compose({"services": shops})
 
 
-def test_a_name_of_a_metadata_service() -> None:
-    """Is a cell's as any other: it leads nowhere else, as another service's or the sample's own."""
-    for name in ("metadata", "instance-data", "metadata.google.internal"):
-        for other in ("default", "web"):
-            services = {name: {"image": "a"}, other: {"image": "b"}}
-            network = read_compose({"services": services}).network
-            assert Network.model_validate(network, strict=False).has_cells
-
-
 def test_a_name_that_no_cell_can_have() -> None:
     """Is refused here, by name, and not as a fault of the policy."""
     odd = ("_web", "a b", "x" * 65, "x" * 64, "default", "localhost", "0x1", "123", "a..b")

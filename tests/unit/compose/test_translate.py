@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import service_healthcheck_time
 
-from belljar.compose.document import MAX_SERVICES
 from belljar.compose.model import Condition, Service
 from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health, waits_of
 from belljar.compose.values import CannotKeepError, seconds
-from belljar.harness.compat import TaskRefused, judge_compose
 from belljar.image.config import HealthCheck, ImageConfig, image_health
 from belljar.policy.stand_ins import Health
 
@@ -99,23 +97,6 @@ def test_all_that_is_refused_is_told_at_once() -> None:
         ("", "models"),
     }
     assert all(fact.key in str(refused.value) for fact in refused.value.differences)
-
-
-def test_the_most_services() -> None:
-    """They are counted before anything of them is looked at."""
-    services: dict[str, Any] = {f"s{number}": {"made_up": 1} for number in range(MAX_SERVICES + 1)}
-    with pytest.raises(CannotKeepError, match="65 services; at most 64"):
-        read_compose({"services": services})
-    with pytest.raises(TaskRefused, match="65 services"):
-        judge_compose({"services": {**services, "s0": {"image": "$SAMPLE_METADATA_A"}}})
-
-
-def test_a_file_without_a_service() -> None:
-    """There is nothing to run."""
-    files: tuple[dict[str, Any], ...] = ({}, {"services": {}}, {"services": []}, {"services": None})
-    for file in files:
-        with pytest.raises(CannotKeepError):
-            read_compose(file)
 
 
 _FIELDS = """

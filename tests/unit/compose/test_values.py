@@ -91,19 +91,6 @@ def test_a_command_that_compose_cannot_read(command: str) -> None:
         words(command)
 
 
-@given(st.lists(st.text()), st.text("ab1 \t\r\n'\"#=$"))
-def test_a_plain_command_is_split_as_a_shell_does(quoted: list[str], written: str) -> None:
-    """Words in single quotes come out as they are, and plain text as `shlex` splits it."""
-    assert words(shlex.join(quoted)) == quoted
-    try:
-        split = shlex.split(written)
-    except ValueError:
-        with pytest.raises(ValueError, match="Compose reads no command"):
-            words(written)
-    else:
-        assert words(written) == split
-
-
 @pytest.mark.parametrize("unit", ["a", "a ", "'a'", '"', "\\a", "''", '"a"'])
 def test_a_command_is_bounded(unit: str) -> None:
     """As text and as a list."""

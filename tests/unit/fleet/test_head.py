@@ -14,18 +14,15 @@ from typing import Any, cast
 import pytest
 
 from belljar.dataclass import replace
-from belljar.errors import ContainmentBreach, LedgerError, PolicyError
+from belljar.errors import ContainmentBreach, LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet.archive import pack
-from belljar.fleet.begin import check_same, resume_fleet
 from belljar.fleet.engine import Engine
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
-from belljar.fleet.record import run_to_resume
 from belljar.fleet.units import Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
-from belljar.harness.options import RunRequest
 from belljar.harness.selected import SelectedTask
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
@@ -93,8 +90,7 @@ def unit_run(
     return [archive, {**NO_RUN, "run_id": run.run_id, "exit_code": 0, "why": ""}]
 
 
-TIMES = {"lasted_s": 1.0, "start_s": 0.5}
-NO_RUN: Mapping[str, Any] = {"run_id": "", "exit_code": 5, "why": "no space", **TIMES}
+NO_RUN: Mapping[str, Any] = {"run_id": "", "exit_code": 5, "why": "no space"}
 
 
 @dataclass
@@ -183,7 +179,6 @@ def test_a_breach_in_a_record_that_came_stops_the_fleet(tmp_path: Path, how: str
 UNJUDGED: dict[str, Callable[[bytes, dict[str, Any]], list[Any]]] = {
     "changed": lambda _, end: [b"x", end],
     "malformed": lambda archive, _: [archive, {"run_id": 1}],
-    "endless": lambda archive, end: [archive, {**end, "lasted_s": "inf"}],
     "without a run": lambda archive, end: [archive, {**end, "run_id": ""}],
     "without an end": lambda archive, _: [archive],
     "cut off": lambda archive, _: [archive, LOST],
@@ -238,47 +233,6 @@ def test_a_breach_is_told_though_the_head_can_not_go_on(
         run_of(tmp_path, unit_run(tmp_path / "n1", breached=True))
 
 
-def test_a_resumed_run_repeats_what_has_no_row_and_takes_over_nothing_that_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A unit that was interrupted before its sample began is run again; a run with an archive that
-    was replaced since is refused, and one whose directory is gone."""
-    with fleet(tmp_path, unit_run(tmp_path / "n1", interrupted=True)) as (head, ended):
-        head.record(Kind.FLEET_PLANNED, **PLAN, directory=str(tmp_path / "gone"))
-        name = ended().outcome.path.name
-    with fleet(tmp_path, [NO_RUN]) as (head, ended):
-        old, _, tries = run_to_resume(tmp_path / "head", name)
-        head.take_over(old, tries)
-        found = ended()
-    assert found.engine.placed
-    assert [each.get("from_run") for each in found.finished][:2] == [name] * 2
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "head"))
-    with pytest.raises(PolicyError, match="can't be entered"):
-        resume_fleet(RunRequest(inspect_args=[]), name, "")
-    (old / "units" / "00001-1.tar").write_bytes(b"")
-    with pytest.raises(PolicyError):
-        run_to_resume(tmp_path / "head", name)
-
-
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_record_that_came_and_was_not_judged_is_never_run_again(
-    tmp_path: Path, *, is_whole: bool
-) -> None:
-    """The head died while it judged: it may be a breach's. What broke off is run again."""
-    archive, _ = unit_run(tmp_path / "n1", breached=True)
-    with create_run(tmp_path / "head", KIND, []) as run:
-        about: dict[str, JsonValue] = {"unit": 1, "attempt": 1, "node": "n1", "samples": ["a"]}
-        run.recorder.record(Event(kind=Kind.FLEET_PLANNED, data={**PLAN}))
-        run.recorder.record(Event(kind=Kind.FLEET_UNIT_PLACED, data=about))
-        (run.path / "units").mkdir()
-        (run.path / "units" / "00001-1.tar").write_bytes(archive[: None if is_whole else -1024])
-    if is_whole:
-        with pytest.raises(PolicyError, match="not judged"):
-            run_to_resume(tmp_path / "head", run.run_id)
-    else:
-        assert run_to_resume(tmp_path / "head", run.run_id)[2][0].findings is None
-
-
 @pytest.mark.parametrize("how", ["deadline_s", "MAX_ARCHIVE_BYTES", "its node twice"])
 def test_what_a_guest_or_a_live_node_may_have_caused_has_no_second_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -296,31 +250,6 @@ def test_what_a_guest_or_a_live_node_may_have_caused_has_no_second_try(
     assert ended.engine.placed == ["n1"]
     assert ended.outcome.findings.verdict is Verdict.VOID
     assert ended.failed[0]["is_bad"] is True
-
-
-PLAN: Mapping[str, Any] = {
-    "task": "t",
-    "samples": ["a"],
-    "epochs": 1,
-    "code": "0" * 64,
-    "policies": ["1"],
-    "images": {"default": "2"},
-    "versions": ["3", "4"],
-    "settings": {"INSPECT_EVAL_SEED": "5"},
-}
-
-
-@pytest.mark.parametrize(
-    "name", [*(each for each in PLAN if each != "settings"), "INSPECT_EVAL_SEED", "BELLJAR_POLICY"]
-)
-def test_a_run_is_resumed_only_as_the_same_evaluation(name: str) -> None:
-    """Other files, policies, images, versions or variables make other samples, and are named."""
-    check_same(PLAN, PLAN)
-    settings = {**PLAN["settings"], name: "x"}
-    other = {**PLAN, name: "x"} if name in PLAN else {**PLAN, "settings": settings}
-    for old, new in ((PLAN, other), (other, PLAN)):
-        with pytest.raises(PolicyError, match=name):
-            check_same(old, new)
 
 
 def test_no_sample_vanishes_when_no_node_is_left(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from tests.unit.ledger.conftest import body, exec_events
 
 from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
-from belljar.errors import LedgerError, PolicyError
+from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet import archive
 from belljar.fleet.archive import pack
 from belljar.fleet.judge import KIND, Try
-from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record_of, run_to_resume
+from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record_of
 from belljar.fleet.units import Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger.keys import load_or_make_key, local_fingerprint
@@ -247,16 +247,3 @@ def test_the_page_shows_what_the_units_recorded(
     assert "of a unit" in text
     assert "ls /srv" in text
     assert "it can't be read" in text
-
-
-def test_only_a_fleets_run_is_resumed(tmp_path: Path, came: Try) -> None:
-    """A run of another kind, one that is not there, and one with a breach are refused."""
-    home = tmp_path / "head"
-    run = fleet_run(home, came)
-    assert run_to_resume(home, run.name)[1]["task"] == "t"
-    with create_run(home, "run", ["belljar"]) as other:
-        pass
-    breached = fleet_run(home, came, "breached")
-    for name in (other.run_id, "20200101", breached.name):
-        with pytest.raises(PolicyError):
-            run_to_resume(home, name)

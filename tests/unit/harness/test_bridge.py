@@ -13,16 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai._util.json import to_json_safe
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
-from inspect_ai.model import ChatMessageTool, GenerateConfig, ModelOutput, ModelUsage, get_model
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageTool,
+    GenerateConfig,
+    ModelOutput,
+    ModelUsage,
+    get_model,
+)
 from inspect_ai.model._model import init_active_model
 from inspect_ai.util import LimitExceededError
 from inspect_ai.util._concurrency import init_concurrency
 from tests.unit.harness.runs import MODEL, evaluated
 
-from belljar.harness.bridge import ModelBridge, messages_of, read_request, tools_of
+from belljar.harness.bridge import ModelBridge, conversation_of, read_request
 from belljar.harness.model_boundary import STOPPED
 
 pytestmark = pytest.mark.anyio
+
+
+def messages_of(messages: list[Any]) -> list[ChatMessage]:
+    """The conversation of a request with these."""
+    return conversation_of(read_request(json.dumps({"messages": messages}).encode()))
 
 
 async def ask(bridge: ModelBridge, **request: Any) -> Any:  # noqa: ANN401 - JSON
@@ -197,7 +209,7 @@ def test_what_inspects_log_could_not_hold_is_refused() -> None:
         call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
         request = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
         with pytest.raises(ValueError, match=r"."):
-            messages_of(read_request(json.dumps(request).encode())["messages"])
+            messages_of(request["messages"])
         with pytest.raises(ValueError, match=r"."):
             read_request(b'{"messages": [], "x": ' + arguments.encode() + b"}")
     call = {"id": "1", "function": {"name": "f", "arguments": _nested(127)}}
@@ -221,8 +233,6 @@ _JSON = st.recursive(
 def test_any_json_is_read_or_refused(messages: Any, tools: Any) -> None:  # noqa: ANN401 - JSON
     """Nothing but `ValueError`."""
     try:
-        request = read_request(json.dumps({"messages": messages, "tools": tools}).encode())
-        messages_of(request["messages"])
-        tools_of(request["tools"] if isinstance(request["tools"], list) else [])
+        conversation_of(read_request(json.dumps({"messages": messages, "tools": tools}).encode()))
     except ValueError:
         return

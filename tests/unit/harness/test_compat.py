@@ -14,11 +14,7 @@ from inspect_ai.util import SandboxEnvironmentSpec as Spec
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task, brought
-from belljar.harness.compat import (
-    TaskRefused,
-    judge_compose,
-    judge_for_sample,
-)
+from belljar.harness.compat import TaskRefused, judge_compose, judge_for_sample
 from belljar.harness.config import BelljarConfig
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
@@ -44,10 +40,9 @@ def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
     judgement = judge_compose(FLAGGED)
     assert judgement.changes["compose"] == FLAGGED
     for_it = judge_for_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"})
-    assert for_it.changes["env"] == (
-        ("FLAG", "f$$SAMPLE_METADATA_X"),
-        ("PORT", "80"),
-    ), "a reference in data means nothing"
+    assert for_it.changes["env"] == (("FLAG", "f$$SAMPLE_METADATA_X"), ("PORT", "80")), (
+        "a reference in data means nothing"
+    )
     with pytest.raises(TaskRefused):
         judge_for_sample(FLAGGED, {})
     assert judge_for_sample(FLAGGED, {}, blanks=True).changes

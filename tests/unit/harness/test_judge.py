@@ -115,9 +115,7 @@ def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str
     """No escape sequence, no markup, no direction mark of a sample (also of one that the metrics do
     not count), a score, an error or a note acts on the reader's terminal."""
     found, path = findings(HOSTILE), Path("/runs/r")
-    outcome = RunOutcome(
-        findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=path, exit_code=2
-    )
+    outcome = RunOutcome(findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=path)
     show_findings(found, path, dropped(outcome))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown

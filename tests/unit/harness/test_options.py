@@ -17,12 +17,7 @@ from tests.unit.harness.test_operator import REAL
 from belljar.errors import HostError, PolicyError
 from belljar.harness import dotenv
 from belljar.harness.evaluate import run_evaluation
-from belljar.harness.options import (
-    TAKEN,
-    RunRequest,
-    explicit_arguments,
-    read_options,
-)
+from belljar.harness.options import TAKEN, RunRequest, explicit_arguments, read_options
 
 TASK = "from pathlib import Path\nPath('loaded').touch()\n" + ONE
 # What Inspect reads for an option that is Belljar's

@@ -11,10 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from inspect_ai._util.error import PrerequisiteError
-from inspect_ai.util import (
-    OutputLimitExceededError,
-    SandboxUnavailableError,
-)
+from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from tests.fakes.cell import FakeCells, FakeRun
 from tests.unit.harness.runs import active_sample, close, opened

@@ -128,9 +128,7 @@ def test_another_provider_can_be_asked_but_not_used() -> None:
     assert registry.registry_find_sandboxenv("local") is LocalSandboxEnvironment
 
 
-def test_the_hold_is_one_and_the_name_belljar_means_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_hold_is_one_and_the_name_belljar_means_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider of that name that a task registers is not found. A second evaluation in the same
     process is refused, and does not end the first one's hold."""
     monkeypatch.setattr(inspect_registry, "_registry", dict(inspect_registry._registry))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
 from belljar.image import context as module
-from belljar.image.context import Ignored, parse_ignore, read_ignore, take_context
+from belljar.image.context import Ignored, parse_ignore, take_context
 from belljar.store.scratch import remove_tree
 
 IGNORED = {  # rules: what they leave out, and what they keep
@@ -171,12 +171,3 @@ def test_a_directory_that_was_a_link_leads_nowhere(
     monkeypatch.setattr(module, "_paths", lambda *_: iter([context / "gone"]))
     with pytest.raises(PolicyError, match="can't be read"):
         take_context(context, Ignored())
-
-
-def test_the_rules_beside_a_dockerfile_come_first(tmp_path: Path) -> None:
-    """`NAME.dockerignore` beside the Dockerfile is used instead of the context's."""
-    (tmp_path / ".dockerignore").write_text("a")
-    assert "a" in read_ignore(tmp_path, tmp_path / "Dockerfile")
-    (tmp_path / "Dockerfile.dockerignore").write_text("b")
-    ignored = read_ignore(tmp_path, tmp_path / "Dockerfile")
-    assert ("a" in ignored, "b" in ignored) == (False, True)

@@ -53,12 +53,8 @@ def test_same_input_same_bytes(agent: bytes, modules: list[bytes]) -> None:
     assert unpack(image)["init"] == (0o100755, ELF + agent)
 
 
-def test_only_programs_under_plain_names() -> None:
-    """A name can't become a path of another's choosing; a module that is still compressed is
-    refused here and not by a guest that doesn't start."""
-    for name in ("", "../x", "a/b", "x.ko", "-x", "ü", "a" * 65, "a b", "a\0b"):
-        with pytest.raises(ValueError, match="module's name"):
-            build_initramfs(ELF, [(name, ELF)])
+def test_only_programs() -> None:
+    """A module that is still compressed is refused here, and not by a guest that doesn't start."""
     for contents in (b"", b"\xfd7zXZ\0", b"\x7fEL"):
         for agent, modules in ((ELF, [("squashfs", contents)]), (contents, [])):
             with pytest.raises(ValueError, match="not an ELF"):

@@ -50,7 +50,7 @@ def test_a_tree_is_bounded(
     merged = MergedTree(LIMITS)
     merged.begin_layer()
     content = layer(*entries)
-    found = list(read_entries(BytesOf(content), len(content)))
+    found = list(read_entries(BytesOf(content).pread, len(content)))
     for each in found[:allowed]:
         merged.apply(each)
     with pytest.raises(LayerError):

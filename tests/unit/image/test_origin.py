@@ -87,7 +87,7 @@ def test_images_are_found_in_a_compressed_archive_too(tmp_path: Path) -> None:
     for content in (plain, packed := gzip.compress(plain)):
         at.write_bytes(content)
         assert in_archive(at, tmp_path).names == ("one:1", "two")
-    for content in (b"", b"no archive", b"BZh91", plain[:700], packed[:50]):
+    for content in (b"", b"no archive", plain[:700], packed[:50]):
         at.write_bytes(content)
         with pytest.raises(LayerError):
             in_archive(at, tmp_path)

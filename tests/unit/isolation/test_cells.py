@@ -9,7 +9,6 @@ import pytest
 from belljar.channel import Renewed, RenewedBit
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
 from belljar.errors import CellError
-from belljar.isolation.oci.container import is_busy_sealing
 from belljar.isolation.oci.trees import inner_tmp
 from belljar.isolation.renewal import fresh_renewal, judge, renewed_event
 
@@ -38,24 +37,6 @@ def test_a_missing_part_fails_closed(missing: RenewedBit | None) -> None:
         needed = NEEDED_OF_CLONE
     with pytest.raises(CellError, match=str(missing.name).lower()):
         judge(Renewed(done=ALL & ~missing, detail="\x1b why"), where="cell c-0", needed=needed)
-
-
-@pytest.mark.parametrize(
-    ("diagnosis", "busy"),
-    [
-        (
-            "FATAL: nsexec[2]: could not ensure we are a cloned binary: Device or resource busy",
-            True,
-        ),
-        ("could not seal fd: fcntl(F_ADD_SEALS): device or resource busy", True),
-        ("nsexec: could not ensure we are a cloned binary: Permission denied", False),
-        ("mount: Device or resource busy", False),
-        ("", False),
-    ],
-)
-def test_a_runtime_whose_copy_could_not_be_sealed_yet(diagnosis: str, busy: bool) -> None:
-    """Only that failure, of runc 1.1 and of later ones, may pass by itself."""
-    assert is_busy_sealing(diagnosis) is busy
 
 
 @pytest.mark.parametrize("target", ["/etc", "x" * 300])

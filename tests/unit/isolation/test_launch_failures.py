@@ -123,22 +123,6 @@ def test_two_that_ask_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"ended" in jail._status_text
 
 
-def test_an_end_is_read_while_another_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for how a cell ended is not upset by its destruction meanwhile."""
-    asked = list[float]()
-    with jailed() as (jail, _told):
-
-        def closed_meanwhile() -> float:
-            if asked:
-                jail._status = None
-            asked.append(0.0)
-            return 0.0
-
-        monkeypatch.setattr(time, "monotonic", closed_meanwhile)
-        assert jail.final_status(0.01) is None
-    assert len(asked) == 2
-
-
 @pytest.mark.anyio
 async def test_an_end_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a descriptor left the jail is closed all the same: the look for survivors says what

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from belljar.channel.client import BusyError
 from belljar.errors import CellError, HostError
-from belljar.isolation.microvm import saved
-from belljar.isolation.microvm.saved import MachineLostError, save_machine
+from belljar.isolation.microvm.stream import MachineLostError, digest_memory, save_machine
 from belljar.isolation.microvm.vmm import MAX_CONSOLE_BYTES, Console, Qmp, Vmm
 
 pytestmark = pytest.mark.anyio
@@ -124,16 +123,6 @@ def test_the_end_is_kept() -> None:
     console.close()
 
 
-def test_a_console_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A VMM that writes faster than it is read holds nobody up."""
-    console, reads = Console(), iter(range(100))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "read", lambda _fd, _size: b"%d" % next(reads))
-        assert console.read()
-    console.close()
-
-
-pytestmark = pytest.mark.anyio
 DONE = b'{"return": {}}\n'
 
 
@@ -211,7 +200,7 @@ def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(5 * BLOCK + 3)
             file.write(b"data")
-        digests.append(saved.digest_memory(path))
+        digests.append(digest_memory(path))
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -226,5 +215,5 @@ def test_where_a_byte_is_matters(
         content = bytearray(8 * BLOCK)
         content[place] = 1
         file.write_bytes(content)
-        digests.append(saved.digest_memory(file))
+        digests.append(digest_memory(file))
     assert (digests[0] == digests[1]) == (offset == other)

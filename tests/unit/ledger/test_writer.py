@@ -91,7 +91,7 @@ def test_bodies_are_stored_once_and_before_the_line(
     for _ in range(2):
         writer.record(hit("x", body("frame", b"12")))
     assert seen == [1, 1]
-    assert writer.body_totals == (1, 2)
+    assert writer.body_totals == {"count": 1, "bytes": 2}
     (kept,) = files_of_bodies(run_dir)
     assert kept.stat().st_mode & 0o777 == 0o600
 
@@ -309,7 +309,7 @@ def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
         result = verify(run.path)
         assert (result.status, result.problem) == (Status.VERIFIED, None), at
         kept = len(files_of_bodies(run.path))
-        assert run.recorder.body_totals == (kept, 3 * kept)
+        assert run.recorder.body_totals == {"count": kept, "bytes": 3 * kept}
         shutil.rmtree(run.path)
         if interrupt.left > 0:  # it has run to its end
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
@@ -15,11 +15,11 @@ from belljar.model.http import (
     MAX_LINE_BYTES,
     MAX_MARKS,
     BrokenOffError,
-    Client,
     Connect,
     Question,
     ServerAnswer,
     ServerViolationError,
+    ask_server,
     is_api,
 )
 
@@ -101,11 +101,8 @@ async def ask(
     is_silent: bool = False,
 ) -> tuple[ServerAnswer, bytes]:
     """The answer and its whole body."""
-    client = Client(to(ScriptedServer(script, is_silent=is_silent)))
-    async with (
-        aclosing(client),
-        client.ask(QUESTION, max_bytes=max_bytes, timeout_s=timeout_s) as got,
-    ):
+    server = to(ScriptedServer(script, is_silent=is_silent))
+    async with ask_server(server, QUESTION, max_bytes=max_bytes, timeout_s=timeout_s) as got:
         return got, await whole(got)
 
 
@@ -194,57 +191,15 @@ async def test_a_slow_drip_ends_at_the_deadline() -> None:
 
     server = Dripping([stream()[0], *[b"1\r\n:\r\n"] * 10_000])
     with anyio.fail_after(10), pytest.raises(TimeoutError):
-        async with Client(to(server)).ask(QUESTION, max_bytes=MAX_BYTES, timeout_s=0.2) as got:
+        async with ask_server(to(server), QUESTION, max_bytes=MAX_BYTES, timeout_s=0.2) as got:
             await whole(got)
-
-
-class Streams:
-    """Connects to one server after the other, and notes which are closed."""
-
-    def __init__(self, *servers: ScriptedServer) -> None:
-        self.servers = servers
-        self.opened = 0
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[ByteStream]:
-        """The next one."""
-        server = self.servers[self.opened]
-        self.opened += 1
-        async with server:
-            yield server
-
-
-async def ask_twice(streams: Streams) -> Client:
-    """Two requests, one after the other."""
-    client = Client(streams.connect)
-    for _ in range(2):
-        async with client.ask(QUESTION, max_bytes=MAX_BYTES, timeout_s=30) as got:
-            assert await whole(got) == b"{}"
-    return client
-
-
-async def test_a_stream_carries_one_request_after_the_other() -> None:
-    """It stays open between them, and is closed with the client."""
-    streams = Streams(ScriptedServer([answer(b"{}"), answer(b"{}")]))
-    client = await ask_twice(streams)
-    assert (streams.opened, streams.servers[0].is_closed) == (1, False)
-    await client.aclose()
-    assert streams.servers[0].is_closed
-
-
-async def test_half_an_answer_on_a_used_stream_is_not_asked_again() -> None:
-    """The server has begun to answer: another answer would not be the same."""
-    streams = Streams(ScriptedServer([answer(b"{}"), answer(b"{}")[:20]]))
-    with pytest.raises(BrokenOffError):
-        await ask_twice(streams)
 
 
 async def test_a_request_that_is_given_up_takes_its_stream_along() -> None:
     """By which the server stops its work."""
     server = ScriptedServer([stream()[0]], is_silent=True)
-    client = Client(to(server))
     with anyio.move_on_after(0.05):
-        async with client.ask(QUESTION, max_bytes=MAX_BYTES, timeout_s=30) as got:
+        async with ask_server(to(server), QUESTION, max_bytes=MAX_BYTES, timeout_s=30) as got:
             await whole(got)
     assert server.is_closed
 

@@ -17,7 +17,6 @@ from belljar.network.decide import (
     canonical_name,
     decide,
     known_to,
-    split_target,
 )
 from belljar.plan.addresses import NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
@@ -212,20 +211,6 @@ def test_canonical_names_are_fixed_points(raw: str | bytes) -> None:
     assert all(0 < len(label) <= 63 for label in name.split("."))
     assert canonical_name(name) == name
     assert canonical_name(name.upper() + ".") == name
-
-
-@given(target=st.binary(max_size=200))
-@settings(deadline=None)
-def test_a_target_is_taken_apart_without_loss(target: bytes) -> None:
-    """Authority, path and query are what was there; a path is never empty."""
-    authority, path, query = split_target(target)
-    assert path
-    if authority is None:
-        assert path + (b"?" + query if b"?" in target else b"") == (
-            target if target and not target.startswith(b"?") else b"/" + target
-        )
-    else:
-        assert b"://" + authority in target
 
 
 @given(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from belljar.dataclass import from_json, json_of
-from belljar.errors import PolicyError
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, plan_network
 from belljar.policy.guarding import DecoyKind, DecoySpec
@@ -64,17 +63,6 @@ def test_a_plan_goes_through_json_and_back() -> None:
     for name, wrong in wrongs.items():
         with pytest.raises((ValueError, KeyError, TypeError)):
             from_json(NetworkPlan, {**shown, name: wrong})
-
-
-def test_files_without_a_directory_are_refused() -> None:
-    """A policy that a program made has none."""
-    git = {"kind": "git", "names": ["b"]}
-    network = Network.model_validate({"stand_ins": {"a": {**git, "repositories": "r"}}})
-    with pytest.raises(PolicyError, match="no directory of its own") as refused:
-        plan_network(network, None)
-    assert refused.value.hint
-    empty = Network.model_validate({"stand_ins": {"a": git}})
-    assert plan_network(empty, None).stand_ins[0].directory is None
 
 
 def test_a_decoy_service_is_a_stand_in_of_its_id() -> None:

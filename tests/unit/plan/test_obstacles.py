@@ -39,19 +39,6 @@ def test_only_ids_that_a_container_has_will_do(user: str) -> None:
     assert not obstacles.user_obstacles(user, Tier.MICROVM)
 
 
-def test_all_obstacles_are_told(facts: HostFacts) -> None:
-    """`belljar doctor` shows them together; each is an error with its hint."""
-    off = UsernsFact(available=False, reason="a switch is off")
-    first, second = obstacles.tier_obstacles(
-        Tier.MICROVM, replace(facts, arch="aarch64", userns=off)
-    )
-    assert first.code is ObstacleCode.ARCHITECTURE
-    assert second.code is ObstacleCode.NO_USER_NAMESPACES
-    assert second.what.endswith(": a switch is off")
-    assert first.hint
-    assert second.hint
-
-
 @pytest.mark.parametrize("release", ["6.5.13-generic", "5.15.0", "strange"])
 def test_a_kernel_that_is_too_old_for_a_writable_layer(release: str, facts: HostFacts) -> None:
     """Named with the one that is needed; the microVM tier does not need it."""

@@ -7,11 +7,8 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from belljar.plan.oci import (
     AGENT_IN_CELL,
@@ -125,15 +122,6 @@ def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
     assert {"bind", "ro", "nosuid", "nodev", "noexec"} <= {*mount["options"]}
     weighted["mounts"].remove(mount)
     assert weighted == alone
-
-
-@given(most=st.integers(16, 1 << 24))
-def test_open_files_are_never_more_than_this_host_gives(most: int) -> None:
-    """A runtime without the right to raise the limit would fail to start the container."""
-    config = oci_config(shape_of(Tier.CONTAINER, open_files_max=most), CELL)
-    rlimits: list[dict[str, Any]] = config["process"]["rlimits"]
-    (files,) = (item for item in rlimits if item["type"] == "RLIMIT_NOFILE")
-    assert 0 < files["soft"] <= files["hard"] <= min(most, 524_288)
 
 
 def test_the_command_line_is_the_runtimes_own() -> None:

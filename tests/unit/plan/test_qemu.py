@@ -139,7 +139,7 @@ def test_the_guest_is_told_nothing() -> None:
 )
 def test_descriptors_that_do_not_fit(shape: qemu.VmShape, role: qemu.Role, fds: qemu.VmFds) -> None:
     """A descriptor too many or too few is an error, not a guess."""
-    with pytest.raises(ValueError, match="goes with"):
+    with pytest.raises(ValueError, match="descriptors"):
         qemu.qemu_argv(PROGRAM, shape, role=role, name="c-0", fds=fds)
 
 
@@ -180,9 +180,3 @@ def test_every_input_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(qemu, name, f"another {name}")
         keys.append(qemu.template_key(INPUTS))
     assert len(set(keys)) == len(keys) == 1 + len(CHANGES) + 3
-
-
-def test_a_digest_is_a_digest() -> None:
-    """A name or a short digest in a digest's place is refused."""
-    with pytest.raises(ValueError, match="image_digest is not a SHA-256"):
-        replace(INPUTS, image_digest="debian")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import errno
+import itertools
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -70,6 +71,12 @@ def profile() -> dict[str, Any]:
     return seccomp_profile("x86_64", gvisor=False)
 
 
+def allowed() -> set[str]:
+    """Every allowed call, some only under conditions."""
+    rules = load_rules()
+    return {call for group in (*rules["allow"], *rules["agent"]) for call in group.calls}
+
+
 def test_every_call_named_is_one() -> None:
     """By libseccomp's own table: a misspelt name would be passed over in silence."""
     name = ctypes.util.find_library("seccomp")
@@ -77,11 +84,7 @@ def test_every_call_named_is_one() -> None:
         pytest.skip("libseccomp is not installed")
     resolve = ctypes.CDLL(name).seccomp_syscall_resolve_name
     rules = load_rules()
-    named = {
-        call
-        for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse, *rules.gvisor)
-        for call in group.calls
-    }
+    named = {call for group in itertools.chain(*rules.values()) for call in group.calls}
     unknown = {call for call in named if resolve(call.encode()) == -1}
     assert unknown <= set(NEWER_THAN_LIBSECCOMP_2_5.split())
 
@@ -91,7 +94,7 @@ def test_what_was_a_way_out_before_is_refused(profile: dict[str, Any]) -> None:
     """Whatever its arguments, and so is what nobody thought of. Some don't exist, as on another
     kernel: libraries fall back for that answer only."""
     for call in DANGEROUS.split():
-        assert call not in load_rules().allowed()
+        assert call not in allowed()
         assert answer(profile, call, 0, 0, 0) in {"EPERM", "ENOSYS"}, call
     assert answer(profile, "a_call_of_tomorrow") == "EPERM"
     for call in ("io_setup", "io_submit", "io_uring_setup", "mincore", "cachestat", "clone3"):
@@ -165,9 +168,9 @@ CONDITIONAL_IN_DOCKER_TOO = {"clone", "personality", "socket"}
 def test_every_difference_from_dockers_default_has_its_reason() -> None:
     """Calls that only one of the two profiles allows, and those that ours allows under conditions,
     are listed with a reason; nothing else is listed. Namespaces are the agent's to make."""
-    assert {"unshare", "setns"} <= {call for group in load_rules().agent for call in group.calls}
-    docker, ours = frozenset(DOCKER["allows"]), load_rules().allowed()
-    conditional = {call for group in load_rules().allow for call in group.calls if group.any_of}
+    assert {"unshare", "setns"} <= {call for group in load_rules()["agent"] for call in group.calls}
+    docker, ours = frozenset(DOCKER["allows"]), allowed()
+    conditional = {call for group in load_rules()["allow"] for call in group.calls if group.any_of}
     assert docker - ours == set(DOCKER["refused"])
     assert ours - docker == set(DOCKER["allowed"])
     assert (conditional & docker) - CONDITIONAL_IN_DOCKER_TOO == set(DOCKER["narrowed"])
@@ -231,9 +234,9 @@ def test_all_but_a_few_values_is_exactly_that(values: frozenset[int], near: int)
 def test_each_rule_has_a_reason_and_each_call_one_answer() -> None:
     """What is pretended, or named in several groups, has conditions wherever it is named."""
     rules = load_rules()
-    groups = (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
-    assert all(group.why.strip() and group.calls for group in (*groups, *rules.gvisor))
-    named = Counter(call for group in (*groups, *rules.pretend) for call in group.calls)
+    groups = [group for name in rules if name != "gvisor" for group in rules[name]]
+    assert all(group.why.strip() and group.calls for group in (*groups, *rules["gvisor"]))
+    named = Counter(call for group in (*groups, *rules["pretend"]) for call in group.calls)
     plain = [group for group in groups if not group.any_of]
     assert [call for group in plain for call in group.calls if named[call] > 1] == []
     written = tomllib.loads(Path(seccomp.__file__).with_name("seccomp.toml").read_text())

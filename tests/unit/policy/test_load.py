@@ -184,7 +184,7 @@ def test_any_bytes_load_or_are_refused(noise: bytes, document: dict[str, object]
 @pytest.mark.parametrize(
     ("text", "asked", "told"),
     [
-        ("risk: medium\n", "container", "less than risk `medium` demands"),
+        ("risk: medium\n", "container", "which is `gvisor`"),
         ("risk: low\ntier: microvm\n", "gvisor", "than this policy demands, which is `microvm`"),
         ("risk: low\n", "vm", "no tier `vm`"),
     ],

@@ -15,16 +15,6 @@ from belljar.policy.sections import FileCopy
 LEAST: dict[str, Any] = {"belljar": 1, "risk": "high"}
 
 
-def test_the_least_policy_takes_the_defaults() -> None:
-    """Version and risk must be said; everything else has a default that gives nothing away."""
-    policy = Policy.model_validate(LEAST)
-    assert policy.resources == Resources()
-    assert (policy.network, policy.files, dict(policy.env), policy.tier) == (None, (), {}, None)
-    for missing in LEAST:
-        with pytest.raises(ValidationError):
-            Policy.model_validate({name: value for name, value in LEAST.items() if name != missing})
-
-
 def test_a_program_may_give_what_a_file_can_not_write() -> None:
     """Within the same bounds; it can't be changed, and a pickled one is the same."""
     resources = Resources(cpus=2, memory_bytes=(64 << 20) + 1, lifetime_s=61.5, exec_timeout_s=1.25)

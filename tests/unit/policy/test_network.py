@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from belljar.policy.load import Examined, examine
-from belljar.policy.network import Default
 
 
 def read(network: str, risk: str = "low", base: Path | None = None) -> Examined:
@@ -22,17 +21,6 @@ def problems(
     """What is wrong: line, column, field, message."""
     found = read(network, risk, base).problems
     return [(item.mark.line, item.mark.column, item.field, item.message) for item in found]
-
-
-def test_what_is_not_written_is_refused_denied_and_small() -> None:
-    """Unknown names don't exist, there is no sink and nothing real."""
-    policy, _ = read("default: deny")
-    assert policy is not None
-    network = policy.network
-    assert network is not None
-    assert network.default is Default.DENY
-    assert (network.sink, network.stand_ins, network.upstreams) == (False, {}, ())
-    assert network.record.packets == 512 << 20
 
 
 @pytest.mark.promise("2.7")
@@ -51,7 +39,7 @@ CELL = "a: {kind: cell, names: [b], ports: [1]"
 @pytest.mark.parametrize(
     ("stand_ins", "field", "told"),
     [  # `^` stands before what is wrong
-        ("a: ^{names: [b]}", "a.kind", "is missing. One of `http`"),
+        ("a: ^{names: [b]}", "a.kind", "is not one of `http`"),
         ("a: {kind: ^htp}", "a.kind", "did you mean `http`?"),
         ("a: {kind: ^[git]}", "a.kind", "is not one of"),
         ("a: ^{kind: git}", "a.names", "is missing"),
@@ -70,7 +58,7 @@ CELL = "a: {kind: cell, names: [b], ports: [1]"
         ),
         (
             "a: {kind: git, names: [^'*.google.internal']}",
-            *("a.names[0]", "`metadata.google.internal` is the name of a metadata service"),
+            *("a.names[0]", "is a metadata service's"),
         ),
         ("a: {kind: metadata}, b: {kind: ^metadata}", "b.kind", "one metadata service"),
         ("a: {kind: git, names: [b], ports: [80, ^80]}", "a.ports[1]", "is listed twice"),
@@ -109,7 +97,7 @@ def test_names_are_bounded_in_all() -> None:
     more = "\n  more: {kind: git, names: [one.example]}"
     assert told(2, most, more) == ["251 names in all; at most 250 are allowed"]
     target = "{{kind: cell, names: [t{at}], ports: [80]}}"
-    assert told(17, target) == ["17 target cells; at most 16 are allowed"]
+    assert told(17, target) == ["at most 16 target cells are allowed"]
     one = "{{kind: git, names: [s{at}]}}"
     assert told(65, one) == ["65 stand-ins; at most 64 are allowed"]
 

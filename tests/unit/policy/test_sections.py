@@ -21,14 +21,6 @@ def read(text: str, risk: str = "high") -> Examined:
     return examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
 
 
-def test_all_ports_stand_alone() -> None:
-    """With others beside it, nobody would know what was meant."""
-    shop = "network: {{stand_ins: {{shop: {{kind: cell, names: [shop.example], ports: [{}]}}}}}}"
-    assert read(shop.format("all"), "low").problems == ()
-    (problem,) = read(shop.format("all, 80"), "low").problems
-    assert "`all` can't be combined" in problem.message
-
-
 RIGHTS = st.builds(
     Rights,
     capabilities=st.lists(st.sampled_from(["SYS_PTRACE", "NET_ADMIN", "BPF"]), unique=True),

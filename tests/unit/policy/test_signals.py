@@ -6,14 +6,7 @@ import pytest
 
 from belljar.errors import PolicyError
 from belljar.policy.guarding import (
-    DEFAULT_STOPS,
     SERVICE_ROWS,
-    STANDARD_DECOYS,
-    Action,
-    Place,
-    Stop,
-    Trigger,
-    stop_for,
 )
 from belljar.policy.load import parse_policy
 from belljar.policy.model import Policy
@@ -63,18 +56,6 @@ def test_a_policy_reads_what_it_writes(block: str) -> None:
         {**read.to_json(), "resources": read.resources, "network": read.network}, strict=False
     )
     assert again == read
-
-
-def test_what_a_policy_says_and_leaves_out() -> None:
-    """`standard` names a set; what is left out is the default; a breach stops the run."""
-    assert policy("decoys: standard").decoys == STANDARD_DECOYS
-    rules = policy(GUARD).guard_rules
-    assert rules.action(Place.UPSTREAM) is Action.STOP
-    assert rules.action(Place.OUTPUT) is Action.REDACT
-    assert rules.action(Place.RANGE) is policy("").guard_rules.action(Place.RANGE) is Action.FLAG
-    assert policy("").guard_rules.action(Place.UPSTREAM) is Action.BLOCK
-    assert stop_for(policy("").on, Trigger.BREACH) is DEFAULT_STOPS[Trigger.BREACH] is Stop.RUN
-    assert stop_for(policy("on: {sent: stop_all}").on, Trigger.SENT) is Stop.ALL
 
 
 @pytest.mark.promise("5.6")

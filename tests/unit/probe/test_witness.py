@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,25 +189,3 @@ def test_a_watch_in_another_pid_namespace_is_not_swept() -> None:
         inside.stdin.flush()
         assert inside.stdout.readline() == "False\n"
     assert not canary.exists()
-
-
-def test_a_sweep_passes_over_what_another_run_just_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two runs on one host: a watch that ends while it is looked at is no error."""
-    with watch([Witness.CANARY]) as watched:
-        own = Path(watched.parameters["canary"]).parent.name
-    gone = tmp_path / own.replace(str(os.getpid()), "1", 1)
-    monkeypatch.setattr(Path, "glob", lambda *_: [gone])
-    assert sweep_watches(tmp_path) == []
-
-
-def test_a_temporary_directory_too_deep_for_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another public place is taken: a socket's path has 107 bytes, whatever TMPDIR says."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        deep = Path(folder, "deep" * 25)
-        deep.mkdir()
-        Path(folder).chmod(0o755)
-        monkeypatch.setattr(tempfile, "tempdir", str(deep))
-        with watch([Witness.SOCKET]) as watched:
-            assert Path(watched.parameters["socket"]).is_socket()

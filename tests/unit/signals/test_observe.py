@@ -278,8 +278,6 @@ AT_GUARD: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place":
         (Kind.DECOY_USED, CONTACT, Trigger.DECOY_USED),
         (Kind.DECOY_SENT, CONTACT, Trigger.SENT),
         (Kind.DECOY_CARRIED, {**CONTACT, "from_cell": "c-00000000000a"}, Trigger.BREACH),
-        (Kind.DECOY_CARRIED, {**CONTACT, "lineage": "taken"}, Trigger.DECOY_TAKEN),
-        (Kind.DECOY_CARRIED, {**CONTACT, "lineage": "sent"}, Trigger.SENT),
         (Kind.DECOY_PLACED, {"decoy": "aws"}, None),
         (Kind.GUARD_HIT, AT_GUARD, Trigger.SENT),
         (Kind.GUARD_HIT, {**AT_GUARD, "place": "upstream"}, Trigger.SENT),

@@ -112,7 +112,7 @@ CUTS = {"spaces", "dashes", "groups", "base64, lines", "hex, 0x", "hex, colons"}
 @st.composite
 def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
     """Up to five encodings of the value: cut once at most and before any escape, and bytes are not taken for text.
-    Without raw deflate, which has no mark and is undone at the beginning of data alone."""
+    Without raw deflate, which has no mark and is undone at the beginning of data alone; no escape or mark is turned."""
     data, names = TEXT.encode(), list[str]()
     for _ in range(draw(st.integers(1, 5))):
         unfit = {"deflate"} if data.isascii() else {"deflate", "reversed", "rot13", *CUTS}
@@ -120,6 +120,11 @@ def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
             unfit |= CUTS
         if set(names) & ESCAPED:
             unfit |= CUTS
+        if names and names[-1] in ESCAPED | {"hex, 0x", "gzip", "zlib", "deflate", "zip"}:
+            unfit |= {
+                "reversed",
+                "rot13",
+            }  # The escapes and the marks themselves are not looked for so.
         names.append(draw(st.sampled_from(sorted(set(ENCODINGS) - unfit))))
         data = ENCODINGS[names[-1]](data)
     return names, data

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.cell.test_pool import stand
 
 import belljar
 from belljar import sync
-from belljar.sync.loop import own_loop
 
 PAIRS = [
     (belljar.Cell, sync.Cell),
@@ -34,7 +32,7 @@ NOT_OFFERED = {
     "CellStream": "aclose abort extra extra_attributes",
     "open_range": "ahead on_target",
     "Range": "disconnect raise_if_dead routers model_requests killed rules",
-    "Pool": "aclose",
+    "Pool": "aclose refill",
 }
 
 
@@ -80,11 +78,3 @@ def test_every_opener_has_its_counterpart(
 ) -> None:
     """As for methods."""
     assert parameters(ours, ours.__name__) == parameters(theirs)
-
-
-def test_a_pool_is_filled_from_the_callers_thread() -> None:
-    """`refill` starts its work in the pool's own event loop."""
-    with own_loop() as loop, loop.entered(stand()) as made:
-        pool = sync.Pool(made.pool, loop)
-        pool.refill()
-        assert pool.filled() == 1

@@ -6,10 +6,10 @@ Refused: device nodes, sparse files, absolute names, `..`, unknown types.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 from belljar.image.layers import (
     MAX_DEPTH,
@@ -53,13 +53,6 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
     b"5": ImageEntryKind.DIRECTORY,
     b"6": ImageEntryKind.FIFO,
 }
-_REFUSED: Final[Mapping[bytes, str]] = {
-    b"3": "a character device",
-    b"4": "a block device",
-    b"S": "a sparse file",  # This and the next two are GNU tar's.
-    b"M": "a part of a multi-volume archive",
-    b"D": "a directory dump",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,24 +74,17 @@ class LayerEntry:
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
 
 
-class RandomReader(Protocol):
-    """Reads like `os.pread`, short only at the end."""
-
-    def pread(self, count: int, offset: int) -> bytes:
-        """Up to `count` bytes at `offset`."""
-        ...
-
-
 def read_entries(
-    source: RandomReader, size_bytes: int, max_entries: int | None = None
+    pread: Callable[[int, int], bytes], size_bytes: int, max_entries: int | None = None
 ) -> Iterator[LayerEntry]:
     """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
-    It must end with an end marker or exactly after an entry. Raises `LayerError`.
+    `pread`: like `os.pread` of a file, with a count and an offset. The layer must end with an end
+    marker or exactly after an entry. Raises `LayerError`.
     """
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
-        header = source.pread(_BLOCK, offset)
+        header = pread(_BLOCK, offset)
         # POSIX has two such blocks at the end; the first one ends the archive for readers.
         if header == _EMPTY:
             break
@@ -117,7 +103,7 @@ def read_entries(
                 raise LayerError(
                     f"an extended header has {size} bytes; {MAX_METADATA_BYTES} are allowed"
                 )
-            extra.take(kind, source.pread(size, content))
+            extra.take(kind, pread(size, content))
             continue
         count += 1
         if max_entries is not None and count > max_entries:
@@ -219,10 +205,9 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
             name = prefix + b"/" + name
     if kind not in _KINDS:
-        raise LayerError(
-            f"{printable(name[:200])!r} is "
-            f"{_REFUSED.get(kind, f'of the unknown type {printable(kind)!r}')}"
-        )
+        # A device, a sparse file, a part of an archive, or an unknown type
+        what = f"of the type {printable(kind)!r}, which an image may not hold"
+        raise LayerError(f"{printable(name[:200])!r} is {what}")
     # Archives older than POSIX mark a directory by its name only.
     known = (
         ImageEntryKind.DIRECTORY

@@ -44,7 +44,7 @@ from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, claimed_for_cell
 
 if TYPE_CHECKING:
-    from belljar.isolation.microvm.saved import SavedMachine
+    from belljar.isolation.microvm.stream import SavedMachine
 
 _RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
 _HELLO_DEADLINE_S: Final = 30.0  # the same

@@ -26,6 +26,7 @@ _EMPTY_DISK: Final = (
 # mksquashfs pads a file system to a multiple of it.
 _DISK_BYTES: Final = 4096
 _NIC_DRIVER: Final = "virtio_net"
+_SETUP_HINT: Final = "run `belljar setup`"
 # Raise it when `image.kernel.build_initramfs` changes layout.
 _LAYOUT: Final = 2
 
@@ -44,11 +45,8 @@ class GuestParts:
         try:
             return build_initramfs(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
-            raise HostError(
-                f"the guest's initramfs can't be made: {exc}",
-                where="initramfs",
-                hint="run `belljar setup`",
-            ) from exc
+            what = f"the guest's initramfs can't be made: {exc}"
+            raise HostError(what, hint=_SETUP_HINT) from exc
 
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
@@ -60,20 +58,13 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
             (name, path.read_bytes()) for name, path in named if nic or name not in NIC_MODULES
         )
     except OSError as exc:
-        hint = (
-            PACKAGE_HINT
-            if Path(str(exc.filename)).parent == PROGRAMS_DIR
-            else "run `belljar setup`"
-        )
-        raise HostError(
-            f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), hint=hint
-        ) from exc
+        what = f"a part of the guest can't be read: {exc.strerror}"
+        is_ours = Path(str(exc.filename)).parent == PROGRAMS_DIR
+        hint = PACKAGE_HINT if is_ours else _SETUP_HINT
+        raise HostError(what, where=str(exc.filename), hint=hint) from exc
     if nic and _NIC_DRIVER not in kernel.wanted:
-        raise HostError(
-            "the guest kernel was fetched without its network driver",
-            where=str(kernel.vmlinuz),
-            hint="run `belljar setup`",
-        )
+        what = "the guest kernel was fetched without its network driver"
+        raise HostError(what, where=str(kernel.vmlinuz), hint=_SETUP_HINT)
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
     for name, contents in (("init", agent), ("p", probe), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)

@@ -14,8 +14,8 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ from belljar.plan.qemu import (
 from belljar.process import cpu_ticks
 from belljar.store.home import sync_file
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed, claimed_for_cell, locked
+from belljar.store.locks import claimed, claimed_for_cell, locked_meanwhile
 from belljar.store.scratch import MAKING, owned_name, sweep
 
 BOOT_DEADLINE_S: Final = 180.0  # emulated on a busy host, a boot takes a minute
@@ -73,7 +73,6 @@ _CONFIGURE_DEADLINE_S: Final = 120.0
 _IDLE_WINDOW_S: Final = 0.25
 # A guest that is never idle is saved all the same: its clones just begin busier.
 _IDLE_DEADLINE_S: Final = 15.0
-_LOCK_POLL_S: Final = 0.05  # a blocking wait could not be cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +129,7 @@ async def ensure_template(
         template, why = await anyio.to_thread.run_sync(load)
         if template is not None:
             return template
-        async with _locked(job.home, lock_name(job.key)):
+        async with locked_meanwhile(job.home, lock_name(job.key)):
             # Another process may have been quicker.
             template, why = await anyio.to_thread.run_sync(load)
             if template is not None:
@@ -255,7 +254,10 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
     started = time.monotonic()
     try:
-        await anyio.to_thread.run_sync(_prepare, job, scratch)
+        scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+        await anyio.to_thread.run_sync(partial(sweep, scratch.parent, prefix=MAKING))
+        scratch.mkdir(mode=0o711)
+        await anyio.to_thread.run_sync(write_read_only, scratch / "initrd", job.guest.initramfs())
         with claimed_for_cell(job.kernel.vmlinuz.parent):
             state = await _boot_and_save(job, cell_id, scratch)
         await anyio.to_thread.run_sync(_finish, job, scratch, state)
@@ -277,13 +279,6 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
             f"the template that was just made is not usable: {why}", where=str(job.directory)
         )
     return template
-
-
-def _prepare(job: _MakingJob, scratch: Path) -> None:
-    scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-    sweep(scratch.parent, prefix=MAKING)
-    scratch.mkdir(mode=0o711)
-    write_read_only(scratch / "initrd", job.guest.initramfs())
 
 
 def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
@@ -335,7 +330,13 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
             with contextlib.suppress(CellError):
                 await vmm.qmp.execute("quit")
         except CellError as exc:
-            raise _explained(vmm, exc, job) from exc
+            panic = vmm.panic()
+            why = f"the guest's kernel panicked: {panic}" if panic else exc.what
+            raise CellError(
+                f"a template could not be made: {why}",
+                where=f"template {job.key[:12]}",
+                hint="check the policy's memory (256 MiB is a sensible least)",
+            ) from exc
     return state
 
 
@@ -352,21 +353,6 @@ async def _wait_idle(vmm: Vmm) -> None:
         if now is None or before is None or (now - before) / ticks_per_s < 0.1 * _IDLE_WINDOW_S:
             return
         before = now
-
-
-def _explained(vmm: Vmm, error: CellError, job: _MakingJob) -> BelljarError:
-    panic = vmm.panic()
-    what = (
-        f"the guest's kernel panicked while a template was made: {panic}"
-        if panic
-        else f"a template could not be made: {error.what}"
-    )
-    hint = (
-        "check the policy's memory; 256 MiB is a sensible least"
-        if panic
-        else "run it again; if it stays, look at `belljar doctor`"
-    )
-    return CellError(what, where=f"template {job.key[:12]}", hint=hint)
 
 
 def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
@@ -386,15 +372,3 @@ def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
     )
     shutil.rmtree(job.directory, ignore_errors=True)
     scratch.rename(job.directory)
-
-
-@asynccontextmanager
-async def _locked(home: Path, name: str) -> AsyncIterator[None]:
-    with ExitStack() as lock:
-        while True:
-            try:
-                lock.enter_context(locked(home, name, wait=False))
-                break
-            except BlockingIOError:
-                await anyio.sleep(_LOCK_POLL_S)
-        yield

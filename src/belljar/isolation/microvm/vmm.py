@@ -135,7 +135,6 @@ class Vmm(Sandbox):
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec = spec
         self.emulated = spec.shape.accel == "tcg"
-        self.memory_bounded_by = "address space" if spec.memory_by_rlimit else "control group"
         self.wire: Sandbox | None = None
         self.companions = AsyncExitStack()
         self._ends = _Ends(spec)
@@ -210,12 +209,14 @@ class Vmm(Sandbox):
 
     def explain(self, end: JailEnd) -> str:
         """A panic, else signal or status."""
-        return explain_end(
-            end,
-            panic=self.panic(),
-            out_of_memory=self.fatal_oom_kills() > 0,
-            diagnosis=self.diagnosis(),
-        )
+        if panic := self.panic():
+            return f"the guest's kernel panicked: {panic}"
+        if end.signal is not None:
+            is_full = self.fatal_oom_kills() > 0
+            memory = " (out of memory in its control group)" if is_full else ""
+            return f"the VMM was killed by signal {signal_name(end.signal)}{memory}"
+        detail = f": {words}" if (words := self.diagnosis()) else ""
+        return f"the guest shut down or the VMM ended with status {end.status}{detail}"
 
     def fatal_oom_kills(self) -> int:
         """All: its group holds only the VMM."""
@@ -252,17 +253,6 @@ async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
     async with owned(Vmm(spec, home), owner) as vmm:
         await vmm.start()
     return vmm
-
-
-def explain_end(end: JailEnd, *, panic: str, out_of_memory: bool, diagnosis: str) -> str:
-    """Why a VMM ended by itself. Pure."""
-    if panic:
-        return f"the guest's kernel panicked: {panic}"
-    if end.signal is not None:
-        memory = " (out of memory in its control group)" if out_of_memory else ""
-        return f"the VMM was killed by signal {signal_name(end.signal)}{memory}"
-    detail = f": {diagnosis}" if diagnosis else ""
-    return f"the guest shut down or the VMM ended with status {end.status}{detail}"
 
 
 _MAX_LINE_BYTES: Final = 1 << 20  # a compromised VMM may send one without end

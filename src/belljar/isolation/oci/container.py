@@ -9,28 +9,31 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.events import Recorder
+from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.image.store import Image
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
-from belljar.isolation.oci.trees import ImageTree, inner_tmp
-from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot
-from belljar.isolation.renewal import GivenPort, Renewal, judge, renew
-from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned
+from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
+from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
+from belljar.isolation.renewal import GivenPort, Renewal, fresh_renewal, judge, renew, renewed_event
+from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
+from belljar.plan.model import OciPlan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 from belljar.process import is_alive, signal_name
-from belljar.store.journal import EntryKind
+from belljar.store.journal import EntryKind, new_cell_id
+from belljar.store.locks import claimed
 from belljar.units import format_size
 
 if TYPE_CHECKING:
@@ -73,7 +76,7 @@ _AGENTS_PROCESSES: Final = 2
 # runc copies itself into memory and seals the copy. Under load, other users of its pages may keep
 # the kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2
 # and later.
-_BUSY_SEALS: Final = (
+BUSY_SEALS: Final = (
     "could not ensure we are a cloned binary: device or resource busy",
     "fcntl(f_add_seals): device or resource busy",
 )
@@ -183,7 +186,7 @@ class Container(Sandbox):
             return f"out of memory: it reached its limit of {limit}"
         what = "gVisor's sentry or the guest agent in it" if self._is_gvisor else "its guest agent"
         how = f"status {end.status}" if end.signal is None else f"signal {signal_name(end.signal)}"
-        return f"{what} ended, or was killed (it ended with {how}; no limit is known to be reached)"
+        return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
 
     def refused_forks(self) -> int:
         """At least 1 at the inner limit, whose refusals are unseen."""
@@ -195,8 +198,11 @@ class Container(Sandbox):
 
     def disk_full(self) -> bool:
         """False for an ordinary user, who can't look."""
-        found = self._layer()
-        return found is not None and (not found.f_bavail or not found.f_favail)
+        try:
+            found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
+        except OSError:
+            return False
+        return not found.f_bavail or not found.f_favail
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
         """By inode marks, or gVisor's trace."""
@@ -316,7 +322,6 @@ class Container(Sandbox):
         return renewed
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
-        runtime = f"{self.spec.shape.runtime.name} {self.spec.root.version}"
         left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
         how = f"neither started the container nor ended within {_READY_DEADLINE_S:.0f} s"
         with anyio.move_on_after(left_s):
@@ -331,21 +336,10 @@ class Container(Sandbox):
         if words := "" if " and printed" in how else self.diagnosis():
             how += f"; it printed: {words}"
         return CellError(
-            f"the OCI runtime {runtime} {how}",
+            f"the OCI runtime {self.spec.shape.runtime.name} {self.spec.root.version} {how}",
             where=f"cell {self.cell_id}",
-            hint=(
-                "install another runsc"
-                if self._is_gvisor
-                else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
-            )
-            + ", or use another tier; `belljar doctor` tries each",
+            hint="use another runtime (BELLJAR_OCI_RUNTIME) or tier; `belljar doctor` tries each",
         )
-
-    def _layer(self) -> os.statvfs_result | None:
-        try:
-            return os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
-        except OSError:
-            return None
 
     def _is_crowd(self, count: int) -> bool:
         return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
@@ -386,7 +380,8 @@ async def start_container(
                     await container.start()
                     renewed = await container.handshake(renewal)
                 except CellError:
-                    is_busy = is_busy_sealing(container.diagnosis())
+                    words = container.diagnosis().lower()
+                    is_busy = any(busy in words for busy in BUSY_SEALS)
                     container.may_retry = is_busy and attempt < _MAX_ATTEMPTS
                     raise
         except BaseException as exc:
@@ -399,6 +394,68 @@ async def start_container(
     raise RuntimeError("unreachable: the last attempt returns or raises")
 
 
-def is_busy_sealing(diagnosis: str) -> bool:
-    """Whether runc made nothing, as its copy can't be sealed yet. Pure."""
-    return any(words in diagnosis.lower() for words in _BUSY_SEALS)
+@asynccontextmanager
+async def open_container(
+    plan: OciPlan,
+    image: Image,
+    *,
+    home: Path,
+    recorder: Recorder,
+    planned: Mapping[str, Any],
+    cell_id: str | None = None,
+    port: GivenPort | None = None,
+    part_of: str = "",
+    weights: Path | None = None,
+) -> AsyncIterator[Container]:
+    """A container of the plan, ready; destroyed when the block is left.
+
+    No task group or cancel scope is open across the yield.
+
+    Args:
+        planned: recorded as `cell.planned` before anything is made.
+        port: attached before anything of the runtime's runs. None: no network at all.
+        part_of: as in `JournalEntry`.
+        weights: of a model, whose `data` it sees read-only; kept in the store meanwhile.
+
+    Raises:
+        HostError: this host can't.
+        CellError: it could not be made, with the runtime's status; nothing is left of it.
+    """
+    cell_id = cell_id or new_cell_id()
+
+    async def make(owner: AsyncExitStack, held: ExitStack) -> Container:
+        tree = await ensure_tree(image, home=home, held=held)
+        if weights is not None:
+            held.enter_context(claimed(weights))
+        runtime = plan.oci.runtime
+        root = ensure_runtime_root(home, runtime)
+        starting: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}"}
+        starting["tree"] = image.digest
+        recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=starting))
+        renewal = fresh_renewal()
+        spec = ContainerSpec(
+            cell_id=cell_id,
+            kind="cell",
+            shape=plan.oci,
+            limits=plan.jail,
+            controllers=plan.jail_controllers,
+            memory_by_rlimit=plan.memory_by_rlimit,
+            root=root,
+            tree=tree,
+            hostname=renewal.hostname,
+            directory=home / "cells" / cell_id,
+            port=port,
+            part_of=part_of,
+            weights=None if weights is None else weights / "data",
+            is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
+        )
+        container, renewed = await start_container(
+            spec, renewal, home=home, owner=owner, recorder=recorder
+        )
+        recorder.record(renewed_event(cell_id, renewed, renewal))
+        data: dict[str, JsonValue] = {"duration_ms": round(container.timings_ms["total"], 1)}
+        recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
+        return container
+
+    async with recorded_lifetime(recorder, cell_id, planned, make) as container:
+        yield container

@@ -321,10 +321,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _number(fields: dict[int, int | bytes], key: int) -> int:
-    value = fields.get(key, 0)
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value := fields.get(key), int) else 0
 
 
 def _bytes(fields: dict[int, int | bytes], key: int) -> bytes:
-    value = fields.get(key, b"")
-    return value if isinstance(value, bytes) else b""
+    return value if isinstance(value := fields.get(key), bytes) else b""

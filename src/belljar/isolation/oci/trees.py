@@ -6,12 +6,13 @@ whole; cells lock theirs.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import stat
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,12 +24,12 @@ from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.image.store import Image, verify
 from belljar.isolation.identity import HeldIdentity, tree_identity
-from belljar.isolation.jail import Jail, JailEnd, start_jail
+from belljar.isolation.jail import start_jail
 from belljar.isolation.program_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed, claimed_for_cell, in_use, locked
+from belljar.store.locks import claimed, claimed_for_cell, in_use, locked_meanwhile
 from belljar.store.scratch import MAKING, is_owned, owned_name, retire_unclaimed
 
 # Of a tree's description; one of another number is unpacked again.
@@ -53,7 +54,7 @@ class ImageTree:
 @contextmanager
 def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
     """The image's tree, locked; None without a whole one."""
-    directory, tree = _directory(home, image), None
+    directory, tree = home / "trees" / image.digest, None
     with ExitStack() as held:
         with suppress(FileNotFoundError):
             held.enter_context(claimed(directory))
@@ -72,7 +73,7 @@ async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None
         hold = (briefly if held is None else held).enter_context
         if (tree := hold(hold_tree(home, image))) is not None:
             return tree
-        async with _writer(home):
+        async with locked_meanwhile(home, "trees"):
             tree = hold(hold_tree(home, image))  # another process may have been quicker
             if tree is None:
                 await _sweep(home)
@@ -84,19 +85,14 @@ async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None
     return tree
 
 
-async def sweep_trees(home: Path) -> tuple[str, ...]:
-    """Remove half-made trees and unused trees of gone images; their names.
+async def sweep_trees(home: Path) -> None:
+    """Remove half-made trees and unused trees of gone images.
 
     Without subordinate ids a user can remove none: they wait until the ids are back.
     """
-    if not (home / "trees").is_dir() or not _has_ids() or not _rubbish(home):
-        return ()
-    async with _writer(home):
-        return await _sweep(home)
-
-
-def _directory(home: Path, image: Image) -> Path:
-    return home / "trees" / image.digest
+    if _has_ids() and _rubbish(home):
+        async with locked_meanwhile(home, "trees"):
+            await _sweep(home)
 
 
 def _read(directory: Path) -> ImageTree | None:
@@ -129,15 +125,6 @@ def _first_ids(identity: HeldIdentity) -> tuple[int, int]:
     return ids.uid_map[0][1], ids.gid_map[0][1]
 
 
-@asynccontextmanager
-async def _writer(home: Path) -> AsyncIterator[None]:
-    with ExitStack() as held:
-        await anyio.to_thread.run_sync(
-            held.enter_context, locked(home, "trees"), abandon_on_cancel=False
-        )
-        yield
-
-
 async def _make(image: Image, home: Path) -> None:
     if image.high_owner:
         raise HostError(
@@ -159,7 +146,7 @@ async def _make(image: Image, home: Path) -> None:
         with claimed(partial_tree):
             await _unpack(image, partial_tree / "root", home, cell_id, identity)
             await anyio.to_thread.run_sync(
-                _publish, partial_tree, _directory(home, image), identity
+                _publish, partial_tree, home / "trees" / image.digest, identity
             )
     except BaseException:
         with anyio.CancelScope(shield=True):
@@ -168,15 +155,13 @@ async def _make(image: Image, home: Path) -> None:
 
 
 def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
-    try:
+    with _os_errors(partial_tree):
         make_store_dir(partial_tree.parent, mode=0o700)
         partial_tree.mkdir(mode=0o700)
         root = partial_tree / "root"
         root.mkdir(mode=0o755)
         if identity.jail.privileged:
             os.chown(root, *_first_ids(identity))
-    except OSError as exc:
-        raise _no_room(exc, partial_tree) from exc
 
 
 async def _unpack(
@@ -194,45 +179,43 @@ async def _unpack(
     output = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
     if output is None:
         return
-    if "No space left" in output:  # the status of unsquashfs is the same for every failure
-        raise HostError(
-            "there is no room to unpack the image for containers",
-            where=str(home / "trees"),
-            hint=HINT_SPACE,
-        )
+    is_full = "No space left" in output  # the status of unsquashfs is the same for every failure
     raise HostError(
-        f"the image {image.digest[:12]} could not be unpacked for containers: {output}",
+        "there is no room to unpack the image for containers"
+        if is_full
+        else f"the image {image.digest[:12]} could not be unpacked for containers: {output}",
         where=str(image.rootfs),
-        hint="`belljar doctor` says whether this host lacks something; else remove the image "
-        "(`belljar image rm`) and build or import it again",
+        hint=HINT_SPACE
+        if is_full
+        else "remove the image (`belljar image rm`) and build or import it again",
     )
 
 
 def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
     first_uid, first_gid = _first_ids(identity)
-    try:
+    with _os_errors(partial_tree):
         description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
         (partial_tree / "tree.json").write_text(json.dumps(description))
         fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            import ctypes
-
             if ctypes.CDLL(None, use_errno=True).syncfs(fd):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), str(partial_tree))
         finally:
             os.close(fd)
         partial_tree.rename(final)
+
+
+@contextmanager
+def _os_errors(where: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as exc:
-        raise _no_room(exc, partial_tree) from exc
-
-
-def _no_room(exc: OSError, where: Path) -> HostError:
-    return HostError(
-        f"an image could not be unpacked: {exc.strerror}",
-        where=str(exc.filename or where),
-        hint="free some space, fix the store's owner, or set BELLJAR_HOME to another directory",
-    )
+        raise HostError(
+            f"an image could not be unpacked: {exc.strerror}",
+            where=str(exc.filename or where),
+            hint="free some space, fix the store's owner, or set BELLJAR_HOME to another directory",
+        ) from exc
 
 
 async def _run(
@@ -268,55 +251,41 @@ async def _run(
     with claimed_for_cell(root.root.parent):
         jail = start_jail(spec, program, kept=())
         try:
-            return _failure_of(jail, await jail.wait_run(), deadline_s)
+            end = await jail.wait_run()
+            if end is not None and end.cause == "itself" and end.status == 0:
+                return None
+            is_late = end is not None and end.cause == "lifetime"
+            how = f"it took longer than {deadline_s:.0f} s" if is_late else f"{end}"
+            return jail.diagnosis() or how
         finally:
             with anyio.CancelScope(shield=True):
                 await jail.end()
                 jail.release_namespaces()
 
 
-def _failure_of(jail: Jail, end: JailEnd | None, deadline_s: float) -> str | None:
-    if end is not None and end.cause == "itself" and end.status == 0:
-        return None
-    how = "it ended without a status"
-    if end is not None:
-        how = f"status {end.status}" if end.signal is None else f"signal {end.signal}"
-        how = f"it took longer than {deadline_s:.0f} s" if end.cause == "lifetime" else how
-    return jail.diagnosis() or how
+async def remove_trees(home: Path, names: Iterable[str]) -> None:
+    """Remove those that are free."""
+    if _has_ids():
+        async with locked_meanwhile(home, "trees"):
+            for name in names:
+                if (retired := retire_unclaimed(home / "trees" / name)) is not None:
+                    await _remove(retired, home)
 
 
-async def remove_trees(home: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Remove those that are free; returns their names."""
-    if not _has_ids():
-        return ()
-    async with _writer(home):
-        removed = []
-        for name in names:
-            retired = await anyio.to_thread.run_sync(retire_unclaimed, home / "trees" / name)
-            if retired is not None:
-                await _remove(retired, home)
-                if not retired.exists():
-                    removed.append(name)
-        return tuple(removed)
-
-
-async def _sweep(home: Path) -> tuple[str, ...]:
+async def _sweep(home: Path) -> None:
     """Under the writers' lock: partial trees are orphans."""
-    rubbish = await anyio.to_thread.run_sync(_rubbish, home)
-    for directory in rubbish:
+    for directory in await anyio.to_thread.run_sync(_rubbish, home):
         await _remove(directory, home)
-    return tuple(directory.name for directory in rubbish)
 
 
 def _rubbish(home: Path) -> list[Path]:
-    found = []
-    for directory in (home / "trees").iterdir() if (home / "trees").is_dir() else ():
-        known = (home / "images" / directory.name / "image.json").exists() and _read(
-            directory
-        ) is not None
-        if not known and not is_owned(directory.name, prefix=MAKING) and not in_use(directory):
-            found.append(directory)
-    return found
+    return [
+        directory
+        for directory in ((home / "trees").iterdir() if (home / "trees").is_dir() else ())
+        if not ((home / "images" / directory.name / "image.json").exists() and _read(directory))
+        and not is_owned(directory.name, prefix=MAKING)
+        and not in_use(directory)
+    ]
 
 
 async def _remove(directory: Path, home: Path) -> None:

@@ -45,8 +45,9 @@ class Bounds:
     # From asking for a connection to the end of the answer: 504, or the answer is cut off.
     upstream_exchange_s: float = 120.0
     upstream_exchanges: int = 8  # Connections to one upstream: further requests wait.
-    dials: int = 32  # Dials that the owner has not answered, even if the request is over: 503.
-    questions: int = 32  # All other unanswered requests to the owner: the stand-in fails.
+    # Requests to the owner (dials, questions) without an answer, even if what asked is over: a
+    # further dial is answered 503, another stand-in fails.
+    questions: int = 64
     # Kept of each body in a record: the rest is counted, and in the digest.
     kept_body_bytes: int = 64 << 10
     kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
@@ -80,6 +81,7 @@ class Bounds:
         )
 
 
+FILES_ROOT: Final = "/s"  # Of stand-ins' directories, in the gateway's root.
 HTTP_PORT: Final = 80  # Of an upstream: all others use TLS.
 
 

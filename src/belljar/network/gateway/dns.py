@@ -12,11 +12,10 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Final
 
 from belljar.capture import body_of
-from belljar.events import Body, Kind
+from belljar.events import Kind
 from belljar.network.decide import canonical_name, find
 from belljar.network.gateway.site import Site
 from belljar.network.ipc import Item
@@ -190,12 +189,6 @@ def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
     return None if reverse else layout.catch_all
 
 
-def _item(cell: str, reply: DnsAnswer, bodies: tuple[Body, ...]) -> Item:
-    data: dict[str, Any] = {"cell": cell, "transport": "udp", **asdict(reply)}
-    del data["wire"], data["whole"]
-    return Item(Kind.NETWORK_DNS, data, bodies)
-
-
 class DnsServer:
     """Answers at the resolver's address only."""
 
@@ -237,7 +230,9 @@ class DnsServer:
             cell = self._site.cell(peer[0])
             reply = answer(query, self._site.known_to(cell))
             bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
-            await self._site.record(partial(_item, cell, reply, bodies))
+            data: dict[str, Any] = {"cell": cell, "transport": "udp", **asdict(reply)}
+            del data["wire"], data["whole"]
+            await self._site.record(lambda: Item(Kind.NETWORK_DNS, data, bodies))
             parts = [("label", reply.name.encode())]
             if not reply.whole:  # the name may be cut, and options are in no name
                 parts.append(("query", query))

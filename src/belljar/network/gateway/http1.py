@@ -14,16 +14,9 @@ import h11
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import RefusedRequestError
 
-# RFC 9112 sections 2.2 and 5.2, RFC 9110 section 5.5.
-_AMBIGUOUS: Final = re.compile(
-    rb"(?P<line>\r(?!\n|\Z)|(?<!\r)\n)|(?P<fold>\r\n[ \t])"
-    rb"|(?P<control>[\0-\x08\x0b\x0c\x0e-\x1f\x7f])"
-)
-_PROBLEMS: Final = {
-    "line": "a line ends with a bare CR or LF",
-    "fold": "a folded header field",
-    "control": "a control character in the head",
-}
+# A line that ends with a bare CR or LF, a fold, a control character: RFC 9112 sections 2.2 and 5.2,
+# RFC 9110 section 5.5.
+_AMBIGUOUS: Final = re.compile(rb"\r(?!\n|\Z)|(?<!\r)\n|\r\n[ \t]|[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HEAD_END: Final = b"\r\n\r\n"
 # From the head itself, as h11 shows one field where equal ones came.
 _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
@@ -37,9 +30,8 @@ _TURN_BYTES: Final = 4 << 10
 def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
     """Return why these bytes of a head are refused, or ""; what is before `start` was looked at."""
     # A line's end or a fold may have begun in what was looked at.
-    found = _AMBIGUOUS.search(data, max(0, start - 3), stop)
-    if found is not None:
-        return _PROBLEMS[str(found.lastgroup)]
+    if _AMBIGUOUS.search(data, max(0, start - 3), stop):
+        return "a bare CR or LF, a fold or a control character in the head"
     return "no request line" if data[:1] in (b" ", b"\t", b"\r") else ""
 
 
@@ -76,9 +68,9 @@ class RequestParser:
         """What came and was not parsed."""
 
     @property
-    def has_rest(self) -> bool:
-        """Return whether bytes came that belong to no request, if none follows."""
-        return bool(self.held) and (self.is_body_over or self._refused is not None)
+    def is_over(self) -> bool:
+        """Nothing of what is held belongs to a request, if none follows."""
+        return self.is_body_over or self._refused is not None
 
     def next_request(self) -> tuple[h11.Request, bytes] | None:
         """Return the next request and its head, once it is whole. Raises `RefusedRequestError`."""

@@ -1,6 +1,15 @@
 """A gateway's process before it serves: receives sockets, confines itself.
 
-A stand-in that keeps its event loop busy stops the heartbeat: the owner then ends the range.
+Before it sees a guest's first byte, in this order:
+
+1. namespaces: an empty network, not the range's
+2. a root with only the stand-ins' directories
+3. its own uid, no capability
+4. limits
+5. the system-call filter
+
+Only passed descriptors remain. No step can be undone. A stand-in that keeps its event loop busy
+stops the heartbeat: the owner then ends the range.
 """
 
 from __future__ import annotations
@@ -8,17 +17,18 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from belljar.dataclass import from_json
-from belljar.network import ipc
-from belljar.network.confine import Confinement, confine
-from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.guard import warm_up
+from belljar.network import ipc, syscalls
+from belljar.network.gateway.config import FILES_ROOT, GatewayConfig, Listeners
+from belljar.network.gateway.site import warm_up
+from belljar.network.seccomp import gateway_filter
 from belljar.plan.network import gateway_files
 
 Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
@@ -41,13 +51,13 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     if config.guard is not None:
         warm_up(config.guard)
     cell_connections = 0 if listeners.cells is None else config.bounds.cell_connections
-    box = Confinement(
+    confine(
         uid=document["uid"],
-        directories={name: Path(path) for name, path in document["directories"].items()},
+        directories=document["directories"],
         memory_bytes=document["memory_bytes"],
-        descriptors=gateway_files(config.bounds.connections, cell_connections),
+        files=gateway_files(config.bounds.connections, cell_connections),
+        parent=parent,
     )
-    confine(box, parent=parent)
     serve(config, listeners, events)
     print("the gateway has returned", file=sys.stderr, flush=True)
     os._exit(1)
@@ -79,3 +89,91 @@ def receive_listeners(supervisor: socket.socket) -> Listeners:
         cells=found.get("cells"),
         dialled=supervisor if "cells" in found else None,
     )
+
+
+SCRATCH: Final = "/t"
+# A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
+_SCRATCH_BYTES: Final = 1 << 20
+_SCRATCH_INODES: Final = 64
+# Directories to mount on are all that it holds.
+_ROOT_OPTIONS: Final = "mode=0755,size=64k,nr_inodes=1024"
+NO_CORE: Final = 1  # as in plan.jail
+_INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
+
+
+def confine(
+    *, uid: int | None, directories: Mapping[str, str], memory_bytes: int, files: int, parent: int
+) -> None:
+    """Confine this single-threaded process. After an `OSError` it must end.
+
+    `uid`: on the host, when root starts it; None: the user's own, in a user namespace.
+    `directories`: host directories by name below `/s`, read-only. `memory_bytes`: beside what the
+    fork shares. `files`: descriptors.
+    """
+    mapped = _mapped_bytes()
+    if uid is None:
+        own_uid, own_gid = os.geteuid(), os.getegid()
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
+        # Before the map of gids, which the kernel refuses otherwise (user_namespaces(7)).
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {own_uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {own_gid} 1")
+    private = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+    syscalls.unshare(private | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
+    _make_root(directories)
+    syscalls.become(uid)
+    # Behind the change of ids, which clears the signal.
+    syscalls.die_with_parent(parent)
+    # A search for survivors by an ordinary user needs to see its namespaces
+    syscalls.set_dumpable(uid is None)
+    limits = {
+        resource.RLIMIT_AS: mapped + memory_bytes,
+        resource.RLIMIT_NOFILE: files,
+        resource.RLIMIT_NPROC: 0,  # No thread either
+        resource.RLIMIT_CORE: NO_CORE,
+        resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+    syscalls.no_new_privileges()
+    syscalls.install_filter(gateway_filter())
+
+
+def _make_root(directories: Mapping[str, str]) -> None:
+    """Enter a read-only root of bound directories only."""
+    # What is mounted below would show in the host's namespace as long as they are peers.
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    # Opened first, since one may lie below the place that the new root covers. Named by /proc
+    # afterwards.
+    sources = {
+        name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for name, path in directories.items()
+    }
+    # A place to mount on, in a mount namespace of its own.
+    syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108
+    root = Path("/tmp")  # noqa: S108
+    for name, fd in sources.items():
+        target = f"{root}{FILES_ROOT}/{name}"
+        Path(target).mkdir(mode=0o755, parents=True)
+        syscalls.mount(f"/proc/self/fd/{fd}", target, "", syscalls.MS_BIND)
+        syscalls.restrict_mount(target)
+        os.close(fd)
+    scratch = f"{root}{SCRATCH}"
+    Path(scratch).mkdir()
+    options = f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}"
+    syscalls.mount("tmpfs", scratch, "tmpfs", bare, options)
+    syscalls.restrict_mount(str(root))
+    syscalls.enter_root(str(root))
+
+
+def limit_address_space(more_bytes: int) -> None:
+    """RLIMIT_AS: so much beyond what is mapped now."""
+    limit = _mapped_bytes() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _mapped_bytes() -> int:
+    # What the fork has mapped, most of it shared with its parent.
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

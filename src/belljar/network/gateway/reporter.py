@@ -39,18 +39,17 @@ def printable_text(text: str | bytes, max_chars: int) -> str:
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
     """Header fields bounded as JSON, and how many dropped."""
     kept: list[list[str]] = []
-    left = MAX_RECORDED_HEADERS_BYTES
-    dropped = 0
-    for name, value in headers:
-        pair = [printable_text(part, MAX_RECORDED_HEADER_CHARS) for part in (name, value)]
-        text = "".join(pair)
+    left, dropped = MAX_RECORDED_HEADERS_BYTES, 0
+    for pair in headers:
+        name, value = (printable_text(part, MAX_RECORDED_HEADER_CHARS) for part in pair)
+        text = name + value
         # As long as `json.dumps` says, which takes ten times as long
         is_plain = text.isascii() and '"' not in text and "\\" not in text
-        left -= len(text) + len('["", ""]') if is_plain else len(json.dumps(pair))
+        left -= len(text) + len('["", ""]') if is_plain else len(json.dumps([name, value]))
         if left < 0 or len(kept) == MAX_RECORDED_HEADERS:
             dropped += 1
         else:
-            kept.append(pair)
+            kept.append([name, value])
     return kept, dropped
 
 
@@ -112,7 +111,7 @@ class Reporter:
         self._all_sent = asyncio.Event()
         self._is_over = False
         self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
-        self._unanswered: dict[int, str] = {}
+        self._unanswered: set[int] = set()
         self._unrecorded = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
@@ -202,11 +201,10 @@ class Reporter:
         if len(body) > MAX_ASKED_BYTES:
             raise ValueError(f"a question has at most {MAX_ASKED_BYTES} bytes")
         await self.wait_for_room()
-        limit = self._bounds.dials if kind == DIAL else self._bounds.questions
         # An abandoned one is the owner's work all the same.
-        if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= limit:
-            raise TooManyRequestsError(f"{limit} questions are unanswered")
-        self._unanswered[self._next] = kind
+        if len(self._unanswered) >= self._bounds.questions:
+            raise TooManyRequestsError(f"{self._bounds.questions} questions are unanswered")
+        self._unanswered.add(self._next)
         question = body_of("question", body, MAX_ASKED_BYTES)
         return await self.post(Item(ASK, {"what": kind}, (question,)))
 
@@ -258,15 +256,12 @@ class Reporter:
         for _ in range(256):
             try:
                 datagram, fds, _ = ipc.take_datagram(self._sock, MAX_DATAGRAM_BYTES)
+                if not datagram:
+                    self._on_lost()
+                self._handle(datagram, fds)
             except BlockingIOError:
                 break
-            except OSError:
-                self._on_lost()
-            if not datagram:
-                self._on_lost()
-            try:
-                self._handle(datagram, fds)
-            except (ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError):
                 self._on_lost()
         self._wake()
 
@@ -299,7 +294,7 @@ class Reporter:
 
     def _done(self, number: int, answer: bytes | socket.socket, *, is_ok: bool = True) -> None:
         future, size = self._waiting.pop(number)
-        self._unanswered.pop(number, None)
+        self._unanswered.discard(number)
         self._unrecorded -= size
         if future.done():
             return

@@ -120,8 +120,12 @@ class Exchange:
         # What is answered, or asked of the owner, follows in order and is waited for.
         self._posted = site.post(self._request_item)
         if site.guard.scans(self.verdict.stand_in):  # also what is refused anyway
-            parts = [*self._head_parts(), ("body", b"".join(self._pieces))]
-            fields = self._common_fields()
+            request, fields = self._request, self._common_fields()
+            head = b"\n".join(b"%s: %s" % pair for pair in request.headers)
+            parts = [("url", request.target), ("header", head), ("body", b"".join(self._pieces))]
+            # Any word can be a method, so a word that isn't one can carry data.
+            if self._judged.method not in USUAL_METHODS:
+                parts.append(("method", request.method))
             if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, fields):
                 raise RefusedRequestError("blocked by the guard", 403)
             del parts  # a body of 64 MiB once more
@@ -175,13 +179,6 @@ class Exchange:
         if not data:
             raise ClientGoneError(LEFT)
         self._parser.held += data
-
-    def _head_parts(self) -> list[tuple[str, bytes]]:
-        fields = b"\n".join(b"%s: %s" % pair for pair in self._request.headers)
-        parts = [("url", self._request.target), ("header", fields)]
-        # Any word can be a method, so a word that isn't one can carry data.
-        is_usual = self._judged.method in USUAL_METHODS
-        return parts if is_usual else [("method", self._request.method), *parts]
 
     def _scope(self) -> Scope:
         """Return what the stand-in sees: no authority, one Host and a state of its own."""
@@ -342,7 +339,7 @@ class HttpConnection:
                     is_done = self.parser.is_body_over and self.parser.http.our_state is h11.DONE
                     if not is_done or self._has_ended:
                         break
-                if self.parser.has_rest:
+                if self.parser.held and self.parser.is_over:
                     await self._refuse("bytes behind the last request", 0)
         except asyncio.CancelledError:
             if self.parser.held:

@@ -15,8 +15,8 @@ from belljar.dataclass import json_of
 from belljar.errors import HostError
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
-from belljar.network.confine import FILES_ROOT
 from belljar.network.gateway.config import (
+    FILES_ROOT,
     HTTP_PORT,
     Bounds,
     GatewayConfig,
@@ -82,7 +82,11 @@ def fork_pair(
     Uids are None for an ordinary user's. Raises `HostError`, `CellError`.
     """
     directories = _directories(spec.network, gateway_uid)
-    task: dict[str, Any] = {"nft": _find_nft(), "uid": supervisor_uid}
+    nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
+    if nft is None:
+        hint = "run `belljar setup`, or install the package nftables"
+        raise HostError("nft can't be found", where="PATH", hint=hint)
+    task: dict[str, Any] = {"nft": str(Path(nft).resolve()), "uid": supervisor_uid}
     task |= {"check_every_s": spec.check_every_s, "timeout_s": spec.timeout_s}
     task |= {"layout": json_of(spec.layout), "network": json_of(spec.network)}
 
@@ -103,7 +107,13 @@ def fork_pair(
         rules, supervisor_document, gateway_document = (
             closed_by(theirs, ipc.new_file()) for _ in range(3)
         )
-        file = closed_by(theirs, _packet_file(spec.directory))
+        # A record is written once.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            file = closed_by(theirs, os.open(spec.directory / PACKETS, flags, 0o600))
+        except OSError as exc:
+            what, where = f"the packet record can't be made: {exc.strerror}", str(spec.directory)
+            raise HostError(what, where=where, hint="free some space there") from exc
         supervisors = [supervisors_control.fileno(), to_gateway.fileno(), supervisor_document]
         gateways = [gateways_events.fileno(), to_supervisor.fileno(), gateway_document]
         given = {
@@ -130,16 +140,6 @@ def fork_pair(
             stderr=stderr,
             fork_server=fork_server,
         )
-
-
-def _packet_file(directory: Path) -> int:
-    """Open the new file, for the caller to close; a record is written once."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(directory / PACKETS, flags, 0o600)
-    except OSError as exc:
-        what, hint = f"the packet record can't be made: {exc.strerror}", "free some space there"
-        raise HostError(what, where=str(directory), hint=hint) from exc
 
 
 def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
@@ -184,11 +184,3 @@ def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
             raise HostError(what, where=str(path), hint=f"chmod -R o+rX {path}")
         found[item.id] = str(path)
     return found
-
-
-def _find_nft() -> str:
-    nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    if nft is None:
-        hint = "run `belljar setup`, or install the package nftables"
-        raise HostError("nft can't be found", where="PATH", hint=hint)
-    return str(Path(nft).resolve())

@@ -31,12 +31,7 @@ from belljar.isolation.survivors import (
 from belljar.network import ipc
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import END_DEADLINE_S, RangeSpec, fork_pair
-from belljar.network.owner.processes import (
-    RangeProcesses,
-    end_groups,
-    map_ids,
-    started_fork_server,
-)
+from belljar.network.owner.processes import RangeProcesses, end_groups, map_ids, started_fork_server
 from belljar.network.owner.watch import RangeWatch, RequestHandler
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout

@@ -71,32 +71,6 @@ def cost_bytes(event: Event) -> int:
     return _LINE_BYTES + len(json.dumps(event.data, separators=(",", ":"))) + bodies
 
 
-class HeartbeatTimeout:
-    """Heartbeat timeout of one child process. Pure: the caller passes elapsed time.
-
-    Counts only time spent waiting on the socket: a late parent reads queued messages first, so its
-    own delay never expires a healthy child.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        # Nothing expires before the first message: the start has a deadline of its own.
-        self._silent_s = float("-inf")
-
-    def message_received(self) -> None:
-        """Reset the timer; the first message starts it."""
-        self._silent_s = 0.0
-
-    def waited(self, duration_s: float) -> None:
-        """Add time spent waiting without a message."""
-        self._silent_s += duration_s
-
-    @property
-    def expired(self) -> bool:
-        """Whether the child was silent beyond the timeout."""
-        return self._silent_s > self.timeout_s
-
-
 class RangeWatch:
     """One range's thread; what its processes have reported, and the `error` that ended it.
 
@@ -138,7 +112,11 @@ class RangeWatch:
         self._stderr = b""
         self._requesting, self._send_lock = threading.Lock(), threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
-        self._heartbeats = {name: HeartbeatTimeout(timeout_s) for name in ("supervisor", "gateway")}
+        # How long each has sent nothing. Only time spent waiting on the sockets counts: a late
+        # owner reads queued messages first, so its own delay never ends a healthy range. Nothing
+        # counts before the first message: the start has a deadline of its own.
+        self._silent_s = dict.fromkeys(("supervisor", "gateway"), float("-inf"))
+        self._timeout_s = timeout_s
         self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
         os.set_blocking(processes.stderr, False)
@@ -265,16 +243,22 @@ class RangeWatch:
             began = time.monotonic()
             fds = [*(end.fileno() for end in self._open), *read]
             ready = wait_readable(fds, POLL_INTERVAL_S)
-            for heartbeat in self._heartbeats.values():
-                heartbeat.waited(min(time.monotonic() - began, POLL_INTERVAL_S))
+            for name in self._silent_s:
+                self._silent_s[name] += min(time.monotonic() - began, POLL_INTERVAL_S)
             for end in [end for end in self._open if end.fileno() in ready]:
                 self._receive(end)
             for fd in [fd for fd in read if fd in ready]:
-                self._ended(ends.pop(fd)[0])
+                name, _ = ends.pop(fd)
+                if not self.closing and self.error is None:
+                    # SIGSYS: its filter killed it, the strongest sign that it was compromised.
+                    child = processes.supervisor if name == "supervisor" else processes.gateway
+                    found = processes.fork_server.how_ended(child), self.diagnosis()
+                    what = ": ".join((f"the range's {name} ended", *filter(None, found)))
+                    self.die(CellError(what, where=self._where, hint=HINT_ENDED))
             self._drain_stderr()
-            for name, heartbeat in self._heartbeats.items():
-                if heartbeat.expired and not self.closing:
-                    silent = f"it has sent nothing for {heartbeat.timeout_s:.0f} s"
+            for name, silent_s in self._silent_s.items():
+                if silent_s > self._timeout_s and not self.closing:
+                    silent = f"it has sent nothing for {self._timeout_s:.0f} s"
                     what = f"the range's {name} hangs: {silent}"
                     self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
@@ -305,7 +289,7 @@ class RangeWatch:
             case {"flow": flow}:
                 self._record(Kind.NETWORK_FLOW, flow)
             case {"counters": counters}:  # the rules were checked
-                self._heartbeats["supervisor"].message_received()
+                self._silent_s["supervisor"] = 0.0
                 counted = {str(name): int(count) for name, count in counters.items()}
                 self._supervisor_counters = counted
             case {"done": _} | {"refused": _}:
@@ -327,7 +311,7 @@ class RangeWatch:
     def _receive_from_gateway(self) -> None:
         # One byte more than allowed, so that a longer datagram is seen as one.
         datagram = ipc.receive_bytes(self._processes.events, ipc.MAX_DATAGRAM_BYTES + 1)
-        self._heartbeats["gateway"].message_received()
+        self._silent_s["gateway"] = 0.0
         if self.error is not None:
             return
         try:
@@ -433,16 +417,6 @@ class RangeWatch:
             self.die(self._violation("it does not read what it is sent"))
         except OSError:  # one that is gone is seen elsewhere
             pass
-
-    def _ended(self, name: str) -> None:
-        child = self._processes.supervisor if name == "supervisor" else self._processes.gateway
-        if not self.closing and self.error is None:
-            # SIGSYS is its wall's word: the strongest sign that it was taken over.
-            how = self._processes.fork_server.how_ended(child)
-            diagnosis = self.diagnosis()
-            detail = f"{' (' + how + ')' if how else ''}{': ' + diagnosis if diagnosis else ''}"
-            what = f"the range's {name} ended{detail}"
-            self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _drain_stderr(self) -> None:
         # A pipe's content at most: a gateway that writes without end must not hold this thread.

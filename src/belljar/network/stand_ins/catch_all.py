@@ -5,7 +5,6 @@ Nothing is remembered; what writes is on record as an attempt.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import html
 import re
@@ -21,7 +20,6 @@ from belljar.network.gateway.context import (
     Send,
     StandInContext,
 )
-from belljar.network.stand_ins.files import media_of
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
@@ -36,10 +34,6 @@ from belljar.units import printable
 _API: Final = re.compile(
     r"(^|/)(api|v\d{1,3}|graphql|rest|rpc|json|oauth2?|token|auth)(/|$)|\.json$", re.ASCII
 )
-_PICTURES: Final = frozenset({".ico", ".gif", ".png", ".jpg", ".jpeg", ".webp"})
-_FILES: Final = frozenset({".js", ".css", ".txt", ".xml", ".svg"})
-# A transparent GIF of one pixel: browsers take it under any picture's name.
-_PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -70,14 +64,9 @@ def make(context: StandInContext) -> App:
 
 def respond(request: Request) -> Answer:
     """Return the answer, a pure function of the request."""
-    path, ending = request.path.lower(), "." + request.path.lower().rpartition(".")[2]
-    if ending in _PICTURES:
-        return Answer(headers=(("content-type", "image/gif"),), body=_PIXEL)
-    if ending in _FILES:
-        return text_answer("\n", media=media_of(path))
     is_json = "application/json" in request.header("accept").lower()
     is_json |= request.content_type.endswith("json") or request.host.startswith("api.")
-    if not is_json and not _API.search(path):
+    if not is_json and not _API.search(request.path.lower()):
         return _page(request)
     if request.method == "DELETE":
         return Answer(status=204)

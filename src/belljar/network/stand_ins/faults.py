@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
-from belljar.policy.files import OutsideError, read_regular
+from belljar.policy.files import read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.policy.yaml_tree import field_name
 from belljar.units import format_size, printable, quoted
@@ -41,21 +41,14 @@ def read_file(directory: Path | None, name: object, max_bytes: int | None) -> by
 
     `max_bytes` None: it may have any size, and its first byte is enough.
     """
-    if not isinstance(name, str) or not name or "\0" in name:
-        return Fault(f"{quoted(name)} is no file's name")
-    if directory is None:
-        return Fault(f"{quoted(name)} can't be read: the stand-in has no directory of files")
+    if not isinstance(name, str) or not name or "\0" in name or directory is None:
+        return Fault(f"{quoted(name)} is no file's name, or there is no directory of files")
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
-        outside = f"{quoted(name)} is not below the stand-in's directory"
-        return Fault(f"{outside}: write it relative, without `..`")
+        return Fault(f"{quoted(name)} is not below the stand-in's directory")
     try:
         data = read_regular(directory, str(relative), 1 if max_bytes is None else max_bytes + 1)
-    except OutsideError:
-        return Fault("leads out of the stand-in's directory by a link", file=name)
-    except FileNotFoundError:
-        return Fault("there is no such file in the stand-in's directory", file=name)
-    except (ValueError, OSError) as exc:
+    except (ValueError, OSError) as exc:  # a link that leads out is one
         return Fault(f"can't be read: {getattr(exc, 'strerror', None) or exc}", file=name)
     if max_bytes is not None and len(data) > max_bytes:
         return Fault(f"larger than {format_size(max_bytes)}", file=name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mimetypes
 import os
-import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +16,7 @@ from typing import BinaryIO, Final
 
 from anyio.lowlevel import checkpoint
 
+from belljar.descriptors import open_plain_file
 from belljar.errors import PolicyError
 from belljar.network.stand_ins.web import Answer, Pairs
 
@@ -38,7 +38,7 @@ class StoredFile:
 
     def open(self) -> BinaryIO:
         """Open it to be read. Raises `OSError`."""
-        return os.fdopen(open_file(self.path), "rb")
+        return open_plain_file(self.path)
 
     @property
     def base(self) -> str:
@@ -82,16 +82,6 @@ def stored_file(path: Path, name: str) -> StoredFile:
     """Return a file by its path. Raises `OSError`."""
     known = path.lstat()
     return StoredFile(name=name, path=path, size_bytes=known.st_size, mtime_s=int(known.st_mtime))
-
-
-def open_file(path: Path) -> int:
-    """Return a regular file's descriptor, never a link's target. Raises `OSError`."""
-    # O_NONBLOCK: to open a pipe would wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is not a regular file")
-    return descriptor
 
 
 async def pieces_of(file: StoredFile) -> AsyncIterator[bytes]:

@@ -13,19 +13,14 @@ import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.faults import (
-    MAX_FAULTS,
-    Fault,
-    Faults,
-    read_file,
-    refuse_faults,
-)
+from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
@@ -38,10 +33,11 @@ from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
 MAX_RECORDING_BYTES: Final = 32 << 20
-_CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")
-# The recorded body is unpacked and framed anew, so these would be wrong.
-_FRAMING: Final = ("content-encoding", "content-length", "trailer", "transfer-encoding")
-_DROPPED: Final = frozenset((*_CONNECTION, *_FRAMING, "date"))
+# Of the recorded connection; and the recorded body is unpacked and framed anew.
+_DROPPED: Final = frozenset(
+    {"connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc", "date"}
+    | {"content-encoding", "content-length", "trailer", "transfer-encoding"}
+)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
@@ -74,8 +70,9 @@ def load(
         return (), (Fault(f"not JSON: {error.msg}", (), name, error.lineno, error.colno),)
     except ValueError as error:
         return (), (Fault(f"not JSON: {error}", file=name),)
-    log = recording.get("log") if isinstance(recording, dict) else None
-    entries = log.get("entries") if isinstance(log, dict) else None
+    entries: Any = None
+    with suppress(LookupError, TypeError):
+        entries = recording["log"]["entries"]
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_ENTRIES:
         needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
         return (), (Fault(needed, ("log", "entries"), name),)
@@ -84,10 +81,8 @@ def load(
         try:
             exchange = read_entry(entry)
             exchanges += [exchange] if exchange else []
-        except ValueError as error:
-            faults.append(Fault(str(error), ("log", "entries", index), name))
-        except (LookupError, TypeError, AttributeError):
-            what = "not an entry as HAR 1.2 has it"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            what = f"not an entry as HAR 1.2 has it: {error}"
             faults.append(Fault(what, ("log", "entries", index), name))
     return tuple(exchanges), tuple(faults[:MAX_FAULTS])
 
@@ -111,11 +106,11 @@ def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON val
         if field["name"].lower() not in _DROPPED and _TOKEN.fullmatch(field["name"])
         for part in field["value"].split("\n")
     )
-    text, encoding = content.get("text"), content.get("encoding", "")
+    text = content.get("text")
     if text is None and content.get("size", 0) not in (0, -1):
         raise ValueError("this body was not recorded (`size` without `text`): record with content")
     body = (text or "").encode("utf-8", "replace")
-    if encoding:
+    if content.get("encoding"):
         body = base64.b64decode(body, validate=True)
     sent: bytes | None = b""
     if post is not None:

@@ -62,14 +62,13 @@ class _Metadata:
         self._context, self._data = context, settings.get("data", {})
         self._needs_token = settings.get("tokens") == "required"
         self._tokens: OrderedDict[str, float] = OrderedDict()
-        octets, started_s = random(3), int(context.clock()) - 3600 - int.from_bytes(random(2))
+        octets = random(3)
         # Twelve digits, the first of them not 0.
         self._account = "".join(str(byte % 10) for byte in b"\1" + random(11))
         self._instance, self._mac = f"i-0{random(8).hex()}", "02:" + random(5).hex(":")
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"
         self._role = _ROLES[octets[2] % len(_ROLES)]
         self._image = random(8).hex()
-        self._started = iso_time(started_s)
         self._secrets: Mapping[str, str] = settings.get("credentials") or make_credentials(random)
 
     async def handle(self, request: Request) -> Answer:
@@ -90,20 +89,17 @@ class _Metadata:
             return plain_error(404, _SERVER)
         secrets = ["meta-data", "iam", "security-credentials", self._role]
         if [part for part in request.path.split("/") if part][1:5] == secrets:
-            await self._record_credentials(request)
+            key_id, secret = self._secrets["access_key_id"], self._secrets["secret_key"]
+            data = {
+                "what": "credentials",
+                "cloud": "aws",
+                "identity": self._role,
+                # The key's id, keyed by its secret: whoever has the key finds its range
+                "key_digest": hmac.digest(secret.encode(), key_id.encode(), "sha256").hex(),
+                "path": request.raw_path[:512],
+            }
+            await self._context.record("network.attempt", data)
         return text_answer(found, headers=headers, media="text/plain")
-
-    async def _record_credentials(self, request: Request) -> None:
-        key_id, secret = self._secrets["access_key_id"], self._secrets["secret_key"]
-        data = {
-            "what": "credentials",
-            "cloud": "aws",
-            "identity": self._role,
-            # The key's id, keyed by its secret: whoever has the key finds its range
-            "key_digest": hmac.digest(secret.encode(), key_id.encode(), "sha256").hex(),
-            "path": request.raw_path[:512],
-        }
-        await self._context.record("network.attempt", data)
 
     def _make_token(self, request: Request) -> Answer:
         if request.method != "PUT":
@@ -140,15 +136,12 @@ class _Metadata:
         host = f"ip-{address.replace('.', '-')}.{_REGION}.compute.internal"
         document = {
             "accountId": self._account,
-            "architecture": "x86_64",
             "availabilityZone": zone,
             "imageId": f"ami-0{self._image}",
             "instanceId": self._instance,
             "instanceType": "t3.medium",
-            "pendingTime": self._started,
             "privateIp": address,
             "region": _REGION,
-            "version": "2017-09-30",
         }
         data = {
             "ami-id": f"ami-0{self._image}",

@@ -79,27 +79,25 @@ class _OpenAi:
 
     async def route(self, request: Request) -> Answer:
         path = request.path.rstrip("/")
-        if path.startswith("/v1/models/") and path.removeprefix("/v1/models/") != self.model:
-            raise RefusedError(404, "The model does not exist.", "model", "model_not_found")
-        method = "GET" if path.startswith("/v1/models/") else _METHODS.get(path)
+        method = "GET" if path == f"/v1/models/{self.model}" else _METHODS.get(path)
         if method is None:
-            raise RefusedError(404, f"Invalid URL ({request.method} {request.raw_path[:200]})")
+            code = "model_not_found" if path.startswith("/v1/models/") else None
+            message = f"There is no {request.method} {request.raw_path[:200]}"
+            raise RefusedError(404, message, code=code)
         if request.method not in (method, "HEAD" if method == "GET" else method):
             message = f"Not allowed to {request.method} on {path}."
             raise RefusedError(405, message, code="method_not_supported")
         if method == "GET":
-            return self.catalogue(one=path != "/v1/models")
+            made = int(self.context.clock()) - 30 * 86_400
+            about = {"id": self.model, "object": "model", "created": made, "owned_by": "system"}
+            is_list = path == "/v1/models"
+            return json_answer({"object": "list", "data": [about]} if is_list else about)
         body = request.json
         if not isinstance(body, dict):
             raise RefusedError(400, "We could not parse the JSON body of your request.")
         if not isinstance(body.get("model"), str) or not 0 < len(body["model"]) <= 256:
             raise RefusedError(400, "you must provide a model parameter")
         return await self.chat(body)
-
-    def catalogue(self, *, one: bool) -> Answer:
-        made = int(self.context.clock()) - 30 * 86_400
-        about = {"id": self.model, "object": "model", "created": made, "owned_by": "system"}
-        return json_answer(about if one else {"object": "list", "data": [about]})
 
     async def chat(self, body: dict[str, Any]) -> Answer:
         check_chat(body)
@@ -108,7 +106,14 @@ class _OpenAi:
             return json_answer(completion)
         options = body.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
-        return _events(f"data: {compact(chunk)}\n\n" for chunk in chunks(completion, usage=usage))
+
+        async def stream() -> AsyncIterator[bytes]:
+            for chunk in chunks(completion, usage=usage):
+                yield f"data: {compact(chunk)}\n\n".encode("utf-8", "replace")
+            yield b"data: [DONE]\n\n"
+
+        media = ("content-type", "text/event-stream; charset=utf-8")
+        return Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if self.waiting >= MAX_WAITING:
@@ -118,7 +123,8 @@ class _OpenAi:
         question = {name: value for name, value in body.items() if name not in hidden}
         asked = compact(question).encode("utf-8", "replace")
         if len(asked) > MAX_ASKED_BYTES:
-            raise _too_large()
+            message = f"Maximum content size limit ({MAX_ASKED_BYTES}) exceeded."
+            raise RefusedError(413, message)
         self.waiting += 1
         try:
             found = await self.context.ask("chat", asked)
@@ -142,10 +148,6 @@ class _OpenAi:
         name, usage = f"chatcmpl-{self.context.random(16).hex()}", ("prompt", "completion", "total")
         none = {"usage": {f"{part}_tokens": 0 for part in usage}}
         return {"id": name, "model": model, **none, **found}
-
-
-def _too_large() -> RefusedError:
-    return RefusedError(413, f"Maximum content size limit ({MAX_ASKED_BYTES}) exceeded.")
 
 
 def check_chat(body: Mapping[str, Any]) -> None:
@@ -188,29 +190,7 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    content = message.get("content")
+    content, calls = message.get("content"), message.get("tool_calls")
     yield {"role": "assistant", "content": content if isinstance(content, str) else None}
-    for index, call in enumerate(calls_of(message)):
+    for index, call in enumerate(calls if isinstance(calls, list) else ()):
         yield {"tool_calls": [{"index": index, **call}]}
-
-
-def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of a completion's message, each whole."""
-    found = message.get("tool_calls")
-    whole = []
-    for call in found if isinstance(found, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict):
-            known = {name: str(function.get(name, "")) for name in ("name", "arguments")}
-            whole.append({"id": str(call.get("id", "")), "type": "function", "function": known})
-    return whole
-
-
-def _events(lines: Iterable[str]) -> Answer:
-    async def stream() -> AsyncIterator[bytes]:
-        for line in lines:
-            yield line.encode("utf-8", "replace")
-        yield b"data: [DONE]\n\n"
-
-    media = ("content-type", "text/event-stream; charset=utf-8")
-    return Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)

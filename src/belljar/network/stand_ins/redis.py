@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from belljar.dataclass import replace
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
 
@@ -25,7 +26,6 @@ _REPLIES: Final = {
     b"client": b"+OK\r\n",
     b"command": b"*0\r\n",
 }
-_ABOUT: Final = (b"server", b"redis", b"version", b"7.0.15", b"mode", b"standalone")
 
 
 class ProtocolError(ValueError):
@@ -117,16 +117,19 @@ class RedisSession:
                 return ServiceStep(
                     shown, raw, b"-ERR wrong number of arguments for 'auth' command\r\n"
                 )
-            return self._log_in(shown, raw, arguments, b"+OK\r\n")
-        if name == b"hello":
-            return self._greet(shown, raw, arguments)
+            return self._log_in(shown, raw, arguments)
+        if name == b"hello":  # of RESP3, from which a client goes back; a login in it is one
+            refusal = b"-NOPROTO unsupported protocol version\r\n"
+            if len(arguments) >= 4 and arguments[1].lower() == b"auth":
+                return replace(self._log_in(shown, raw, arguments[2:4]), reply=refusal)
+            return ServiceStep(shown, raw, refusal)
         if not self._is_inside:
             return ServiceStep(shown, raw, b"-NOAUTH Authentication required.\r\n")
         known = re.sub(rb"[^a-z0-9._-]", b"?", name[:128])
         refused = b"-NOPERM User default has no permissions to run the '%s' command\r\n" % known
         return ServiceStep(shown, raw, _REPLIES.get(name, refused))
 
-    def _log_in(self, shown: str, raw: bytes, credential: list[bytes], reply: bytes) -> ServiceStep:
+    def _log_in(self, shown: str, raw: bytes, credential: list[bytes]) -> ServiceStep:
         # The user that a server has before others are made.
         user, password = credential if len(credential) == 2 else (b"default", credential[0])
         ok = hmac.compare_digest(password, self._password) and user == b"default"
@@ -137,22 +140,7 @@ class RedisSession:
             ok=ok,
             mechanism="auth",
         )
-        return ServiceStep(shown, raw, reply if ok else _WRONG_PASSWORD, presented)
-
-    def _greet(self, shown: str, raw: bytes, arguments: list[bytes]) -> ServiceStep:
-        version = arguments[0] if arguments else b"2"
-        if version not in (b"2", b"3"):
-            return ServiceStep(shown, raw, b"-NOPROTO unsupported protocol version\r\n")
-        count = len(_ABOUT) + 2
-        about = b"%%%d\r\n" % (count // 2) if version == b"3" else b"*%d\r\n" % count
-        about += b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in _ABOUT)
-        about += b"$5\r\nproto\r\n:%s\r\n" % version
-        if len(arguments) >= 4 and arguments[1].lower() == b"auth":
-            return self._log_in(shown, raw, arguments[2:4], about)
-        if not self._is_inside:
-            what = b"-NOAUTH HELLO must be called with the client already authenticated\r\n"
-            return ServiceStep(shown, raw, what)
-        return ServiceStep(shown, raw, about)
+        return ServiceStep(shown, raw, b"+OK\r\n" if ok else _WRONG_PASSWORD, presented)
 
 
 def make(context: StandInContext) -> StreamApp:

@@ -36,8 +36,8 @@ _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6"
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
 _ORDER: Final = b"503 5.5.1 Error: bad sequence of commands\r\n"
+_SYNTAX: Final = b"501 5.5.4 Error: syntax\r\n"
 _BYE: Final = b"221 2.0.0 Bye\r\n"
-_REPLIES: Final = {b"NOOP": _OK, b"QUIT": _BYE}
 
 
 @dataclass(kw_only=True)
@@ -74,11 +74,10 @@ class _MailConnection:
             await self._send(b"220 %s ESMTP\r\n" % self._host)
             while not self._is_over and (line := await self._line()) is not None:
                 verb, _, rest = line.partition(b" ")
+                self._is_over = verb.upper() == b"QUIT"
                 method = self._COMMANDS.get(verb.upper())
-                reply = _REPLIES.get(verb.upper(), _UNKNOWN)
-                reply = await method(self, rest.strip()) if method else reply
-                self._is_over |= reply is _BYE
-                await self._send(reply)
+                reply = _BYE if self._is_over else _UNKNOWN
+                await self._send(await method(self, rest.strip()) if method else reply)
         except ConnectionError:
             return
         finally:
@@ -112,12 +111,12 @@ class _MailConnection:
 
     async def _helo(self, rest: bytes) -> bytes:
         self._client, self._mail = rest[:255].decode("utf-8", "replace"), None
-        return b"250 %s\r\n" % self._host if rest else b"501 5.5.4 Syntax: HELO hostname\r\n"
+        return b"250 %s\r\n" % self._host if rest else _SYNTAX
 
     async def _ehlo(self, rest: bytes) -> bytes:
-        reply = await self._helo(rest)
         if not rest:
-            return reply
+            return _SYNTAX
+        await self._helo(rest)
         size = b"SIZE %d" % MAX_MESSAGE_BYTES
         offers = (self._host, b"PIPELINING", size, b"AUTH PLAIN LOGIN", b"ENHANCEDSTATUSCODES")
         lines = [b"250-%s\r\n" % offer for offer in (*offers, b"8BITMIME")]
@@ -128,7 +127,7 @@ class _MailConnection:
             return _ORDER
         sender = _address(rest, b"FROM:")
         if sender is None:
-            return b"501 5.5.4 Syntax: MAIL FROM:<address>\r\n"
+            return _SYNTAX
         self._mail = _Mail(sender=sender)
         return b"250 2.1.0 Ok\r\n"
 
@@ -136,7 +135,7 @@ class _MailConnection:
         if self._mail is None:
             return _ORDER
         if not (recipient := _address(rest, b"TO:")):
-            return b"501 5.5.4 Syntax: RCPT TO:<address>\r\n"
+            return _SYNTAX
         if len(self._mail.recipients) >= MAX_RECIPIENTS:
             return b"452 4.5.3 Error: too many recipients\r\n"
         self._mail.recipients.append(recipient)
@@ -174,6 +173,9 @@ class _MailConnection:
         self._mail = None
         return _OK
 
+    async def _nothing(self, _rest: bytes) -> bytes:
+        return _OK
+
     async def _log_in(self, rest: bytes) -> bytes:
         mechanism, _, first = rest.partition(b" ")
         mechanism, answers = mechanism.upper(), list[bytes]()
@@ -199,13 +201,14 @@ class _MailConnection:
             answers = parts[1:] if len(parts) == 3 else [answers[0], b""]
         self._user = answers[0].decode("utf-8", "replace") or "?"
         data: dict[str, JsonValue] = {
+            "cell": self._cell,
+            "client": word(self._client),
             "what": "login",
             "mechanism": mechanism.decode(),
             "user": word(self._user),
             "secret_sha256": hashlib.sha256(answers[1]).hexdigest(),
         }
-        known = {"cell": self._cell, "client": word(self._client)}
-        await self._context.record("network.attempt", {**known, **data}, [])
+        await self._context.record("network.attempt", data, [])
         return b"235 2.7.0 Authentication successful\r\n"
 
     async def _record_mail(self, mail: _Mail, *, complete: bool) -> None:
@@ -232,6 +235,7 @@ class _MailConnection:
         b"RCPT": _recipient,
         b"DATA": _data,
         b"RSET": _reset,
+        b"NOOP": _nothing,
         b"AUTH": _log_in,
     }
 

@@ -160,18 +160,9 @@ class _Server(asyncssh.SSHServer):
         """Refuse to forward."""
         return self._refuse_channel(f"forward to {dest_host}:{dest_port}")
 
-    def unix_connection_requested(self, dest_path: str) -> Any:  # noqa: ANN401 - asyncssh's union
-        """Refuse to forward."""
-        return self._refuse_channel(f"forward to {dest_path}")
-
     async def server_requested(self, listen_host: str, listen_port: int) -> bool:
         """Refuse to listen."""
         await self._connection.record(_step("listen", f"{listen_host}:{listen_port}"))
-        return False
-
-    async def unix_server_requested(self, listen_path: str) -> bool:
-        """Refuse to listen."""
-        await self._connection.record(_step("listen", listen_path))
         return False
 
     async def _refuse_channel(self, what: str) -> NoReturn:
@@ -192,7 +183,6 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
     def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
         """A terminal is granted, as it is before a real server starts `nologin`."""
-        self._note("terminal", term_type.encode("utf-8", "replace"))
         return True
 
     def shell_requested(self) -> bool:
@@ -209,13 +199,9 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
     def _requested(self, name: str, text: str) -> bool:
         variables = [b"=".join(pair) for pair in self._channel.get_environment_bytes().items()]
-        if variables:
-            self._note("environment", b"\n".join(variables))
-        self._connection.tasks.create_task(self._refuse(_step(name, text)))
+        raw = b"\n".join((text.encode("utf-8", "replace"), *variables))
+        self._connection.tasks.create_task(self._refuse(ServiceStep(name, raw)))
         return True
-
-    def _note(self, name: str, data: bytes) -> None:
-        self._connection.tasks.create_task(self._connection.record(ServiceStep(name, data)))
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         """Record input."""

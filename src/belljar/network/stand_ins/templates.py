@@ -28,12 +28,8 @@ ROOTS: Final = frozenset(
 
 # What an expression raises for values that it isn't meant for.
 _FAILURES: Final = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
+    *(TemplateError, ArithmeticError, AttributeError, LookupError),
+    *(TypeError, ValueError),
 )
 
 
@@ -91,13 +87,6 @@ _MARKUP: Final = _environment(is_markup=True)
 _PLAIN.from_string("{{ x }}")
 
 
-def _sole_expression(text: str) -> str | None:
-    """Return the expression of a text that is nothing else."""
-    inner = text.strip()
-    is_one = inner.startswith("{{") and inner.endswith("}}") and "}}" not in inner[2:-2]
-    return inner[2:-2].strip() if is_one else None
-
-
 def problem_of(text: str) -> str:
     """Return what is wrong with a template, or "".
 
@@ -109,21 +98,15 @@ def problem_of(text: str) -> str:
     try:
         tree = _PLAIN.parse(text)
     except TemplateSyntaxError as error:
-        where = f"line {error.lineno}: " if "\n" in text else ""
-        return f"{where}{error.message}"
+        return f"line {error.lineno}: {error.message}"
     names = list(tree.find_all(nodes.Name))
     own = {each.name for each in names if each.ctx != "load"}
     own |= {each.name for each in tree.find_all(nodes.Macro)} | {"loop", "caller"}
     if unknown := {each.name for each in names} - own - ROOTS:
         return f"there is no `{min(unknown)}`; the names are {', '.join(sorted(ROOTS))}"
-    for kind, known in ((nodes.Filter, _PLAIN.filters), (nodes.Test, _PLAIN.tests)):
-        for each in tree.find_all(kind):
-            if each.name not in known:
-                return f"there is no {kind.__name__.lower()} `{each.name}`"
-    for found in tree.find_all(nodes.Getattr):
-        of = found.node.name if isinstance(found.node, nodes.Name) else ""
-        if of == "now" or (of == "random" and found.attr not in ("hex", "uuid")):
-            return f"there is no `{of}.{found.attr}`"
+    for each in tree.find_all(nodes.Filter):
+        if each.name not in _PLAIN.filters:
+            return f"there is no filter `{each.name}`"
     if any(True for _ in meta.find_referenced_templates(tree)):
         return "a template can't include another one"
     return ""
@@ -170,11 +153,12 @@ class Templates:
     def value(self, value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON values
         """Return a value with its texts rendered; one expression alone becomes what it finds."""
         if isinstance(value, str):
-            sole = _sole_expression(value)
-            if sole is None:
+            inner = value.strip()
+            is_one = inner.startswith("{{") and inner.endswith("}}") and "}}" not in inner[2:-2]
+            if not is_one:
                 return self.render(value, view)
             try:
-                return self._expression(sole)(**view)
+                return self._expression(inner[2:-2].strip())(**view)
             except _FAILURES as error:
                 raise RenderError(str(error)) from error
         if isinstance(value, Mapping):

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
 
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import dataclass, replace
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send
 from belljar.units import printable
@@ -33,6 +33,7 @@ MAX_BODY_BYTES: Final = 1 << 20
 MAX_FIELDS: Final = 1000
 # Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -116,7 +117,7 @@ class Answer:
     headers: Pairs = ()
     body: bytes = b""
     stream: Callable[[], AsyncIterator[bytes]] | None = None
-    length: int = field(default=-1)
+    length: int = -1
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
@@ -184,17 +185,9 @@ def text_answer(
     return Answer(status=status, headers=headers, body=text.encode("utf-8", "replace"))
 
 
-def phrase(status: int) -> str:
-    """Return the status's usual words."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Unknown"
-
-
 def plain_error(status: int, headers: Pairs = ()) -> Answer:
     """Return an error page as an ordinary web server's."""
-    title = f"{status} {phrase(status)}"
+    title = f"{status} {_PHRASES.get(status, 'Unknown')}"
     page = (
         f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1>"
         "</center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
@@ -270,19 +263,15 @@ def http_app(
     """
     turn = Lock()
 
-    async def answered(scope: Scope, receive: Receive) -> Answer:
-        request = request_of(scope)
-        async with turn if waits(request) else nullcontext():
-            body = await _read_body(receive, max_body_bytes)
-            if body is None:
-                return plain_error(413)
-            return await handle(replace(request, body=body))
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
-        answer = await answered(scope, receive)
-        await send_answer(send, answer, head=scope.get("method") == "HEAD")
+        request, answer = request_of(scope), plain_error(413)
+        async with turn if waits(request) else nullcontext():
+            body = await _read_body(receive, max_body_bytes)
+            if body is not None:
+                answer = await handle(replace(request, body=body))
+        await send_answer(send, answer, head=request.method == "HEAD")
 
     return app
 

@@ -30,7 +30,7 @@ from belljar.units import printable
 INNER_DEVICE: Final = "eth0"
 _LOCAL_TABLE: Final = 100
 # Before the kernel's own rule for the main table (32766), behind that for the local one (0).
-_LOCAL_PRIORITY: Final = 100
+_OWN_PRIORITY, _LOCAL_PRIORITIES = 99, (100, 98, 97)
 _SIOCETHTOOL: Final = 0x8946  # linux/sockios.h
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
 _ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
@@ -116,12 +116,10 @@ def prepare_namespace(layout: RangeLayout) -> socket.socket:
         taken = layout.prefix if layout.sink_port is None else "0.0.0.0/0"
         route = netlink.local_route(loopback, taken, table=_LOCAL_TABLE)
         # Answers bear the mark too, and are to leave; first segments are sent again by loopback.
-        own = netlink.rule_for_own(_LOCAL_PRIORITY - 1)
-        marks = {_LOCAL_PRIORITY: LOCAL_MARK}
-        if layout.proxy_port is not None:
-            marks |= {_LOCAL_PRIORITY - 2: ENTER_MARK, _LOCAL_PRIORITY - 3: REFUSE_MARK}
-        rules = (netlink.rule_for_mark(mark, _LOCAL_TABLE, at) for at, mark in marks.items())
-        netlink.exchange(kernel, route, own, *rules)
+        netlink.exchange(kernel, route, netlink.rule(_OWN_PRIORITY))
+        of_cells = () if layout.proxy_port is None else (ENTER_MARK, REFUSE_MARK)
+        for priority, mark in zip(_LOCAL_PRIORITIES, (LOCAL_MARK, *of_cells), strict=False):
+            netlink.exchange(kernel, netlink.rule(priority, _LOCAL_TABLE, mark=mark))
     return kernel
 
 
@@ -155,7 +153,18 @@ def make_port(
             netlink.line(outer_index, bytes_per_s),
             netlink.neighbour(outer_index, port.address, port.mac),
         )
-        _set_inner(inner, port, resolver, bytes_per_s)
+        index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            netlink.exchange(inner, netlink.without_ipv6_address(index))
+        netlink.exchange(
+            inner,
+            netlink.line(index, bytes_per_s),
+            netlink.address(index, port.address),
+            netlink.neighbour(index, resolver, port.gateway_mac),
+            netlink.set_link(index, up=True),
+            netlink.route_on_link(index, resolver),
+            netlink.default_route(index, resolver),
+        )
         netlink.exchange(
             kernel,
             netlink.set_link(outer_index, up=True),
@@ -177,21 +186,6 @@ def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
     The buffer must hold what is not yet recorded: an eighth of a second's frames.
     """
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
-
-
-def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:
-    index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
-    with contextlib.suppress(OSError):  # a kernel without IPv6
-        netlink.exchange(inner, netlink.without_ipv6_address(index))
-    netlink.exchange(
-        inner,
-        netlink.line(index, bytes_per_s),
-        netlink.address(index, port.address),
-        netlink.neighbour(index, resolver, port.gateway_mac),
-        netlink.set_link(index, up=True),
-        netlink.route_on_link(index, resolver),
-        netlink.default_route(index, resolver),
-    )
 
 
 def unexpected_devices(
@@ -296,10 +290,11 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
+    own = {netlink.as_listed(netlink.route_on_link(*port)) for port in ports.items()}
     changed = [
         f"a route that was not there: {new}"
-        for new in sorted(found.routes - baseline.routes, key=str)
-        if not _is_of_port(new, ports)
+        for new in sorted(found.routes - baseline.routes - own, key=str)
+        if new.to != _MULTICAST6 or new.device not in ports
     ]
     gone = sorted(baseline.routes - found.routes, key=str)
     changed += (f"a route is gone: {old}" for old in gone)
@@ -309,10 +304,3 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
         if (now := found.settings.get(name, value)) != value:
             changed.append(f"{name} was {value} and is {printable(now, max_chars=40)}")
     return tuple(changed[:_MAX_REPORTED])
-
-
-def _is_of_port(route: Route, ports: Mapping[int, str]) -> bool:
-    if route.device is None or route.device not in ports:
-        return False
-    asked = netlink.route_on_link(route.device, ports[route.device])
-    return route.to == _MULTICAST6 or route == netlink.as_listed(asked)

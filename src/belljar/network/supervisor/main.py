@@ -26,8 +26,7 @@ from typing import Any, Final, NoReturn
 from belljar.dataclass import dataclass, from_json
 from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
-from belljar.network.confine import NO_CORE, limit_address_space
-from belljar.network.gateway.main import send_listeners
+from belljar.network.gateway.main import NO_CORE, limit_address_space, send_listeners
 from belljar.network.packets import RECORD, PacketFile, Tap
 from belljar.network.seccomp import supervisor_filter
 from belljar.network.supervisor import links, netfilter, netlink

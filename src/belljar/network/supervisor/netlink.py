@@ -98,12 +98,8 @@ class Route:
     @property
     def is_direct(self) -> bool:
         """Whether its device's peer is reached directly."""
-        kinds = {kind for kind, _ in self.rest}
-        return (
-            self.kind == _TYPE_UNICAST
-            and self.device is not None
-            and not kinds & {_RTA_GATEWAY, _RTA_VIA}
-        )
+        has_gateway = any(kind in (_RTA_GATEWAY, _RTA_VIA) for kind, _ in self.rest)
+        return self.kind == _TYPE_UNICAST and self.device is not None and not has_gateway
 
     def __str__(self) -> str:
         """For people."""
@@ -156,34 +152,26 @@ def address(index: int, ip: str) -> bytes:
 
 def route_on_link(index: int, ip: str) -> bytes:
     """Reach one address over the device directly."""
-    return _route(IPv4Network(f"{ip}/32"), index, _TABLE_MAIN, _SCOPE_LINK, _TYPE_UNICAST)
+    return _route(f"{ip}/32", index, _TABLE_MAIN, _SCOPE_LINK, _TYPE_UNICAST)
 
 
 def default_route(index: int, gateway: str) -> bytes:
     """All else goes by the gateway."""
-    to, rest = IPv4Network("0.0.0.0/0"), attribute(_RTA_GATEWAY, IPv4Address(gateway).packed)
-    return _route(to, index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, rest)
+    via = attribute(_RTA_GATEWAY, IPv4Address(gateway).packed)
+    return _route("0.0.0.0/0", index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, via)
 
 
 def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
     """These addresses are this namespace's own."""
-    return _route(IPv4Network(prefix), index, table, _SCOPE_HOST, _TYPE_LOCAL)
+    return _route(prefix, index, table, _SCOPE_HOST, _TYPE_LOCAL)
 
 
-def rule_for_mark(mark: int, table: int, priority: int) -> bytes:
-    """Route packets with this mark by the table."""
-    return _rule(table, priority, _word(_FRA_FWMARK, mark))
-
-
-def rule_for_own(priority: int) -> bytes:
-    """Route what this namespace sends by the main table."""
-    return _rule(_TABLE_MAIN, priority, _text(_FRA_IIFNAME, "lo"))
-
-
-def _rule(table: int, priority: int, selector: bytes) -> bytes:
+def rule(priority: int, table: int = _TABLE_MAIN, *, mark: int = 0) -> bytes:
+    """Route by the table: packets with this mark, or without one what this namespace sends."""
     body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 1, 0)  # FR_ACT_TO_TBL
     body += _word(_FRA_TABLE, table) + _word(_FRA_PRIORITY, priority)
-    return message(_NEW_RULE, body + selector, flags=_NEW)
+    body += _word(_FRA_FWMARK, mark) if mark else _text(_FRA_IIFNAME, "lo")
+    return message(_NEW_RULE, body, flags=_NEW)
 
 
 def neighbour(index: int, ip: str, mac: str) -> bytes:
@@ -321,9 +309,8 @@ def raise_error(payload: bytes) -> None:
         raise OSError(-code, os.strerror(-code), "netlink")
 
 
-def _route(
-    to: IPv4Network, index: int, table: int, scope: int, kind: int, rest: bytes = b""
-) -> bytes:
+def _route(prefix: str, index: int, table: int, scope: int, kind: int, rest: bytes = b"") -> bytes:
+    to = IPv4Network(prefix)
     body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table, _PROTO_STATIC, scope, kind, 0)
     if to.prefixlen:
         body += attribute(_RTA_DST, to.network_address.packed)

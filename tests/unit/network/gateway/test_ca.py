@@ -10,7 +10,6 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from cryptography import x509
 
 from belljar.network.gateway.tls import Authority
 
@@ -50,16 +49,6 @@ def handshake(trusting: ssl.SSLContext, server: ssl.SSLContext, name: str) -> ss
     return client
 
 
-def leaf_of(authority: Authority, name: str) -> x509.Certificate:
-    """As any client gets it, whatever its clock."""
-    curious = ssl.create_default_context()
-    curious.check_hostname, curious.verify_mode = False, ssl.CERT_NONE
-    client = handshake(curious, authority.context(name), name)
-    sent = client.getpeercert(binary_form=True)
-    assert sent is not None
-    return x509.load_der_x509_certificate(sent)
-
-
 @pytest.mark.promise("5.4")
 def test_no_suite_that_pads_is_taken(tmp_path: Path) -> None:
     """In TLS 1.2 a record is as long as its plaintext and a constant: padding would hide bytes."""
@@ -71,17 +60,6 @@ def test_no_suite_that_pads_is_taken(tmp_path: Path) -> None:
     for end in ("AES128-SHA256", "AES256-SHA", "AES128-CCM", "AES128-CCM8"):
         with pytest.raises(ssl.SSLError, match="NO_SHARED_CIPHER"):
             shaken(authority, server, "shop.example", f"ECDHE-ECDSA-{end}")
-
-
-def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
-    """They say nothing of whose they are, and a clock that is a month behind takes them."""
-    authority = Authority(tmp_path, NOW, 4)
-    own = x509.load_pem_x509_certificate(authority.certificate)
-    leaf = leaf_of(authority, "a" * 60 + ".shop.example")
-    assert own.not_valid_before_utc < leaf.not_valid_before_utc < NOW - dt.timedelta(days=29)
-    assert leaf.not_valid_after_utc > NOW + dt.timedelta(days=300)
-    assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days < 398
-    assert own.subject.rfc4514_string() == "CN=Internal Root CA"
 
 
 _FORKS = """
@@ -118,14 +96,6 @@ def test_no_key_stays_on_disk(tmp_path: Path) -> None:
     shaken(authority, context, "shop.example")
     assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.take_secrets()
     assert ((tmp_path / "secrets").read_bytes(), authority.take_secrets()) == (b"", b"")
-
-
-@pytest.mark.promise("3.3")
-def test_two_authorities_have_nothing_in_common(tmp_path: Path) -> None:
-    """Another range's certificate is not trusted."""
-    one, two = (Authority(tmp_path, dt.datetime.now(dt.UTC), 4) for _ in range(2))
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shaken(one, two.context("shop.example"), "shop.example")
 
 
 def test_forgotten_leaves_hold_no_descriptor(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GuardConfig
 from belljar.network.gateway.dns import DnsServer
-from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.site import Site
+from belljar.network.gateway.site import Guard, Site
 from belljar.network.ipc import Item
 from belljar.policy.guarding import Action, Place
 from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, ValueSource
@@ -77,7 +76,7 @@ def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host(
     is one that was not whole."""
     data, reason = base64.b64encode(b"some text that is long enough to be decoded " * 40), "size"
     if what == "too slow":
-        monkeypatch.setattr("belljar.network.gateway.guard.SCAN_TIMEOUT_S", -1.0)
+        monkeypatch.setattr("belljar.network.gateway.site.SCAN_TIMEOUT_S", -1.0)
         data, reason = b"an ordinary text of some length", "time"
     made = guard(Action.BLOCK, Action.BLOCK, ScanBounds(decoded_bytes=0))
     for stand_in, blocked in (("shop", False), ("real", True)):

@@ -14,7 +14,7 @@ from belljar.network.owner import processes
 
 @pytest.mark.parametrize(
     ("program", "problem"),
-    [("/bin/sleep", "timed out"), ("/bin/false", "exit status"), ("/nonexistent", "No such file")],
+    [("/bin/sleep", "timed out"), ("/bin/false", "exit status"), ("/etc/passwd/no", "Not a dir")],
 )
 def test_a_mapper_that_does_not_map_is_the_hosts_fault(
     monkeypatch: pytest.MonkeyPatch, program: str, problem: str

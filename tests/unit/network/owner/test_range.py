@@ -59,7 +59,7 @@ def test_no_process_outlives_documents_that_cannot_be_written(
     reach = Reach(read_authorities=none)
     spec = RangeSpec(network=network, layout=layout, directory=tmp_path, reach=reach)
     children = [Mock(spec=Child, pidfd=os.open(os.devnull, os.O_RDONLY)) for _ in range(2)]
-    monkeypatch.setattr("belljar.network.owner.making._find_nft", lambda: "nft")
+    monkeypatch.setattr("shutil.which", lambda *_, **__: "/nft")
     with pytest.raises(HostError, match="no authorities"):
         fork_pair(
             Mock(fork=Mock(return_value=children)), spec, [], supervisor_uid=None, gateway_uid=None

@@ -145,17 +145,6 @@ def test_so_many_connections_are_open_at_a_time() -> None:
             pass
 
 
-def test_a_range_that_is_over_gets_no_connection() -> None:
-    """One that was dialled meanwhile is closed at once."""
-    spending, plan = RunSpending(), upstream(1 << 20, 1 << 20)
-    number = spending.new_range()
-    spending.close(number)
-    with connection() as (ours, theirs), spending.dialling(number, plan):
-        with pytest.raises(ConnectionAbortedError):
-            spending.relay(number, plan, ours)
-        assert theirs.recv(1) == b""
-
-
 @pytest.mark.promise("2.7")
 @given(
     st.integers(DIAL_BYTES, 5000), st.integers(0, 20_000), st.lists(st.integers(0, 4), max_size=60)

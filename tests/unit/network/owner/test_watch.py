@@ -21,7 +21,7 @@ from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
 from belljar.network.ipc import ALIVE, Item, encode_event
 from belljar.network.owner.processes import Child, RangeProcesses
-from belljar.network.owner.watch import BLOCK_BYTES, HeartbeatTimeout, RangeWatch, cost_bytes
+from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
 
 MAX_BYTES, TIMEOUT_S = 20_000, 60.0
 
@@ -193,17 +193,3 @@ def test_what_was_counted_is_what_a_ledger_takes_at_most(tmp_path: Path) -> None
         taken = (run / "ledger.jsonl").stat().st_size + blocks * BLOCK_BYTES
     assert len(sizes) == 40
     assert taken <= sum(map(cost_bytes, events)) < 2 * taken
-
-
-def test_only_time_spent_waiting_counts() -> None:
-    """From the first message on: a process that is still starting has a deadline of its own. Waits
-    add up, a message resets them, and beyond the timeout it has expired."""
-    heartbeat = HeartbeatTimeout(10.0)
-    heartbeat.waited(1000.0)
-    heartbeat.message_received()
-    heartbeat.waited(6.0)
-    heartbeat.waited(4.0)
-    assert not heartbeat.expired
-    heartbeat.message_received()
-    heartbeat.waited(10.1)
-    assert heartbeat.expired

@@ -26,7 +26,7 @@ def test_only_regular_files_are_listed_and_opened(tmp_path: Path) -> None:
     assert [file.name for file in files.list_files(tmp_path)] == ["pool/a.deb"]
     for name, why in {"link.deb": r"link\.deb", "pipe.deb": "regular"}.items():
         with pytest.raises(OSError, match=why):
-            files.open_file(tmp_path / name)
+            files.stored_file(tmp_path / name, name).open()
 
 
 def test_lists_are_bounded(tmp_path: Path) -> None:

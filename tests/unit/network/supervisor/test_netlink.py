@@ -6,19 +6,10 @@ from __future__ import annotations
 import contextlib
 import struct
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.network.supervisor import netfilter, netlink
-
-
-def test_the_kernels_refusal_is_an_error() -> None:
-    """Minus an errno is that error; zero is an acknowledgement."""
-    netlink.raise_error(struct.pack("=i", 0))
-    with pytest.raises(FileExistsError):
-        netlink.raise_error(struct.pack("=i", -17))
-
 
 ROUTE = bytes((2, 8, 0, 0, 254, 4, 253, 1)) + bytes(4)
 
