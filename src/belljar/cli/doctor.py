@@ -37,7 +37,7 @@ class Check:
 
 @click.command()
 @json_option("Print one JSON object: ready, tiers, checks and facts.")
-@click.option("--no-prove", is_flag=True, help="Boot no test guest, run no test container.")
+@click.option("--no-prove", is_flag=True, help="Only look: start no test guest or container.")
 def doctor(*, as_json: bool, no_prove: bool) -> int:
     """Check which tiers this host can run, and how to fix the others.
 
